@@ -76,7 +76,7 @@ fn may_hold(kind: &DeviceKind, limits: Limits) -> Bytes {
 
 /// The most that a rank on any device may hold.
 pub fn least_limit(topology: &Topology, limits: Limits) -> Bytes {
-    topology.device_kinds().iter().map(|kind| may_hold(kind, limits)).min().unwrap_or(Bytes::ZERO)
+    topology.device_kinds().iter().map(|kind| may_hold(kind, limits)).min().expect("invariant: a topology has a kind of device")
 }
 
 fn share_of_step(prediction: &Prediction, time: Seconds) -> f64 {

@@ -186,7 +186,7 @@ fn measure_input(data: &DataSource, model: &Model) -> Result<Option<InputCosts>,
 fn measured_kind(topology: &Topology) -> String {
     let used: Vec<&DeviceKind> = topology.devices().map(|device| topology.device_kind(device)).collect();
     let whole = used.iter().find(|kind| kind.speed() == 1.0);
-    whole.or(used.first()).map(|kind| kind.name.clone()).unwrap_or_default()
+    whole.or(used.first()).expect("invariant: a topology has a device").name.clone()
 }
 
 /// One group of all ranks of a machine, and messages between the first two.
@@ -314,7 +314,7 @@ fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
     (0..operands).map(|operand| median(places.iter().map(|distances| distances[operand]).collect())).collect()
 }
 
-fn median(mut all: Vec<Bytes>) -> Bytes {
-    all.sort_unstable();
-    all.get(all.len() / 2).copied().unwrap_or(Bytes::ZERO)
+/// The median of sizes; 0 without any.
+fn median(all: Vec<Bytes>) -> Bytes {
+    foretell_units::median(all, Ord::cmp).unwrap_or(Bytes::ZERO)
 }

@@ -15,7 +15,7 @@ use foretell_reports::{
     write_trace,
 };
 use foretell_simulator::{InputBound, Options, Oversubscription, Prediction, Recording, memory_use};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, Seconds, median};
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -132,9 +132,8 @@ fn at_pace(
     let is_sound = |part: &Vec<f64>| part.len() == world && part.iter().all(|&time| time > 0.0 && time.is_finite());
     let parts: Vec<Vec<f64>> = reference.processor_seconds.iter().filter(|part| is_sound(part)).cloned().collect();
     let paces: Vec<Vec<f64>> = parts.iter().map(|part| part.iter().map(|time| time / calibrated).collect()).collect();
-    let mut means: Vec<f64> = paces.iter().map(|part| part.iter().sum::<f64>() / world as f64).collect();
-    means.sort_by(f64::total_cmp);
-    let Some(&pace) = means.get(means.len() / 2) else { return Ok(None) };
+    let means = paces.iter().map(|part| part.iter().sum::<f64>() / world as f64);
+    let Some(pace) = median(means, f64::total_cmp) else { return Ok(None) };
     let costs = predict::costs(Some(profile), &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
     // Ranks that share a device were allowed to when they ran.

@@ -226,7 +226,7 @@ fn oddities(best: &Candidate, search: &Search, setting: &Setting, choices: &Choi
     if ranks < devices {
         said.push(idle_devices(best, search, topology, ranks..devices));
     }
-    let per_node = topology.node_groups().iter().map(|group| group.devices).min().unwrap_or(1);
+    let per_node = topology.node_groups().iter().map(|group| group.devices).min().expect("invariant: a topology has nodes");
     if layout.tensor > per_node && choices.fix.tensor.is_none() {
         said.push(format!(
             "`tensor` spans {} nodes: no layout with smaller groups is known to be faster",

@@ -151,19 +151,19 @@ fn values(axis: Axis, choices: &Choices) -> Result<Vec<String>, Failure> {
 }
 
 fn set(choices: &mut Choices, axis: Axis, value: &str) {
-    let number = || value.parse().ok();
+    let number = || Some(value.parse().expect("invariant: the axis has numbers"));
     match axis {
         Axis::Context => choices.sequence = number(),
         Axis::Batch => choices.global_batch = number(),
         Axis::Nodes => choices.nodes = number(),
         Axis::Method => {
-            choices.method.method = Method::from_str(value, true).ok();
+            choices.method.method = Some(Method::from_str(value, true).expect("invariant: the axis has methods"));
             // Adapters are of the columns that have some.
             if choices.method.method == Some(Method::Full) {
                 choices.method.adapter = None;
             }
         }
-        Axis::Loss => choices.method.loss = Loss::from_str(value, true).ok(),
+        Axis::Loss => choices.method.loss = Some(Loss::from_str(value, true).expect("invariant: the axis has losses")),
     }
 }
 

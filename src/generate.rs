@@ -185,7 +185,8 @@ impl Coding {
                 tokenizer.decode(tokens).map(Some).map_err(|error| failed(path, "decode the tokens", &error))
             }
             Coding::Bytes => {
-                let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+                let byte = |&token: &u32| u8::try_from(token).expect("invariant: the model's tokens are bytes");
+                let bytes: Vec<u8> = tokens.iter().map(byte).collect();
                 Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
             }
             Coding::Numbers => Ok(None),

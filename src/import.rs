@@ -236,14 +236,27 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     let name = arguments.topology.as_deref().ok_or_else(|| missing("topology"))?;
     let topology = inputs::topology(name, arguments.nodes)?;
     let folder = path.parent().unwrap_or(Path::new("."));
+    // A file that is there and cannot be read is an error, and not one that is missing.
+    let unreadable = std::cell::RefCell::new(None);
+    let read_beside = |name: &str| {
+        let beside = folder.join(name);
+        if !beside.exists() {
+            return None;
+        }
+        inputs::read(&beside).map_err(|failure| unreadable.replace(Some(failure))).ok()
+    };
     let surroundings = Surroundings {
         ranks: topology.device_count(),
         devices_per_node: topology.device_count() / topology.node_count().max(1),
         precision: usual_precision(&topology),
         micro_batch: arguments.micro_batch,
-        file: &|name| inputs::read(&folder.join(name)).ok(),
+        file: &read_beside,
     };
-    let imported = import_plan(text, form, surroundings).map_err(|error| Failure::in_file(path, &error))?;
+    let imported = import_plan(text, form, surroundings).map_err(|error| Failure::in_file(path, &error));
+    if let Some(failure) = unreadable.take() {
+        return Err(failure);
+    }
+    let imported = imported?;
     if let Some(size) = arguments.micro_batch.filter(|&size| size != imported.plan.layout.micro_batch) {
         let own = imported.plan.layout.micro_batch;
         let message =

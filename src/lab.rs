@@ -131,9 +131,9 @@ fn down(topology: Option<&str>, json: bool) -> Result<(), Failure> {
 fn exec(which: &Which, node: &str, command: &[String], json: bool) -> Result<ExitCode, Failure> {
     let topology = inputs::topology(&which.topology, which.nodes)?;
     let lab = Lab::find(&topology)?.ok_or_else(|| LabError::IsDown { name: topology.name().into() })?;
-    let first_device = lab.host(node)?.devices.first().map_or(0, |device| device.number);
+    let first_device = lab.host(node)?.devices.first().expect("invariant: a node has a device").number;
     let slots = lab.slots();
-    slots.get(first_device).map_or(Ok(()), enter)?;
+    enter(slots.get(first_device).expect("invariant: every device has a slot"))?;
     let Some((program, words)) = command.split_first() else { return Ok(ExitCode::SUCCESS) };
     let refused = |error: std::io::Error| Failure::Input(format!("`{program}` cannot be started: {error}; hint: check its name"));
     let mut command = std::process::Command::new(program);

@@ -6,6 +6,7 @@
 mod ask;
 mod beside;
 mod binding;
+mod breakeven;
 mod calibrate;
 mod changes;
 mod check;

@@ -134,7 +134,8 @@ pub fn compare(
             Err(reason) => refused.push((name(&needed.mode), reason)),
         }
     }
-    let synchronous = answers.iter().find(|answer| answer.needed.mode == Mode::Synchronous).map_or(0.0, ModeAnswer::time);
+    let synchronous = answers.iter().find(|answer| answer.needed.mode == Mode::Synchronous);
+    let synchronous = synchronous.expect("invariant: the search's own mode is synchronous").time();
     for answer in &mut answers {
         answer.relative_time = if synchronous > 0.0 { answer.time() / synchronous } else { 1.0 };
     }

@@ -1,5 +1,6 @@
 //! `foretell plan`: searches the fastest layouts of a model on a topology.
 
+use crate::breakeven::BreakevenAnswer;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::fit_table::{Axes, Format as TableFormat};
@@ -8,7 +9,9 @@ use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::sizes::Point;
 use crate::usual_stack::Trainer;
-use crate::{changes, explain, fit_table, gpus_needed, inputs, modes, output, predict, search_report, sizes, what_fits};
+use crate::{
+    breakeven, changes, explain, fit_table, gpus_needed, inputs, modes, output, predict, search_report, sizes, what_fits,
+};
 use clap::Args;
 use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
@@ -49,6 +52,10 @@ pub struct Arguments {
     /// from
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scaling", "front"])]
     compare: Option<PathBuf>,
+    /// Find from which bandwidth or rate on which layout is the fastest: a quantity of `simulate
+    /// --what-if`
+    #[arg(long, value_name = "inter_node.bandwidth", conflicts_with_all = ["scaling", "front", "table", "gpus_needed", "mode"])]
+    breakeven: Option<String>,
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -122,8 +129,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     let searched = arguments.choices.search_watched(&mut setting, profile.as_ref(), arguments.top, &watch);
     bar.finish_and_clear();
-    let history = history.into_inner().unwrap_or_default();
-    if let Some(file) = file.into_inner().unwrap_or_default() {
+    let history = history.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(file) = file.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         file.finish(started.elapsed().as_secs_f64())?;
     }
     let planned = match searched {
@@ -162,6 +169,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let remarks = predict::costs(profile.as_ref(), &setting.topology, &best.plan, &setting.model.model)?.remarks;
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
+    let breakeven = arguments.breakeven.as_deref().map(|quantity| {
+        let find = || breakeven::answer(quantity, &planned, &setting, &arguments.choices, profile.as_ref());
+        output::with_spinner("simulate", find)
+    });
+    let breakeven = breakeven.transpose()?;
     if json {
         let mut document = document(&arguments.choices, &setting, &planned)?;
         if let Some(modes) = &modes {
@@ -169,6 +181,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             document.predicted = Some(best.prediction.clone());
             document.modes = Some(modes.document(&arguments.choices, &setting)?);
         }
+        document.breakeven = breakeven;
         if let Some(compared) = &compared {
             document.compared =
                 arguments.compare.clone().map(|plan| ComparedAnswer { plan, predicted: compared.prediction.clone() });
@@ -196,6 +209,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     if let (Some(compared), Some(path)) = (&compared, &arguments.compare) {
         output::line(&explain::comparison(best, compared, &path.display().to_string()))?;
+    }
+    if let Some(breakeven) = &breakeven {
+        output::line(&breakeven.text())?;
     }
     if !setting.taken.is_empty() {
         output::line(&format!("defaults: {}", setting.taken.join(", ")))?;
@@ -271,6 +287,7 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Resu
         search: planned.search.clone(),
         modes: None,
         compared: None,
+        breakeven: None,
     })
 }
 
@@ -291,6 +308,9 @@ pub struct PlanAnswer {
     /// The plan of `--compare`.
     #[serde(skip_serializing_if = "Option::is_none")]
     compared: Option<ComparedAnswer>,
+    /// The stretches of `--breakeven`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    breakeven: Option<BreakevenAnswer>,
 }
 
 /// Another good plan.

@@ -8,7 +8,7 @@ use crate::launcher::{LaunchOptions, News, Ranks};
 use crate::machine;
 use crate::transport::{SegmentShape, TransportKind};
 use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, Seconds, middles};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -162,8 +162,7 @@ fn identity(devices: usize, options: &LaunchOptions) -> MachineIdentity {
 fn quantiles(mut paces: Vec<f64>) -> Vec<f64> {
     paces.retain(|pace| pace.is_finite());
     paces.sort_by(f64::total_cmp);
-    let at = |step: usize| paces.get((2 * step + 1) * paces.len() / (2 * PACE_QUANTILES)).copied();
-    (0..PACE_QUANTILES).filter_map(at).collect()
+    middles(&paces, PACE_QUANTILES)
 }
 
 /// Combines the samples of several ranks: the mean of their medians, and their widest spread.

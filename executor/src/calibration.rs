@@ -199,8 +199,10 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     };
     let bytes = Bytes::new((count * dataset.sample_size() * 4) as u64);
     let arena = Arena::new(bytes)?;
-    let operand =
-        Operand { pointer: arena.at(Bytes::ZERO, bytes).unwrap_or(std::ptr::null_mut()), bytes: bytes.count() as usize };
+    let operand = Operand {
+        pointer: arena.at(Bytes::ZERO, bytes).expect("invariant: the arena is as long"),
+        bytes: bytes.count() as usize,
+    };
     let samples = Samples::new(dataset, Split::Training, 0, (0..count).collect());
     let mut seconds = Vec::new();
     for _ in 0..MIN_DURATIONS {

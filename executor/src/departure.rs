@@ -12,7 +12,7 @@ use foretell_program::{Axis, Compiled, Rank, StateValue};
 pub(crate) fn first_to_stay(compiled: &Compiled) -> Rank {
     let ranks = (0..compiled.training.mesh.world_size()).map(Rank);
     let stays = |rank: &Rank| compiled.pacing.is_none() || serves(compiled, *rank);
-    ranks.into_iter().find(stays).unwrap_or(Rank(0))
+    ranks.into_iter().find(stays).expect("invariant: a rank that serves never leaves")
 }
 
 /// The ranks of each worker that goes at its own pace; none if all make each step together.

@@ -27,7 +27,7 @@ pub use classification::{Classification, PerClass, classification};
 use collector::{BadSamples, Collector};
 use files::RunFiles;
 use foretell_program::{Axis, Compiled, Cycle, Mesh, Pacing, Rank, RunLength, StalenessDistribution, Timeline, compile};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, Seconds, median};
 use paces::PaceCollector;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -176,9 +176,7 @@ impl Outcome {
         let counted: Vec<&StepMetrics> = self.steps.iter().filter(|step| !leaves_out || is_warm(step)).collect();
         let medians = self.cycle.counts().into_iter().enumerate().filter_map(|(program, count)| {
             let of_program = counted.iter().filter(|step| self.cycle.program_of_step(step.step) == program);
-            let mut seconds: Vec<f64> = of_program.map(|step| step.seconds).collect();
-            seconds.sort_by(f64::total_cmp);
-            Some((count as f64, *seconds.get(seconds.len() / 2)?))
+            Some((count as f64, median(of_program.map(|step| step.seconds), f64::total_cmp)?))
         });
         // A short run may not have made steps of every kind.
         let (steps, total) =
@@ -189,12 +187,9 @@ impl Outcome {
     /// The median time that a step waits for a checkpoint, and the median time until one is whole;
     /// `None` if the run wrote none.
     pub fn median_checkpoint(&self) -> Option<(Seconds, Seconds)> {
-        let median = |of: fn(&MeasuredCheckpoint) -> f64| {
-            let mut all: Vec<f64> = self.checkpoints.iter().map(of).collect();
-            all.sort_by(f64::total_cmp);
-            all.get(all.len() / 2).copied().map(Seconds::new)
-        };
-        median(|one| one.seconds).zip(median(|one| one.write_seconds))
+        let median_of =
+            |part: fn(&MeasuredCheckpoint) -> f64| median(self.checkpoints.iter().map(part), f64::total_cmp).map(Seconds::new);
+        median_of(|one| one.seconds).zip(median_of(|one| one.write_seconds))
     }
 
     /// The throughput at the median duration of the steps.
@@ -409,14 +404,15 @@ impl<'a> ActiveRun<'a> {
             return Ok(());
         }
         let held = std::mem::take(&mut self.held);
-        ranks.stop_after(held.into_values().max().unwrap_or(0))
+        ranks.stop_after(held.into_values().max().expect("invariant: some rank holds"))
     }
 
     /// Goes on without the ranks of a worker.
     fn leave(&mut self, gone: &[usize], (lost, cause): (usize, &str), mesh: &Mesh) -> Result<(), ExecutorError> {
         self.running.retain(|rank| !gone.contains(rank));
         self.present.retain(|rank| !gone.contains(rank));
-        let worker = gone.first().map_or(0, |&rank| mesh.coordinates(Rank(rank)).along(Axis::Data));
+        let first = Rank(*gone.first().expect("invariant: a worker has ranks"));
+        let worker = mesh.coordinates(first).along(Axis::Data);
         let step = self.outcome.resumed_from_step + self.outcome.steps.len();
         let departure = Departure { worker, step, cause: format!("rank {lost} {cause}") };
         (self.progress)(RunEvent::Left(departure.clone()));

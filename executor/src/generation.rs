@@ -123,13 +123,14 @@ impl Generator {
 
 /// Chooses a token. Of equal logits, the first token counts as the more likely one.
 fn choose(logits: &[f32], sampling: &Sampling, random: &mut ChaCha8Rng) -> NextToken {
-    let logit = |token: usize| f64::from(logits.get(token).copied().unwrap_or(f32::NEG_INFINITY));
+    let logit = |token: usize| f64::from(logits[token]);
     let mut tokens: Vec<usize> = (0..logits.len()).collect();
     tokens.sort_by(|&one, &other| logit(other).total_cmp(&logit(one)));
-    let highest = tokens.first().map_or(0.0, |&token| logit(token));
+    let most_likely = *tokens.first().expect("invariant: a vocabulary has a token");
+    let highest = logit(most_likely);
     let sum: f64 = logits.iter().map(|&one| (f64::from(one) - highest).exp()).sum();
     let token = if sampling.temperature == 0.0 {
-        tokens.first().copied().unwrap_or(0)
+        most_likely
     } else {
         tokens.truncate(sampling.top_k.unwrap_or(usize::MAX).max(1));
         let weight = |token: usize| ((logit(token) - highest) / sampling.temperature).exp();
@@ -139,7 +140,7 @@ fn choose(logits: &[f32], sampling: &Sampling, random: &mut ChaCha8Rng) -> NextT
             left < 0.0
         });
         // Rounding may leave a rest after the last token.
-        chosen.or(tokens.last().copied()).unwrap_or(0)
+        chosen.or(tokens.last().copied()).unwrap_or(most_likely)
     };
     NextToken { token: token as u32, log_probability: logit(token) - highest - sum.ln() }
 }

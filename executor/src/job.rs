@@ -472,7 +472,7 @@ pub struct Scaler {
 impl Scaler {
     /// Takes it out of the control of an update.
     pub(crate) fn of_control(control: &[f32]) -> Self {
-        let number = |number: Control| control.get(number.place()).copied().unwrap_or_default();
+        let number = |number: Control| control[number.place()];
         Self {
             loss_scale: number(Control::LossScale),
             updates: number(Control::Updates),

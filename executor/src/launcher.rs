@@ -121,7 +121,7 @@ impl Ranks {
         let uses_nccl = options.backend.is_direct(world_size);
         for rank in 0..world_size {
             let slot = slots.of(rank);
-            let node = nodes.iter().position(|ranks| ranks.contains(&rank)).unwrap_or_default();
+            let node = nodes.iter().position(|ranks| ranks.contains(&rank)).expect("invariant: every rank is on a node");
             let segment = ranks.segments.iter().find(|segment| segment.ranks().contains(&rank));
             let transport = match segment {
                 Some(_) if nodes.len() == 1 => "shared_memory",
@@ -193,7 +193,7 @@ impl Ranks {
             departures: Departures::default(),
             _key_file: key_file,
         };
-        let mut command = world.rank_command(&options.program, first, options.backend, options.transport);
+        let mut command = world.rank_command(&options.program, first, options.backend, options.transport)?;
         key.pass_to(&mut command);
         ranks.spawn(command, world.rank)?;
         Ok(ranks)
@@ -343,8 +343,10 @@ impl Ranks {
             if let Some((rank, _)) = self.first_exit(|status| !status.success()) {
                 return Err(self.diagnose(rank, None, false));
             }
-            if patience.left(Instant::now()).is_zero() {
-                let rank = self.exits.iter().position(Option::is_none).unwrap_or(0);
+            // The last may have ended since the loop looked.
+            if patience.left(Instant::now()).is_zero()
+                && let Some(rank) = self.exits.iter().position(Option::is_none)
+            {
                 return Err(self.died(rank, "did not end when its work was done".into()));
             }
             self.require_signs_of_life()?;

@@ -122,7 +122,8 @@ fn step_starts(files: &[RankFile]) -> BTreeMap<usize, u64> {
             starts.remove(&file.first);
         });
     }
-    starts.into_iter().map(|(step, starts)| (step, starts.into_iter().max().unwrap_or(0))).collect()
+    let last = |starts: Vec<u64>| starts.into_iter().max().expect("invariant: every rank has started the step");
+    starts.into_iter().map(|(step, starts)| (step, last(starts))).collect()
 }
 
 /// The median spans of a rank, relative to `step_starts`.
@@ -144,9 +145,7 @@ fn median_rank(file: &RankFile, step_starts: &BTreeMap<usize, u64>) -> RankTimel
 
 /// The median of times in nanoseconds; 0 if there are none.
 fn median(times: impl Iterator<Item = u64>) -> Picoseconds {
-    let mut times: Vec<u64> = times.collect();
-    times.sort_unstable();
-    Picoseconds(times.get(times.len() / 2).copied().unwrap_or(0) * 1000)
+    Picoseconds(foretell_units::median(times, Ord::cmp).unwrap_or(0) * 1000)
 }
 
 #[cfg(test)]

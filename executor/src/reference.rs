@@ -148,9 +148,7 @@ pub struct ObservedReference {
 
 /// The median of times in nanoseconds, in seconds; 0 if there are none.
 fn median(times: impl Iterator<Item = u64>) -> f64 {
-    let mut times: Vec<u64> = times.collect();
-    times.sort_unstable();
-    times.get(times.len() / 2).map_or(0.0, |&time| time as f64 * 1e-9)
+    foretell_units::median(times, Ord::cmp).unwrap_or(0) as f64 * 1e-9
 }
 
 #[cfg(test)]

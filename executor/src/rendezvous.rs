@@ -43,8 +43,9 @@ pub struct World {
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// This process's number among those on its machine, from 0.
-    pub local_rank: usize,
+    /// This process's number among those on its machine, from 0; `None` where the environment does
+    /// not say.
+    pub local_rank: Option<usize>,
     /// The number of machines; `None` where the environment does not say.
     pub nodes: Option<usize>,
     /// The host of rank 0.
@@ -183,14 +184,32 @@ impl World {
         Ok(Mpi::version().map(drop)?)
     }
 
+    /// The GPU of this rank; `None` on CPUs.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unsupported`] if several ranks of this machine have several GPUs, and the
+    /// environment does not number these ranks.
+    fn gpu(&self, backend: BackendKind) -> Result<Option<usize>, ExecutorError> {
+        match (backend, self.local_rank) {
+            (BackendKind::Cuda { gpus }, None) if gpus > 1 && self.local_size() > 1 => Err(ExecutorError::Unsupported {
+                what: format!("a choice of GPUs for ranks that {} started without a number on their machine", self.starter),
+                hint: "set LOCAL_RANK (MPI_LOCALRANKID under PMI) to each rank's number on its machine".into(),
+            }),
+            (_, local_rank) => Ok(backend.gpu_of(local_rank.unwrap_or(0))),
+        }
+    }
+
     /// The command that runs this rank. `first` is the address of rank 0.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unsupported`] if it is not known which GPU the rank has.
     pub(crate) fn rank_command(
         &self,
         program: &Path,
         first: SocketAddr,
         backend: BackendKind,
         transport: TransportKind,
-    ) -> Command {
+    ) -> Result<Command, ExecutorError> {
         let rank_command = RankCommand {
             program,
             rank: self.rank,
@@ -201,19 +220,19 @@ impl World {
             address: unspecified(&first),
             // Ranks of one machine share no memory: nobody could create it for them.
             transport: if transport == TransportKind::Mpi { "mpi" } else { "tcp" },
-            gpu: backend.gpu_of(self.local_rank),
+            gpu: self.gpu(backend)?,
             uses_nccl: backend.is_direct(self.local_size().max(2)),
         };
         let mut command = rank_command.build();
         command.env(START_VARIABLE, self.join_timeout.as_secs().to_string());
-        command
+        Ok(command)
     }
 
     /// Replaces this process by its rank, which joins rank 0. Returns only if that fails.
     pub fn become_rank(&self, program: &Path, backend: BackendKind, transport: TransportKind) -> ExecutorError {
         let become_rank = || {
             let first = self.first_rank_address()?;
-            let mut command = self.rank_command(program, first, backend, transport);
+            let mut command = self.rank_command(program, first, backend, transport)?;
             command.env(STARTER_VARIABLE, self.starter.to_string());
             if !RunKey::is_in_environment() {
                 KeyFile::pass_to(self.key_file.as_ref().ok_or_else(|| self.no_folder())?, &mut command);
@@ -273,7 +292,7 @@ mod tests {
     #[test]
     fn the_environment_of_each_external_launcher_is_read() {
         let torchrun = world(&TORCHRUN).unwrap().unwrap();
-        assert_eq!((torchrun.starter, torchrun.rank, torchrun.size, torchrun.local_rank), (Starter::Torchrun, 3, 8, 1));
+        assert_eq!((torchrun.starter, torchrun.rank, torchrun.size, torchrun.local_rank), (Starter::Torchrun, 3, 8, Some(1)));
         assert_eq!((torchrun.nodes, torchrun.host.as_str(), torchrun.port), (Some(4), "node-7", 29501));
         let slurm = [
             ("SLURM_PROCID", "5"),
@@ -286,7 +305,7 @@ mod tests {
             ("SLURM_STEP_ID", "1"),
         ];
         let own = world(&slurm).unwrap().unwrap();
-        assert_eq!((own.starter, own.rank, own.size, own.local_rank), (Starter::Slurm, 5, 6, 2));
+        assert_eq!((own.starter, own.rank, own.size, own.local_rank), (Starter::Slurm, 5, 6, Some(2)));
         assert_eq!((own.nodes, own.host.as_str(), own.local_size()), (Some(2), "gpu003", 3));
         assert!(PORTS.contains(&own.port));
         // All ranks of a run have the same address and key file. Another run has others.

@@ -53,7 +53,7 @@ impl Job<'_> {
     fn nodes(&self) -> Result<[usize; 2], FrameworkError> {
         let ranks = self.ranks()?;
         let most = self.devices_per_node.clamp(1, ranks.max(1));
-        let per_node = (1..=most).rev().find(|&count| ranks.is_multiple_of(count)).unwrap_or(1);
+        let per_node = (1..=most).rev().find(|&count| ranks.is_multiple_of(count)).expect("invariant: 1 divides every number");
         Ok([ranks / per_node, per_node])
     }
 }

@@ -53,8 +53,8 @@ impl Keeper {
     }
 
     fn tell(&mut self, message: u8) -> Result<(), LabError> {
-        let written = self.child.stdin.as_mut().map(|pipe| pipe.write_all(&[message]));
-        written.unwrap_or(Ok(())).map_err(|error| LabError::system("reach the process that keeps the lab", error))
+        let pipe = self.child.stdin.as_mut().expect("invariant: the keeper has not been told to end");
+        pipe.write_all(&[message]).map_err(|error| LabError::system("reach the process that keeps the lab", error))
     }
 
     /// Ends the keeper, which takes down a lab that this process owns. Returns whether it

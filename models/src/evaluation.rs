@@ -28,7 +28,7 @@ pub fn with_evaluation(mut graph: Graph) -> Graph {
         match operator.kind {
             OperatorKind::CrossEntropy => {
                 count_top_labels(&mut graph, &operator, None);
-                let classes = operator.loops.last().map_or(0, |one| one.extent);
+                let classes = operator.loops.last().expect("invariant: a loss has a loop over classes").extent;
                 if operator.loops.len() == 2 && operator.loops[0].name == BATCH && classes <= MOST_SCORED_CLASSES {
                     keep_scores(&mut graph, &operator);
                 }

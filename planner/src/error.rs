@@ -91,7 +91,8 @@ impl PlannerError {
     /// Returns the error of a request none of whose layouts fits. It names the topology's first
     /// kind of device.
     pub(crate) fn out_of_memory(request: &Request<'_>, needed: Bytes, limit: Bytes, hint: String) -> Self {
-        let device = request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default();
+        let kind = request.topology.device_kinds().first().expect("invariant: a topology has a kind of device");
+        let device = kind.name.clone();
         Self::OutOfMemory { needed, device, limit, hint }
     }
 }

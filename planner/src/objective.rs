@@ -56,7 +56,7 @@ pub(crate) fn simulated_value(
         let options = Options { recording: Recording::Spans, ..options };
         let simulation = simulate(program, request.topology, request.costs, &options)?;
         let cost = running_cost(program, request.topology, &simulation.timeline, &PowerModel::default());
-        return Ok(cost.step_energy.map_or(f64::INFINITY, |energy| energy.value()));
+        return Ok(cost.step_energy.expect("invariant: `check` has found every power").value());
     }
     Ok(predict_step(program, request.topology, request.costs, &options)?.value() * value_per_second)
 }
@@ -70,22 +70,22 @@ pub(crate) fn value_per_second(request: &Request<'_>, ranks: usize) -> f64 {
         Objective::Time => 1.0,
         // Where whole steps spread by a known share, the slow end is that much later.
         Objective::SlowEnd => request.costs.step_spread.map_or(1.0, |[_, slow]| slow.max(1.0)),
-        Objective::Cost => price_per_hour(topology, devices).unwrap_or(0.0),
+        Objective::Cost => price_per_hour(topology, devices).expect("invariant: `check` has found every price"),
         Objective::Energy => {
             let model = PowerModel::default();
             let idle = |device: usize| {
                 let kind = &topology.device_kinds()[topology.kind_index(DeviceId(device))];
-                let power = kind.power.unwrap_or_default();
+                let power = kind.power.expect("invariant: `check` has found every power");
                 kind.idle_power.unwrap_or(power * model.idle).value()
             };
             (0..devices).map(idle).sum()
         }
         Objective::Goodput => {
-            let state = checkpoint_bytes(request.model, request.name, request.base).unwrap_or(Bytes::ZERO);
+            let state = checkpoint_bytes(request.model, request.name, request.base);
+            let state = state.expect("invariant: `check` has counted the state");
             let storage = request.costs.storage_rate(topology);
-            let reliability = reliability(topology, devices, state, storage).ok();
-            let share = reliability.map(|reliability| reliability.expected_goodput(reliability.daly()));
-            1.0 / share.unwrap_or(1.0).max(f64::MIN_POSITIVE)
+            let reliability = reliability(topology, devices, state, storage).expect("invariant: `check` has found every fact");
+            1.0 / reliability.expected_goodput(reliability.daly()).max(f64::MIN_POSITIVE)
         }
     }
 }

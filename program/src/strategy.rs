@@ -173,7 +173,7 @@ impl Sharding {
 /// Keeps the items that are not dropped; `dropped` has a flag for each.
 pub(crate) fn retain_others<T>(items: &mut Vec<T>, dropped: &[bool]) {
     let mut flags = dropped.iter();
-    items.retain(|_| !flags.next().copied().unwrap_or(false));
+    items.retain(|_| !flags.next().expect("invariant: each item has a flag"));
 }
 
 /// The source of an operator in a changed graph.

@@ -289,7 +289,7 @@ fn worst(program: &Program, ranks_of_list: &[usize], totals: &BTreeMap<Key, Tota
         let what = instruction.and_then(|id| stage.instructions.get(id.0 as usize));
         let mean = |time: Picoseconds| Seconds::from(time) / ranks;
         let name = match what {
-            Some(what) => stage.names.get(what.name as usize).cloned().unwrap_or_default(),
+            Some(what) => stage.name_of(what).to_owned(),
             None => "end of the step".to_owned(),
         };
         Some(WorstRow {

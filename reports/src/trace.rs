@@ -116,7 +116,7 @@ fn metadata(name: &str, process: usize, thread: usize, arguments: Value) -> Valu
 }
 
 fn event(precision: DataType, stage: &StageProgram, instruction: &Instruction, span: &Span, process: usize) -> Value {
-    let name = stage.names.get(instruction.name as usize).map_or("", String::as_str);
+    let name = stage.name_of(instruction);
     json!({
         "ph": "X",
         "name": format!("{} {name}", instruction.operation.kind()),

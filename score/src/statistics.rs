@@ -126,14 +126,9 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     quantile(&values, 0.5)
 }
 
-/// Returns the quantile at `share` of sorted values, interpolated between the two nearest.
-fn quantile(sorted: &[f64], share: f64) -> f64 {
-    let place = share * (sorted.len().saturating_sub(1)) as f64;
-    let (low, high) = (place.floor() as usize, place.ceil() as usize);
-    match (sorted.get(low), sorted.get(high)) {
-        (Some(one), Some(two)) => one + (two - one) * (place - place.floor()),
-        _ => 0.0,
-    }
+/// Returns the quantile at `share` of ascending values, 0 without values.
+fn quantile(ascending: &[f64], share: f64) -> f64 {
+    foretell_units::interpolated_quantile(ascending, share).unwrap_or(0.0)
 }
 
 fn rank_correlation(pairs: &[&Pair]) -> Option<f64> {

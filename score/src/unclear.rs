@@ -38,7 +38,9 @@ pub(crate) fn replace(cells: &mut BTreeMap<String, String>) -> Remarks {
     let Some(name) = cells.get("row_id").cloned() else { return Remarks::default() };
     let is_of = |one: &&Unclear| name == one.rows || name.rsplit_once('-').is_some_and(|(part, _)| part == one.rows);
     let mut remarks = Remarks::default();
-    for Unclear { column, read_as, reason, .. } in LIST.as_deref().unwrap_or_default().iter().filter(is_of) {
+    for Unclear { column, read_as, reason, .. } in
+        LIST.as_deref().expect("invariant: the compiled-in list is sound").iter().filter(is_of)
+    {
         match column.as_ref().zip(read_as.as_ref()) {
             Some((column, read_as)) => {
                 cells.insert(column.clone(), read_as.clone());

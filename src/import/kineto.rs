@@ -11,7 +11,7 @@ use crate::run_folder::{Measured, Predicted, RunFolder};
 use foretell_executor::{StepSpans, timeline_file};
 use foretell_export::{KinetoTrace, MatchedStep, TracedMachine, Unmatched, traced_profile, unmatched};
 use foretell_program::{Profile, Program, Rank};
-use foretell_units::SchemaVersion;
+use foretell_units::{SchemaVersion, median};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -107,12 +107,8 @@ fn traces_of_ranks<'a>(traces: &'a [KinetoTrace], program: &Program) -> Result<V
 
 /// The median step of the slowest rank, in seconds.
 fn median_step(traces: &[&KinetoTrace]) -> f64 {
-    let median = |trace: &&KinetoTrace| {
-        let mut steps: Vec<u64> = trace.steps.iter().map(|step| step.end.saturating_sub(step.start)).collect();
-        steps.sort_unstable();
-        steps.get(steps.len() / 2).copied().unwrap_or(0)
-    };
-    traces.iter().map(median).max().unwrap_or(0) as f64 * 1e-9
+    let of_trace = |trace: &&KinetoTrace| median(trace.steps.iter().map(|step| step.end.saturating_sub(step.start)), Ord::cmp);
+    traces.iter().filter_map(of_trace).max().expect("invariant: a trace has a step") as f64 * 1e-9
 }
 
 fn machine(traces: &[&KinetoTrace], loaded: &LoadedPlan) -> TracedMachine {

@@ -103,7 +103,7 @@ pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
 
 /// A mode as a plan file has it, in one line.
 pub fn name(mode: &Mode) -> String {
-    let text = serde_json::to_string(mode).unwrap_or_default();
+    let text = serde_json::to_string(mode).expect("invariant: a mode has a text");
     text.replace('"', "").replace(':', ": ").replace(',', ", ")
 }
 

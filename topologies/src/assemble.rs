@@ -135,7 +135,7 @@ impl Kinds {
         let mut order: Vec<usize> = (0..self.found.len()).collect();
         order.sort_by_key(|&index| &self.found[index].name);
         for group in groups {
-            group.kind = order.iter().position(|&index| index == group.kind).unwrap_or(group.kind);
+            group.kind = order.iter().position(|&index| index == group.kind).expect("invariant: the kind was found");
         }
         order.into_iter().map(|index| self.found[index].clone()).collect()
     }

@@ -243,6 +243,6 @@ pub(crate) fn node_name(group: &NodeGroup, node_in_group: usize) -> String {
 
 /// Describes a device for messages.
 pub(crate) fn device_in_words(device: DeviceId, group: &NodeGroup, kinds: &[DeviceKind], position: Position) -> String {
-    let kind = kinds.get(group.kind).map_or("", |kind| kind.name.as_str());
+    let kind = &kinds[group.kind].name;
     format!("device {} ({kind} {} of node `{}`)", device.0, position.device_in_node, node_name(group, position.node_in_group))
 }

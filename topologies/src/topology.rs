@@ -354,7 +354,7 @@ impl Topology {
 
     /// Memory of the device kind with the least.
     pub fn least_memory(&self) -> Bytes {
-        self.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO)
+        self.device_kinds().iter().map(|kind| kind.memory).min().expect("invariant: a topology has a kind of device")
     }
 
     /// Price of the whole cluster per hour, if every node has a price.
@@ -425,7 +425,7 @@ impl Description {
             .into());
         }
         let nodes = self.groups.iter().map(|group| group.count).sum();
-        let fits = self.network.fabric.fits(nodes, devices.unwrap_or_default());
+        let fits = self.network.fabric.fits(nodes, devices.expect("invariant: the devices were counted"));
         fits.map_err(|(what, hint)| TopologyError::invalid(places.network, what, hint))?;
         let topology = self.number();
         topology.check_stated_routes(&places.routes)?;

@@ -1,9 +1,10 @@
-//! Quantities with units, number formats, and hints about misspelt names.
+//! Quantities with units, their medians, number formats, and hints about misspelt names.
 //!
 //! The nouns: [`Bytes`], [`Seconds`], [`Picoseconds`], [`BytesPerSecond`], [`Flops`],
 //! [`FlopsPerSecond`], [`Watts`] and [`Joules`] are quantities. [`DataType`] is the format of a
 //! number. [`count`] and [`Price`] read numbers with separators. [`SchemaVersion`] is the version
-//! of a file's form. [`suggest`] lists the names that someone may have meant.
+//! of a file's form. [`suggest`] lists the names that someone may have meant. [`median`] and
+//! [`quantile_place`] are of measured values.
 //!
 //! The flow: a quantity is read from a number *and* a unit (`80GiB`, `25Gbit/s`, `5us`), computed
 //! with, and printed in the unit that people would choose. Only products and quotients with a
@@ -21,6 +22,7 @@
 
 mod data_type;
 mod number;
+mod order_statistics;
 mod parse;
 mod quantity;
 mod schema_version;
@@ -29,6 +31,7 @@ mod suggestion;
 
 pub use data_type::DataType;
 pub use number::{Price, count};
+pub use order_statistics::{interpolated_quantile, median, middles, quantile_place, weighted_quantile};
 pub use parse::UnitError;
 pub use quantity::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Joules, Picoseconds, Seconds, Watts};
 pub use schema_version::SchemaVersion;

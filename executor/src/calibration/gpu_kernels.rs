@@ -146,7 +146,7 @@ impl GpuKernelTimer {
             let mut place = || {
                 let start = offset;
                 offset += size.count().next_multiple_of(ALIGNMENT);
-                let pointer = self.arena.at(Bytes::new(start), size).unwrap_or(std::ptr::null_mut());
+                let pointer = self.arena.at(Bytes::new(start), size).expect("invariant: the arena holds all sets");
                 let operand = Operand { pointer, bytes: size.count() as usize };
                 fill_on_device(&self.timer, &operand, data_type, limit)?;
                 Ok(operand)

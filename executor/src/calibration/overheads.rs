@@ -199,7 +199,7 @@ fn time_steps(member: &Member, program: &Program) -> Result<Sample, ExecutorErro
 /// The duration of a tiny kernel by itself.
 fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
     let arena = member.arena(Bytes::new(64))?;
-    let operand = Operand { pointer: arena.at(Bytes::ZERO, Bytes::new(64)).unwrap_or(std::ptr::null_mut()), bytes: 64 };
+    let operand = Operand { pointer: arena.at(Bytes::ZERO, Bytes::new(64)).expect("invariant: the arena is as long"), bytes: 64 };
     let mut backend = CpuBackend::new();
     let kernel = Kernel::Relu { elements: TINY_ELEMENTS };
     let hyperparameters = Hyperparameters::default();

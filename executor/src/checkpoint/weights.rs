@@ -156,7 +156,7 @@ impl StoredTensor<'_> {
     /// Reads the elements from `first` on, in the order of the file, as single-precision numbers.
     pub(super) fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
         let width = self.info.dtype.bitsize() / 8;
-        let bytes = self.bytes.get(first * width..).unwrap_or_default();
+        let bytes = self.bytes.get(first * width..).expect("invariant: the tensor has the elements that are read");
         let words = || bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
         match self.info.dtype {
             Dtype::F32 => {

@@ -69,8 +69,8 @@ pub(crate) fn append(
         )));
     }
     for (number, record) in bytes.chunks_exact(record_bytes).enumerate() {
-        let (labels, planes) = record.split_at_checked(variant.label_bytes()).unwrap_or_default();
-        let label = labels.last().copied().unwrap_or_default();
+        let (labels, planes) = record.split_at(variant.label_bytes());
+        let label = *labels.last().expect("invariant: a record begins with a label");
         if label >= variant.classes() && policy == OnBadSample::Skip {
             images.bad += 1;
             continue;
@@ -82,8 +82,8 @@ pub(crate) fn append(
             )));
         }
         images.labels.push(label);
-        let (red, others) = planes.split_at_checked(PLANE).unwrap_or_default();
-        let (green, blue) = others.split_at_checked(PLANE).unwrap_or_default();
+        let (red, others) = planes.split_at(PLANE);
+        let (green, blue) = others.split_at(PLANE);
         for ((&red, &green), &blue) in red.iter().zip(green).zip(blue) {
             images.pixels.extend([red, green, blue]);
         }

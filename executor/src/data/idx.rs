@@ -26,8 +26,8 @@ pub(crate) fn labelled_images(
         let whole = pixels.len() / (height * width).max(1);
         count = declared.min(declared_labels).min(whole).min(labels.len());
         (bad, label_count) = (declared.max(declared_labels) - count, count);
-        pixels = pixels.get(..count * height * width).unwrap_or_default();
-        labels = labels.get(..count).unwrap_or_default();
+        pixels = &pixels[..count * height * width];
+        labels = &labels[..count];
     }
     if count != label_count {
         let problem = format!("has {label_count} labels for the {count} images of `{images_name}`");

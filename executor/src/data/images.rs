@@ -164,7 +164,8 @@ impl ImageData {
             let problem = format!("no training image is whole and has a label below {classes}");
             return Err(DataError::unsuitable(name, problem, "give the model more classes, or fetch the data again"));
         }
-        let highest = training.labels.iter().chain(&evaluation.labels).max().copied().unwrap_or_default();
+        let highest = training.labels.iter().chain(&evaluation.labels).max().copied();
+        let highest = highest.expect("invariant: there is a training image");
         if usize::from(highest) >= classes {
             let needed = usize::from(highest) + 1;
             let problem = format!("it has {needed} classes, the model {classes}");
@@ -200,7 +201,7 @@ impl ImageData {
                 // The cycles repeat a grey channel for every channel of the model.
                 let normalised = source.iter().cycle().zip(self.normalised.iter().cycle());
                 for (value, (&byte, table)) in values.iter_mut().zip(normalised) {
-                    *value = table.get(usize::from(byte)).copied().unwrap_or_default();
+                    *value = table[usize::from(byte)];
                 }
             }
         }

@@ -253,7 +253,9 @@ impl Dataset {
                         replaced.insert(index);
                     }
                 }
-                Contents::Images(images) => images.fill(images.split(split).get(index).unwrap_or_default().0, sample),
+                Contents::Images(images) => {
+                    images.fill(images.split(split).get(index).expect("invariant: the request was checked").0, sample);
+                }
                 Contents::Synthetic(synthetic) => synthetic.fill(split, index, sample),
                 Contents::Tokens(_) => {}
             }
@@ -273,7 +275,9 @@ impl Dataset {
             *label = match &self.contents {
                 _ if index == PADDING => IGNORED_LABEL,
                 Contents::Pictures(pictures) => pictures.label(split, index),
-                Contents::Images(images) => i32::from(images.split(split).get(index).unwrap_or_default().1),
+                Contents::Images(images) => {
+                    i32::from(images.split(split).get(index).expect("invariant: the request was checked").1)
+                }
                 Contents::Synthetic(synthetic) => synthetic.label(split, index) as i32,
                 Contents::Tokens(_) => IGNORED_LABEL,
             }

@@ -74,7 +74,7 @@ pub struct EpochOrder {
 impl EpochOrder {
     /// A Fisher-Yates shuffle of `samples` indices that depends on the seed and the epoch.
     pub(crate) fn shuffled(samples: usize, seed: u64, epoch: u64) -> Self {
-        let samples = u32::try_from(samples).unwrap_or(u32::MAX);
+        let samples = u32::try_from(samples).expect("invariant: data of more samples is refused");
         let mut random = stream(seed, Purpose::Order, epoch);
         let mut permutation: Vec<u32> = (0..samples).collect();
         for last in (1..permutation.len()).rev() {

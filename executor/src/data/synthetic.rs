@@ -77,9 +77,10 @@ impl Synthetic {
         let mut noise = self.sample_stream(split, index);
         noise.next_u64();
         for (y, row) in out.chunks_exact_mut(width * channels).enumerate() {
-            let cells = pattern.chunks_exact(columns * channels).nth(y * rows / height).unwrap_or_default();
+            let cells = pattern.chunks_exact(columns * channels).nth(y * rows / height);
+            let cells = cells.expect("invariant: each row has cells");
             for (x, values) in row.chunks_exact_mut(channels).enumerate() {
-                let cell = cells.chunks_exact(channels).nth(x * columns / width).unwrap_or_default();
+                let cell = cells.chunks_exact(channels).nth(x * columns / width).expect("invariant: each pixel has a cell");
                 for (value, part) in values.iter_mut().zip(cell) {
                     *value = PATTERN * part + NOISE * unit_variance(noise.next_u32());
                 }
@@ -94,8 +95,7 @@ impl Synthetic {
         for (input, label) in inputs.iter_mut().zip(labels) {
             *input = state as i32;
             let choice = (random.next_u32().leading_ones() as usize).min(SUCCESSORS - 1);
-            let successors = self.successors.get(state as usize);
-            state = successors.and_then(|successors| successors.get(choice)).copied().unwrap_or_default();
+            state = self.successors[state as usize][choice];
             *label = state as i32;
         }
     }

@@ -105,9 +105,10 @@ impl Collector {
         // Workers have equal parts of the batch, and one that has left has made no part.
         let share = self.share(reports.iter().map(|(rank, _)| rank));
         let reports: Vec<StepReport> = reports.into_iter().map(|(_, report)| report).collect();
-        let learning_rate = reports.first().map_or(0.0, |report| f64::from(report.learning_rate) as f32);
-        let end = reports.iter().map(|report| report.end).max().unwrap_or(0);
-        let start = reports.iter().map(|report| report.start).max().unwrap_or(0);
+        let first = reports.first().expect("invariant: a finished step has reports");
+        let learning_rate = f64::from(first.learning_rate) as f32;
+        let end = reports.iter().fold(first.end, |last, report| last.max(report.end));
+        let start = reports.iter().fold(first.start, |last, report| last.max(report.start));
         // A step lasts from the end of the step before it, without the reference kernel between the
         // two. After an evaluation it lasts from its own start.
         let between = reports.iter().filter_map(|report| report.reference).map(|time| time.spent).max().unwrap_or(0);

@@ -149,7 +149,8 @@ fn capture_step(
         driver.stream_wait_event(gpu_streams.streams[stream], fork)?;
     }
     let is_kernel = |id: u32| prepared.stream_instructions[COMPUTE].binary_search(&id).is_ok();
-    let stream_of = |id: u32| if is_kernel(id) { COMPUTE } else { load.unwrap_or(COMPUTE) };
+    let load_stream = || load.expect("invariant: a step that is captured has kernels and loads only");
+    let stream_of = |id: u32| if is_kernel(id) { COMPUTE } else { load_stream() };
     for id in 0..prepared.dependencies.len() as u32 {
         let stream = stream_of(id);
         for &(other, instruction) in prepared.dependencies[id as usize].iter().filter(|(other, _)| *other != stream) {
@@ -179,7 +180,7 @@ fn enqueue_sample_copy(
     id: u32,
     mode: StepMode,
 ) -> Result<(), ExecutorError> {
-    let Some(write) = prepared.operands[id as usize].writes.first() else { return Ok(()) };
+    let write = prepared.operands[id as usize].writes.first().expect("invariant: a load has a write");
     let from = gpu_streams.staging(program, mode.buffer_set, id)?.operand(write.bytes);
     let to = DeviceAddress::from_pointer(write.pointer);
     // SAFETY: the operand belongs to this load until it is done, and the staging memory until the

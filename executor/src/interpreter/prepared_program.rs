@@ -60,7 +60,10 @@ impl PreparedProgram {
         let streams: Vec<usize> = stage
             .streams
             .iter()
-            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(program, rank, stream)).unwrap_or(0))
+            .map(|stream| {
+                let own = StreamKey::of(program, rank, stream);
+                keys.iter().position(|key| *key == own).expect("invariant: a rank has every stream of its list")
+            })
             .collect();
         let mut stream_instructions = vec![Vec::new(); keys.len()];
         let mut dependencies = Vec::with_capacity(stage.instructions.len());

@@ -97,7 +97,10 @@ impl SoloInterpreter {
             }
             // SAFETY: as above.
             (Operation::Receive { .. }, _, [write]) => unsafe { touch(write) },
-            _ => {}
+            (Operation::Collective { .. } | Operation::Receive { .. }, ..) => {
+                unreachable!("invariant: communication writes one buffer, and a collective reads one")
+            }
+            (Operation::Send { .. } | Operation::Save { .. } | Operation::Write { .. }, ..) => {}
         }
         Ok(())
     }

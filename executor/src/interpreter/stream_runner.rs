@@ -1,7 +1,7 @@
 //! Executes the operations of a stream other than compute, on memory of the host.
 
 use super::stream_key::StreamKey;
-use super::stream_numbers::{OUTSIDE_PROGRAMS, STREAM_COUNT, stream_number};
+use super::stream_numbers::{STREAM_COUNT, stream_number};
 use crate::backend::Operand;
 use crate::error::ExecutorError;
 use crate::half::Half;
@@ -40,13 +40,14 @@ impl StreamRunner {
         transport: &Arc<dyn Transport>,
     ) -> Result<Self, ExecutorError> {
         let coordinates = mesh.coordinates(rank);
-        let number = stream_number(key, groups, mesh, rank).unwrap_or(OUTSIDE_PROGRAMS);
+        let number = || stream_number(key, groups, mesh, rank).expect("invariant: a stream with peers has a number");
         Ok(match key {
             StreamKey::Compute | StreamKey::Load => StreamRunner::Load {
                 samples_before: mesh.stage_at(coordinates).samples_before(coordinates),
                 half: Half::of(precision),
             },
             StreamKey::Group(group) => {
+                let number = number();
                 let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
                 if usize::from(number.0) >= STREAM_COUNT {
                     let what = format!("a layout with {} process groups", groups.len());
@@ -55,7 +56,7 @@ impl StreamRunner {
                 StreamRunner::Group(Box::new(Group::new(Arc::clone(transport), &members, number)?))
             }
             StreamKey::CopyTo(_) | StreamKey::Storage => StreamRunner::Copy,
-            StreamKey::SendTo(peer) | StreamKey::ReceiveFrom(peer) => StreamRunner::Peer(transport.open(peer.0, number)?),
+            StreamKey::SendTo(peer) | StreamKey::ReceiveFrom(peer) => StreamRunner::Peer(transport.open(peer.0, number())?),
         })
     }
 
@@ -122,10 +123,15 @@ unsafe fn run_collective(
     let input = || unsafe { std::slice::from_raw_parts(read.pointer, read.bytes) };
     // SAFETY: the caller's promise.
     let output = unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) };
-    let element = Half::of(data_type).map_or(ElementType::Fp32, ElementType::Half);
+    // Only a sum depends on the data type.
+    let element = || match (Half::of(data_type), data_type) {
+        (Some(half), _) => ElementType::Half(half),
+        (None, DataType::Fp32 | DataType::Tf32) => ElementType::Fp32,
+        (None, other) => unreachable!("invariant: no collective sums numbers in {other}"),
+    };
     match kind {
-        Collective::AllReduce => group.all_reduce(element, output),
-        Collective::ReduceScatter => group.reduce_scatter(element, input(), output),
+        Collective::AllReduce => group.all_reduce(element(), output),
+        Collective::ReduceScatter => group.reduce_scatter(element(), input(), output),
         Collective::AllGather => group.all_gather(input(), output),
         Collective::AllToAll => group.all_to_all(input(), output),
         Collective::Shift => group.shift(input(), output),

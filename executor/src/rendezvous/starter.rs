@@ -88,7 +88,7 @@ pub(super) struct StartedRank {
     /// The number of ranks.
     pub(super) size: usize,
     /// The rank's number on its machine.
-    pub(super) local_rank: usize,
+    pub(super) local_rank: Option<usize>,
     /// The number of machines; `None` where the environment does not say.
     pub(super) nodes: Option<usize>,
     /// The host of rank 0; `None` where the launcher's own variables do not say.
@@ -184,7 +184,7 @@ impl StartedRank {
         if rank >= size {
             return Err(invalid_variable(names.rank, &rank.to_string(), &format!("a number below `{}={size}`", names.size)));
         }
-        let local_rank = variables.number(names.local_rank, MAX_RANKS)?.unwrap_or(0);
+        let local_rank = variables.number(names.local_rank, MAX_RANKS)?;
         let local_size = names.local_size.map(|name| variables.number(name, MAX_RANKS)).transpose()?.flatten();
         let nodes = local_size.filter(|&count| count > 0).map(|count| size.div_ceil(count));
         Ok(Some(Self { starter, rank, size, local_rank, nodes, host: None, run_id: String::new() }))

@@ -75,7 +75,7 @@ impl<'a> RankState<'a> {
             return 0;
         }
         let members = Group::over(axes.to_vec()).members(self.whole_mesh, self.rank);
-        members.iter().position(|member| *member == self.rank).unwrap_or(0)
+        members.iter().position(|member| *member == self.rank).expect("invariant: a rank is in its own group")
     }
 
     /// The places of the elements of a piece in the whole tensor.

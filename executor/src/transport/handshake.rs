@@ -181,7 +181,7 @@ fn encode(hello: Hello, key: &RunKey) -> [u8; PURPOSE_BYTES] {
     for peer in [hello.from, hello.to] {
         let number = match peer {
             Peer::Launcher => LAUNCHER,
-            Peer::Rank(rank) => u32::try_from(rank).unwrap_or(LAUNCHER),
+            Peer::Rank(rank) => u32::try_from(rank).expect("invariant: 32 bits count the ranks"),
         };
         bytes.extend(number.to_le_bytes());
     }

@@ -23,7 +23,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     restrict(&mut nearest)?;
     let plan = nearest.plan;
     let [nodes, per_node] = job.nodes()?;
-    let arguments = serde_json::to_string_pretty(&training_arguments(&plan)?).unwrap_or_default();
+    let arguments = serde_json::to_string_pretty(&training_arguments(&plan)?).expect("invariant: a JSON value has a text");
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node with NODE_RANK and MASTER_ADDR set. The\n\
          # first argument is a training script that reads TrainingArguments from a JSON file\n\

@@ -23,7 +23,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let mut nearest = Nearest::new(job.plan, FRAMEWORK, STACK)?;
     restrict(&mut nearest)?;
     let plan = nearest.plan;
-    let text = serde_json::to_string_pretty(&configuration(&plan)?).unwrap_or_default();
+    let text = serde_json::to_string_pretty(&configuration(&plan)?).expect("invariant: a JSON value has a text");
     let [nodes, per_node] = job.nodes()?;
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. The first argument is your training script, which calls\n\

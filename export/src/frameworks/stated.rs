@@ -277,7 +277,8 @@ impl Stated {
                 let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
                 format!("--{name} {}", words.join(" "))
             }
-            (Notation::Flags, Some(value)) => format!("--{name} {}", value.as_str().unwrap_or_default()),
+            (Notation::Flags, Some(Value::String(text))) => format!("--{name} {text}"),
+            (Notation::Flags, Some(value)) => format!("--{name} {value}"),
             (Notation::Toml, Some(value)) => format!("{prefix}{name} = {value}"),
             (Notation::Json, Some(value)) => format!("{prefix}{name}: {value}"),
             (_, None) => format!("{prefix}{name}"),
@@ -307,7 +308,7 @@ impl Stated {
     pub(super) fn finish(mut self) -> Result<Account, FrameworkError> {
         let rest: Vec<String> = self.settings.keys().filter(|path| !self.taken.contains(*path)).cloned().collect();
         for path in rest {
-            let value = self.settings.get(&path).cloned().unwrap_or_default();
+            let value = self.settings.get(&path).cloned().expect("invariant: the path is that of a setting");
             if is_off(&value) {
                 self.account.without_effect.push(self.written(&path));
             } else if may_decide(&path) {

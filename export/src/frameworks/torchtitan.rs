@@ -68,7 +68,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     restrict(&mut nearest)?;
     let plan = nearest.plan;
     let settings = plan_settings(&plan, blocks)?;
-    let sequence = job.model.sample().tokens().map_or(0, |(sequence, _)| sequence);
+    let (sequence, _) = job.model.sample().tokens().expect("invariant: torchtitan's models read tokens");
     // torchtitan's default captures the step as a CUDA graph, and it captures no pipelines.
     let uncaptured = if plan.layout.pipeline > 1 { "disable_cuda_graphs = true\n" } else { "" };
     let text = format!(
@@ -97,8 +97,8 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 fn find_model(model: &Model) -> Result<(&'static str, &'static str, &'static str, usize), FrameworkError> {
     let sequence = model.sample().tokens().map(|(sequence, _)| sequence);
     let is_same = |name: &str| {
-        let known = Model::named(name).ok();
-        sequence.is_some() && known.and_then(|known| known.with_sequence(sequence.unwrap_or(1))).as_ref() == Some(model)
+        let known = Model::named(name).expect("invariant: the registry's models are in the zoo");
+        sequence.is_some_and(|sequence| known.with_sequence(sequence).as_ref() == Some(model))
     };
     let found = MODELS.into_iter().find(|(name, ..)| is_same(name));
     let blocks = model.repeated_layers().map_or(0, |layers| layers + 2);

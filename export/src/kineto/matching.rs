@@ -224,7 +224,7 @@ fn assign(calls: &[&Call], instructions: &[Weighted], places: &mut [Option<Place
     }
     for (place, call) in calls.iter().enumerate() {
         let (first, last) = ((place * few).div_ceil(many), ((place + 1) * few).div_ceil(many));
-        let own = instructions.get(first..last).unwrap_or_default();
+        let own = &instructions[first..last];
         let total: f64 = own.iter().map(|(_, weight)| weight).sum();
         let mut before = 0.0;
         for &(index, weight) in own {

@@ -9,7 +9,7 @@ use foretell_models::Kernel;
 use foretell_program::{
     Collective, Exchange, ExchangeSample, KernelSample, MachineIdentity, Operation, Profile, Program, Rank, Reach, Sample,
 };
-use foretell_units::Seconds;
+use foretell_units::{Seconds, quantile_place};
 use std::collections::BTreeMap;
 
 /// Where the traces were made.
@@ -108,10 +108,6 @@ fn exchange(kind: Collective) -> Option<Exchange> {
 /// Median and percentiles of times in nanoseconds. `None` if there are none.
 fn sample(mut times: Vec<u64>) -> Option<Sample> {
     times.sort_unstable();
-    let last = times.len().checked_sub(1)?;
-    let at = |share: f64| {
-        let nanoseconds = times.get((last as f64 * share).round() as usize).copied().unwrap_or(0);
-        Seconds::new(nanoseconds as f64 * 1e-9)
-    };
-    Some(Sample { median: at(0.5), p10: at(0.1), p90: at(0.9), count: times.len() })
+    let at = |share: f64| Some(Seconds::new(times[quantile_place(times.len(), share)?] as f64 * 1e-9));
+    Some(Sample { median: at(0.5)?, p10: at(0.1)?, p90: at(0.9)?, count: times.len() })
 }

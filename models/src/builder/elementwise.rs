@@ -7,7 +7,7 @@ use crate::storage::Storage;
 
 impl GraphBuilder {
     fn elementwise(&mut self, name: &str, kind: OperatorKind, inputs: &[TensorId]) -> TensorId {
-        let dimensions = inputs.first().map(|&first| self.dimensions(first)).unwrap_or_default();
+        let dimensions = self.dimensions(*inputs.first().expect("invariant: an operator has an input"));
         let loops = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
         let all = walk(0, dimensions.len());
         let y = self.activation(name, dimensions, Storage::Precision);

@@ -220,7 +220,7 @@ impl Operator {
             gradient,
             summed: self.pass == Pass::WeightGradient,
             reads,
-            written: self.outputs.first().map_or(0, elements),
+            written: elements(self.outputs.first().expect("invariant: an operator has a result")),
             // Products that are larger than this have no plan anyway.
             steps: counted.fold(1, |product, (_, &extent)| usize::saturating_mul(product, extent)),
         }

@@ -127,7 +127,7 @@ impl Tensor {
             Role::Parameter(Parameter { shape, parts, .. }) if parts.is_empty() => {
                 return vec![PublicTensor { name: self.name.clone(), shape: shape.clone(), elements: 0..self.elements() }];
             }
-            Role::Parameter(Parameter { shape, parts, .. }) => (parts.clone(), shape.get(1..).unwrap_or_default().to_vec()),
+            Role::Parameter(Parameter { shape, parts, .. }) => (parts.clone(), shape[1..].to_vec()),
             Role::Running => {
                 let channels = self.dimensions.iter().skip(1).map(|dimension| dimension.extent);
                 (["mean", "var"].map(|moment| format!("{}_{moment}", self.name)).to_vec(), channels.collect())

@@ -472,7 +472,7 @@ impl Fields {
         for &(name, default) in names {
             rates.push(self.number_or(name, default)?);
         }
-        let first = rates.first().copied().unwrap_or(0.0);
+        let first = *rates.first().expect("invariant: a rate has a name");
         if let Some(((name, _), rate)) = names.iter().zip(&rates).find(|(_, rate)| **rate != first) {
             return Err(inexpressible(name, &Value::from(*rate), "the embedding and all layers drop the same share"));
         }

@@ -48,11 +48,17 @@ impl Translator {
                     Some(order) => order.iter().map(|&axis| place(axis, own.len())).collect(),
                     None => Some((0..own.len()).rev().collect()),
                 };
-                let order = order.ok_or("its order does not exist")?;
+                let is_permutation = |order: &Vec<usize>| {
+                    let mut sorted = order.clone();
+                    sorted.sort_unstable();
+                    sorted.into_iter().eq(0..own.len())
+                };
+                let order = order.filter(is_permutation).ok_or("its order does not exist")?;
                 let dimensions: Vec<i64> = order.iter().map(|&axis| own[axis]).collect();
                 match x {
                     Known::Layer { place, shape, batch } => {
-                        let moved = order.iter().position(|&axis| axis == batch.axis).unwrap_or(0);
+                        let moved = order.iter().position(|&axis| axis == batch.axis);
+                        let moved = moved.expect("invariant: an order has every axis");
                         let moved = BatchPlace { axis: moved, ..*batch };
                         let order: Vec<usize> = order.iter().flat_map(|&axis| batch.axes_of_sample(axis)).collect();
                         // Only the batch moves, and layers have it first.

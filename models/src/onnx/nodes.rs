@@ -168,13 +168,14 @@ impl Translator {
             }
             "Shape" => {
                 let dimensions = self.input(node, 0)?.dimensions();
-                let end = sliced(dimensions.len() as i64, node.int("start", 0), node.int("end", i64::MAX), 1).unwrap_or(0);
+                let end = sliced(dimensions.len() as i64, node.int("start", 0), node.int("end", i64::MAX), 1);
+                let end = end.expect("invariant: the step is not 0");
                 let start = place(node.int("start", 0), dimensions.len()).unwrap_or(0);
                 let values = dimensions.into_iter().skip(start).take(usize::try_from(end).unwrap_or(0)).collect();
                 Known::Numbers { values, is_scalar: false }
             }
             "ConstantOfShape" => repeated(node, &inputs),
-            "Range" => range(&inputs),
+            "Range" => range(&inputs)?,
             _ if BINARY.contains(&operator) => self.binary(node, &inputs)?,
             _ if FUNCTIONS.contains(&operator) => self.unary(node, &self.input(node, 0)?, NetworkOperation::Function)?,
             _ if REDUCTIONS.contains(&operator) => self.reduce(node, &inputs)?,
@@ -343,7 +344,7 @@ impl Translator {
         if reduced.contains(&batch.axis) {
             return Err("it reduces over the samples of the batch".into());
         }
-        let axis = dimensions.iter().position(|&extent| extent == counted).unwrap_or(0);
+        let axis = dimensions.iter().position(|&extent| extent == counted).expect("invariant: the batch is not reduced");
         let place = BatchPlace { axis, ..*batch };
         let result = place.sample(&dimensions);
         if shape.len() == 3 && reduced == [2, 3] && *batch == BatchPlace::FIRST && node.operator == "ReduceMean" {

@@ -1,7 +1,7 @@
 //! Arithmetic of the whole numbers that make shapes.
 
 use super::messages::Node;
-use super::shapes::{sliced, without_batch};
+use super::shapes::without_batch;
 use super::values::{Known, MOST_NUMBERS};
 
 /// Sums, products and the like, element by element. `None` if the operator is not one of these.
@@ -44,9 +44,18 @@ pub(super) fn repeated(node: &Node, inputs: &[Known]) -> Known {
 }
 
 /// The numbers from the first input to the second, in steps of the third.
-pub(super) fn range(inputs: &[Known]) -> Known {
+///
+/// # Errors
+/// A step of 0, and more numbers than an index counts.
+pub(super) fn range(inputs: &[Known]) -> Result<Known, String> {
     let one = |index: usize| inputs.get(index).and_then(Known::numbers).and_then(|numbers| numbers.first().copied());
-    let (Some(start), Some(end), Some(step)) = (one(0), one(1), one(2)) else { return Known::Constant { shape: vec![1] } };
-    let count = sliced(i64::MAX, start, end, step).unwrap_or(0);
-    Known::Constant { shape: without_batch(&[count]) }
+    let (Some(start), Some(end), Some(step)) = (one(0), one(1), one(2)) else {
+        return Ok(Known::Constant { shape: vec![1] });
+    };
+    if step == 0 {
+        return Err("its step is 0".into());
+    }
+    let length = (i128::from(end) - i128::from(start)) * i128::from(step.signum());
+    let count = (length.max(0) as u128).div_ceil(u128::from(step.unsigned_abs()));
+    Ok(Known::Constant { shape: vec![usize::try_from(count).map_err(|_| "it is too long")?] })
 }

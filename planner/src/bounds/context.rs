@@ -71,7 +71,9 @@ impl<'a> Bounds<'a> {
         let rates = kinds.kinds.iter().map(|&kind| costs.memory_rates(kind, request.base));
         let memory_rates = rates.reduce(MemoryRates::least).unwrap_or(MemoryRates::ARENA);
         let all_kinds = 0..topology.device_kinds().len();
-        let least = |time: &dyn Fn(usize) -> Seconds| all_kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
+        let least = |time: &dyn Fn(usize) -> Seconds| {
+            all_kinds.clone().map(time).reduce(Seconds::min).expect("invariant: a topology has a kind of device")
+        };
         Ok(Self {
             request,
             memory_limit: kinds.smallest_memory_limit(),

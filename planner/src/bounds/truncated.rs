@@ -144,7 +144,7 @@ impl TruncatedModel {
             let (short, long) = (costs_of_stages(SHORT, None)?, costs_of_stages(LONG, None)?);
             short.into_iter().take(1).chain(long.into_iter().take(1)).collect()
         };
-        let at = |index: usize| stages.get(index).copied().unwrap_or_default();
+        let at = |index: usize| stages[index];
         let none = ChunkCost::default();
         let [first, short, long, last] = if is_pipeline { [at(0), at(1), at(2), at(3)] } else { [none, at(0), at(1), none] };
         Ok(Self {

@@ -61,7 +61,7 @@ impl Links {
         // for all-to-all exchanges and for rings over all nodes of oversubscribed trees, which
         // cross one uplink each way.
         Self {
-            per_node: groups.iter().map(|group| group.devices).min().unwrap_or(1).max(1),
+            per_node: groups.iter().map(|group| group.devices).min().expect("invariant: a topology has nodes").max(1),
             in_node,
             between_nodes: nics,
             of_device: one,

@@ -170,7 +170,7 @@ fn is_of_experts(kind: OperatorKind) -> bool {
 pub(crate) fn kernel_seconds(request: &Request<'_>, kernel: &Kernel) -> f64 {
     let kinds = 0..request.topology.device_kinds().len();
     let time = |kind| request.costs.kernel_time(kernel, false, request.base.precision, kind).median;
-    kinds.map(time).reduce(Seconds::max).map_or(0.0, Seconds::value)
+    kinds.map(time).reduce(Seconds::max).expect("invariant: a topology has a kind of device").value()
 }
 
 /// Seconds of the kernels of a graph.

@@ -72,7 +72,7 @@ impl Conversions {
         for operator in graph.operators.iter().filter(|operator| is_gradient_sum(operator)) {
             let operands = operator.inputs.iter().chain(&operator.outputs).map(|operand| operand.tensor.0);
             let roots: Vec<usize> = operands.map(|tensor| root(&mut parents, tensor)).collect();
-            let least = roots.iter().copied().min().unwrap_or(0);
+            let least = roots.iter().copied().min().expect("invariant: a sum has a result");
             roots.into_iter().for_each(|one| parents[one] = least);
         }
         let mut sets: BTreeMap<usize, BTreeSet<TensorId>> = BTreeMap::new();
@@ -191,9 +191,9 @@ impl Walk<'_> {
     /// Decides the placement of a gradient sum, and emits the addition.
     fn add(&mut self, id: OperatorId, operator: &Operator) {
         let settled = |tensor: TensorId| self.states.get(&tensor).map_or(Placement::Replicate, |state| state.settled);
-        let total = operator.outputs.first().map_or(TensorId(0), |output| output.tensor);
+        let total = operator.outputs.first().expect("invariant: a sum has a result").tensor;
         let mut all = operator.inputs.iter().map(|input| settled(input.tensor));
-        let first = all.next().unwrap_or_default();
+        let first = all.next().expect("invariant: a sum has operands");
         let placement = if first == Placement::Partial && all.all(|other| other == first) {
             first
         } else {
@@ -270,11 +270,11 @@ impl Walk<'_> {
         let operator = &self.choices.graph.operators[maker.0];
         if operator.forward.is_some() {
             let output = operator.outputs.iter().find(|output| output.tensor == tensor);
-            return output.map_or(Placement::Replicate, |output| self.choice(maker).produced(output));
+            return self.choice(maker).produced(output.expect("invariant: a tensor is among its maker's results"));
         }
         if is_gradient_sum(operator) {
             let mut operands = operator.inputs.iter().map(|input| self.will_be_produced(input.tensor));
-            let first = operands.next().unwrap_or_default();
+            let first = operands.next().expect("invariant: a sum has operands");
             return if operands.all(|other| other == first) { first } else { known() };
         }
         known()
@@ -286,7 +286,7 @@ impl Walk<'_> {
         if state.available.contains(&wanted) {
             return;
         }
-        let from = state.available.first().copied().unwrap_or_default();
+        let from = *state.available.first().expect("invariant: a tensor is available in some placement");
         // An all-reduce overwrites its input.
         if from == Placement::Partial && wanted == Placement::Replicate {
             state.available.remove(0);
@@ -299,7 +299,8 @@ impl Walk<'_> {
     fn convert(&mut self, tensor: TensorId, from: Placement, to: Placement) {
         let shape = self.shape(tensor, from);
         let mut before: usize = shape.iter().product();
-        for step in moves(&shape, from, to, self.choices.ranks()).unwrap_or_default() {
+        let steps = moves(&shape, from, to, self.choices.ranks()).expect("invariant: no reader wants partial sums");
+        for step in steps {
             let after: usize = step.shape.iter().product();
             (self.emit)(match step.action {
                 Action::Rearrange(kernel) => ConversionStep::Kernel(kernel),

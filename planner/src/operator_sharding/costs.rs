@@ -87,7 +87,8 @@ impl Costs {
                 let of_operator: Vec<&[Choice]> = deciding.iter().map(|id| choices.of_operator[id.0].as_slice()).collect();
                 Factor::tabulate(&sizes, scope, |values| {
                     let choice_of = |id: OperatorId| {
-                        let place = deciding.iter().position(|&one| one == id).unwrap_or(0);
+                        let place = deciding.iter().position(|&one| one == id);
+                        let place = place.expect("invariant: a conversion asks its deciding operators");
                         of_operator[place][values[place]]
                     };
                     let mut time = Picoseconds::ZERO;
@@ -221,7 +222,7 @@ struct Pricer<'a> {
 
 impl Pricer<'_> {
     fn micro_batches(&self) -> u64 {
-        self.plan.micro_batches().unwrap_or(1) as u64
+        self.plan.micro_batches().expect("invariant: the plan was validated with its choices") as u64
     }
 
     fn in_all_micro_batches(&self, time: Picoseconds) -> Picoseconds {
@@ -236,7 +237,7 @@ impl Pricer<'_> {
                 let time = self.costs.kernel_time(&kernel, accumulate, self.plan.storage(), kind).at(Quantile::Median);
                 Picoseconds::from(time + self.costs.parameters(kind).instruction_overhead.at(Quantile::Median))
             };
-            (0..self.costs.kind_count()).map(on_kind).max().unwrap_or_default()
+            (0..self.costs.kind_count()).map(on_kind).max().expect("invariant: a topology has a kind of device")
         })
     }
 
@@ -288,7 +289,7 @@ impl Pricer<'_> {
         let whole: usize = shape.iter().product();
         match placement {
             Placement::Shard(_) => whole / self.choices.ranks(),
-            _ => whole,
+            Placement::Replicate | Placement::Partial => whole,
         }
     }
 

@@ -47,20 +47,19 @@ impl CollectivePrices {
         let options = Options { oversubscription: context.oversubscription, ..Options::default() };
         let prepared = prepare(&program, context.topology, context.costs, &options)?;
         let simulation = prepared.simulate(Quantile::Median, Recording::Spans)?;
-        let spans = simulation.timeline.ranks.first().map(|rank| rank.spans.as_slice()).unwrap_or_default();
+        let spans = &simulation.timeline.ranks.first().expect("invariant: a mesh has a rank").spans;
         // The spans are kernel, collective, kernel, collective, ..., kernel.
         let mut prices = HashMap::new();
         for (number, collective) in wanted.iter().enumerate() {
-            if let (Some(before), Some(after)) = (spans.get(2 * number), spans.get(2 * number + 2)) {
-                prices.insert(collective.clone(), after.start.saturating_sub(before.end));
-            }
+            let (before, after) = (&spans[2 * number], &spans[2 * number + 2]);
+            prices.insert(collective.clone(), after.start.saturating_sub(before.end));
         }
         Ok(Self(prices))
     }
 
     /// Returns the price of one of the collectives that were wanted.
     pub(super) fn of(&self, collective: &PricedCollective) -> Picoseconds {
-        self.0.get(collective).copied().unwrap_or_default()
+        *self.0.get(collective).expect("invariant: the collective was priced")
     }
 }
 

@@ -164,8 +164,8 @@ impl Searcher<'_> {
     /// queued.
     pub(super) fn found_too_large(&mut self, index: LayoutIndex, bound: f64, layout: &Layout, held: &[f64]) {
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
-        let micro_batches = plan.micro_batches();
-        if let Some(next) = self.refitted(index, layout, micro_batches.as_ref().copied().unwrap_or(1), held) {
+        let micro_batches = plan.micro_batches().expect("invariant: the layout was compiled");
+        if let Some(next) = self.refitted(index, layout, micro_batches, held) {
             let (bounded, next) = next;
             let queued = self.queued(bounded, index, bound, next);
             self.push_layouts(queued.into_iter().collect());
@@ -173,7 +173,6 @@ impl Searcher<'_> {
         }
         let needed = most(held);
         self.admit((index.family, Some(index.variant)), Ok(Bound::too_large(needed)), layout, 1);
-        let Ok(micro_batches) = micro_batches else { return };
         let mut layouts = Vec::new();
         if layout.offload.is_none() {
             for (bounded, layout) in self.smaller_layouts(layout, micro_batches, needed) {

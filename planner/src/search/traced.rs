@@ -190,7 +190,7 @@ fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &A
             Ok(TracedOutcome::Predicted(traced)) => {
                 let prediction = traced.prediction;
                 let value = prediction.step_seconds.value() * objective::value_per_second(request, layout.data);
-                let needed = traced.memory_use.needed_by_stage.iter().copied().max().unwrap_or_default();
+                let needed = traced.memory_use.needed_by_stage.iter().copied().max().expect("invariant: a mesh has a stage");
                 looked.fitting.push(Fitting { plan, prediction, value, needed });
                 has_answer.store(true, Ordering::Relaxed);
             }

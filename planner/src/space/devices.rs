@@ -45,14 +45,14 @@ impl DeviceKinds {
             Bytes::new((kind.memory.value() * (1.0 - free)) as u64)
         });
         let memory_limits: Vec<Bytes> = memory.map(|memory| limit.map_or(memory, |limit| limit.min(memory))).collect();
-        let least = memory_limits.iter().copied().min().unwrap_or(Bytes::ZERO).value();
+        let least = memory_limits.iter().copied().min().expect("invariant: a topology has a kind of device").value();
         let weights = memory_limits.iter().map(|memory| least / memory.value().max(1.0)).collect();
         Self { kinds, memory_limits, weights, runs, count: topology.device_count().max(1) }
     }
 
     /// Returns the smallest memory limit of any device.
     pub(crate) fn smallest_memory_limit(&self) -> Bytes {
-        self.memory_limits.iter().copied().min().unwrap_or(Bytes::ZERO)
+        self.memory_limits.iter().copied().min().expect("invariant: a topology has a kind of device")
     }
 
     /// Returns the memory of the first `devices` devices together, in units of the smallest limit.

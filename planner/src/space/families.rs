@@ -37,7 +37,7 @@ impl Space<'_> {
     /// it leaves devices idle that the batch, the model or the fixed sizes cannot use. If `data`,
     /// `tensor` and `pipeline` are all fixed, there is only that mesh.
     pub(crate) fn families(&self) -> Vec<Family> {
-        self.families_until(&|| false).unwrap_or_default()
+        self.families_until(&|| false).expect("invariant: nothing interrupts it")
     }
 
     /// Returns the same families as [`Self::families`], or `None` if `is_over` answers `true`

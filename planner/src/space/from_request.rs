@@ -31,7 +31,13 @@ impl<'a> Space<'a> {
         };
         let devices = DeviceFacts {
             count: request.devices,
-            per_node: request.topology.node_groups().iter().map(|group| group.devices).min().unwrap_or(1),
+            per_node: request
+                .topology
+                .node_groups()
+                .iter()
+                .map(|group| group.devices)
+                .min()
+                .expect("invariant: a topology has nodes"),
             of_first_nodes: of_first_nodes(request),
             speeds: speeds(request),
             kinds: kinds.places(request.devices),

@@ -164,8 +164,10 @@ fn share_arenas(programs: &mut [Program], wanted: &[Wanted]) {
         .map(|(program, _)| program)
         .collect();
     for list in 0..steps.first().map_or(0, |program| program.lists.len()) {
-        let largest = |size: fn(&StageProgram) -> Bytes| steps.iter().map(|program| size(&program.lists[list])).max();
-        let (arena, host) = (largest(|list| list.arena).unwrap_or_default(), largest(|list| list.host_arena).unwrap_or_default());
+        let largest = |size: fn(&StageProgram) -> Bytes| {
+            steps.iter().map(|program| size(&program.lists[list])).max().expect("invariant: there is a step")
+        };
+        let (arena, host) = (largest(|list| list.arena), largest(|list| list.host_arena));
         for program in &mut steps {
             (program.lists[list].arena, program.lists[list].host_arena) = (arena, host);
         }
@@ -251,7 +253,8 @@ impl Compilation<'_> {
             *pushed = compiled.iter().map(|(_, pushed)| pushed.clone()).collect();
         }
         for (list, state) in self.lists.iter().zip(self.states).skip(workers) {
-            let worker = lists.iter().position(|worker| worker.stage == list.stage - cuts.stages).unwrap_or(0);
+            let worker = lists.iter().position(|worker| worker.stage == list.stage - cuts.stages);
+            let worker = worker.expect("invariant: servers serve a stage of workers");
             let none = Vec::new();
             let (worker, pushed) = (&states[worker], pushed.get(worker).unwrap_or(&none));
             let numbers: Vec<usize> = worker.trained_buckets().collect();

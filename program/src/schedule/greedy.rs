@@ -65,7 +65,7 @@ pub(super) fn zero_bubble_v(stages: usize, micro_batches: usize) -> Vec<Vec<Task
             best = Some((end, orders));
         }
     }
-    best.map(|(_, orders)| orders).unwrap_or_default()
+    best.expect("invariant: there are orders of preferences").1
 }
 
 /// The orders of all preferences. Each is tried with weight gradients only when there is nothing

@@ -145,7 +145,7 @@ impl<'a> Sums<'a> {
             };
             known = self.expected_or_open(term.tensor, &mut open);
         }
-        known.unwrap_or_default()
+        known.expect("invariant: no sum is open any more")
     }
 
     /// The expected placements of a tensor, or `None` after pushing it to `open` if it is a sum of
@@ -157,7 +157,8 @@ impl<'a> Sums<'a> {
             (Some(producer), Some(forward)) => {
                 let output = producer.outputs.iter().find(|output| output.tensor == tensor);
                 let strategy = &self.sharding.strategies[forward.0];
-                Some(output.map(|output| strategy.placements(output, Placement::Partial)).unwrap_or_default())
+                let output = output.expect("invariant: a tensor is among its producer's results");
+                Some(strategy.placements(output, Placement::Partial))
             }
             (Some(producer), None) if producer.kind == OperatorKind::Add && producer.pass != Pass::Forward => {
                 open.push(OpenSum { tensor, terms: producer.inputs.iter(), agreement: Agreement::Open });

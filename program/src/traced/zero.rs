@@ -19,7 +19,7 @@ mod tests;
 pub(super) use gradient_stages::GradientStages;
 pub(super) use parameter_stage::ParameterStage;
 
-use super::{Emitter, ParameterOf, RankEvent};
+use super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent};
 use std::collections::BTreeMap;
 
 /// Values of DeepSpeed's configuration, in elements.
@@ -42,6 +42,41 @@ const MAX_LIVE: u64 = 1_000_000_000;
 
 /// `sub_group_size`: stage 3 updates parameters in groups whose partitions have so many elements.
 const SUB_GROUP: u64 = 1_000_000_000;
+
+/// Makes a partition's gradients one buffer in single precision, from the model's format of `width`
+/// bytes. Returns the buffer's allocation.
+fn single_gradients<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, elements: u64, width: u64) -> u64 {
+    let flat = emitter.allocate(elements * width, Contents::Gradients, AllocationStream::Compute);
+    emitter.send(RankEvent::Moves { name: "flat gradients", bytes: 2 * elements * width, launches: 1 });
+    if width >= 4 {
+        return flat;
+    }
+    let single = emitter.allocate(elements * 4, Contents::Gradients, AllocationStream::Compute);
+    let bytes = elements * (width + 4);
+    emitter.send(RankEvent::Moves { name: "gradients in single precision", bytes, launches: 1 });
+    emitter.release(flat);
+    single
+}
+
+/// Clips a partition's gradients, and updates its copy of the parameters in single precision.
+fn clip_and_step<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, elements: u64) {
+    emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 8 * elements, launches: 1 });
+    let optimizer = emitter.job.optimizer;
+    optimizer.step(emitter, &[(elements, 4)]);
+}
+
+/// Copies a partition's updated parameters into the model's, of `width` bytes.
+fn copy_to_parameters<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, elements: u64, width: u64) {
+    let bytes = elements * (4 + width);
+    emitter.send(RankEvent::Moves { name: "copy to the model's parameters", bytes, launches: 1 });
+}
+
+/// Computes the norm of the gradients of `elements` elements, in double precision
+/// (`get_grad_norm_direct`). The largest of a rank's tensors has `largest`.
+fn gradient_norm<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, [elements, largest]: [u64; 2], width: u64) {
+    emitter.passing(8 * largest, Contents::Gradients, AllocationStream::Compute);
+    emitter.send(RankEvent::Moves { name: "gradients' norm", bytes: (width + 16) * elements, launches: 2 });
+}
 
 impl ZeroSettings {
     /// DeepSpeed's defaults (`zero/config.py`) for stages 1 and 2. For stage 3 what Transformers

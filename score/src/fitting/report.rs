@@ -164,15 +164,7 @@ pub(super) fn by_equal_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>)
 
 /// Returns the quantile at `share` of sorted values with weights.
 fn quantile(sorted: &[(f64, f64)], share: f64) -> f64 {
-    let total: f64 = sorted.iter().map(|(_, weight)| weight).sum();
-    let mut sum = 0.0;
-    for (value, weight) in sorted {
-        sum += weight;
-        if sum >= share * total {
-            return *value;
-        }
-    }
-    0.0
+    foretell_units::weighted_quantile(sorted, share).unwrap_or(0.0)
 }
 
 /// Prints four significant digits.

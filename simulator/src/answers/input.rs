@@ -83,7 +83,7 @@ impl InputPipeline {
     /// Time from the beginning of a batch until it is ready, with nothing else in progress.
     fn alone(&self) -> Seconds {
         let run = self.simulate(Seconds::ZERO, 1);
-        run.begins.first().copied().unwrap_or_default()
+        *run.begins.first().expect("invariant: one step was simulated")
     }
 
     /// Returns the long-run time of a step whose own work takes `step`, in closed form, and the
@@ -118,7 +118,7 @@ impl InputPipeline {
             let mut ready = room;
             for _ in 0..self.samples {
                 storage_is_free = storage_is_free.max(room) + read;
-                let free = workers.pop().map_or(0, |Reverse(free)| free);
+                let Reverse(free) = workers.pop().expect("invariant: there is a worker");
                 let decoded = storage_is_free.max(Seconds::new(free as f64 * PICOSECOND)) + self.decode;
                 workers.push(Reverse((decoded.value() / PICOSECOND).round() as u64));
                 ready = ready.max(decoded);

@@ -72,7 +72,7 @@ pub fn least_times(
                 None => found,
             });
         }
-        return Ok(fastest.unwrap_or_default());
+        return Ok(fastest.expect("invariant: a mesh has a rank"));
     }
     let draft = Draft::new(program, topology, costs, oversubscription, JobOffset::default(), Threads::Caller)?;
     let lowered = draft.lower(None, Collectives::Flow)?.with_resources_numbered(topology);

@@ -98,7 +98,7 @@ pub fn memory_use(training: &Program, evaluation: Option<&Program>, topology: &T
         let device = topology.device_kind(device);
         if needed_on_device > device.memory && found.overfull_device.is_none() {
             found.overfull_device = Some(OverfullDevice {
-                stage: fullest.map_or(0, |(_, rank)| mesh.stage_of(rank)),
+                stage: mesh.stage_of(fullest.expect("invariant: the device has a rank").1),
                 ranks: ranks_here().count(),
                 needed: needed_on_device,
                 kind: device.name.clone(),

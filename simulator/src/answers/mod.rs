@@ -16,6 +16,7 @@ mod paced_sharing;
 mod paced_steps;
 mod paces;
 mod prediction;
+mod rates;
 mod running_cost;
 mod saving;
 mod simulation;

@@ -17,7 +17,7 @@ use crate::cost::CostModel;
 use crate::error::SimulationError;
 use foretell_program::{Pacing, Program, StalenessDistribution, Timeline};
 use foretell_topologies::Topology;
-use foretell_units::Seconds;
+use foretell_units::{Seconds, median};
 
 /// Steps of each worker in a course that count, and steps before them to warm up.
 const STEPS: usize = 100;
@@ -67,13 +67,13 @@ impl Prediction {
         }
         // A step of all is one step of each worker, or the update that waits for several.
         let updates = pacing.updates_in(1) as f64;
-        let mut all: Vec<f64> = courses.iter().map(|one| updates / one.rate.max(1e-12)).collect();
-        all.sort_by(f64::total_cmp);
-        let median = all[all.len() / 2];
+        let median = median(courses.iter().map(|one| updates / one.rate.max(1e-12)), f64::total_cmp);
+        let median = median.expect("invariant: there is a course");
         // Over many steps their variation averages out; the error of the model itself does not.
         let [fast, slow] = spread.map(|factor| Seconds::new(median * factor));
         let mean = |worker: usize| courses.iter().map(|one| one.worker_seconds[worker]).sum::<f64>() / courses.len() as f64;
-        let own = |choose: fn(f64, f64) -> f64| (0..pacing.workers).map(mean).reduce(choose).unwrap_or(0.0);
+        let own =
+            |choose: fn(f64, f64) -> f64| (0..pacing.workers).map(mean).reduce(choose).expect("invariant: there is a worker");
         let rate = |worker: usize| courses.iter().map(|one| one.worker_rates[worker]).sum::<f64>() / courses.len() as f64;
         let paces = PacedPrediction {
             staleness: StalenessDistribution::of_counts(&staleness),

@@ -3,6 +3,7 @@
 use super::load::Load;
 use super::memory::{MemoryUse, memory_use};
 use super::paced::PacedPrediction;
+use super::rates::StepAmounts;
 use super::saving::CheckpointCost;
 use super::simulation::{Options, Simulation, lower, run, run_from};
 use crate::cost::{CostModel, Interval, Quantile};
@@ -13,7 +14,7 @@ use crate::lowering::Oversubscription;
 use crate::si;
 use foretell_program::{Footprint, Program};
 use foretell_topologies::{DeviceKind, Topology};
-use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
+use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds, quantile_place};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -275,20 +276,26 @@ pub fn predict_with_memory(
     // The sum of the peaks of all ranks, since devices may be of several kinds.
     let all = runnable.lowered.representative_of.iter().map(|&place| &runnable.lowered.ranks[place as usize]);
     let peak: FlopsPerSecond = all.filter_map(|rank| peak_of(topology.device_kind(rank.device), program.format)).sum();
-    // An empty Program takes no time, so its rates are 0.
-    let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
-    let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
+    let amounts = StepAmounts {
+        samples: program.samples as f64,
+        tokens: program.tokens.map(|tokens| tokens as f64),
+        model_flops: program.model_flops.value(),
+        hardware_flops: program.hardware_flops.value(),
+        devices: world,
+        peak,
+    };
+    let rates = amounts.rates(step);
     let prediction = Prediction {
         step_seconds: step,
         step_seconds_p05: interval.p05,
         step_seconds_p10: interval.p10,
         step_seconds_p90: interval.p90,
         step_seconds_p95: interval.p95,
-        samples_per_second: per_second(program.samples as f64),
-        tokens_per_second: program.tokens.map(|tokens| per_second(tokens as f64)),
-        model_flops_per_device_per_second: FlopsPerSecond::new(per_second(program.model_flops.value()) / world),
-        mfu: utilisation(program.model_flops.value()),
-        hfu: utilisation(program.hardware_flops.value()),
+        samples_per_second: rates.samples_per_second,
+        tokens_per_second: rates.tokens_per_second,
+        model_flops_per_device_per_second: rates.model_flops_per_device_per_second,
+        mfu: rates.mfu,
+        hfu: rates.hfu,
         peak_memory_bytes: Vec::new(),
         host_memory_bytes: program.host_arenas(),
         memory_by_component: if memory.components_by_stage.is_empty() { Footprint::of_stages(program) } else { Vec::new() },
@@ -388,7 +395,7 @@ fn draws(
 
 /// Returns the index of a quantile among sorted steps.
 fn place_of(steps: &[Simulation], share: f64) -> usize {
-    ((steps.len() - 1) as f64 * share).round() as usize
+    quantile_place(steps.len(), share).expect("invariant: there is a step")
 }
 
 /// Returns the peak rate of a device, reduced to its share of a processor if it has a quota.

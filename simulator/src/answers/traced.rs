@@ -5,6 +5,7 @@
 
 use super::memory::{MemoryUse, OverfullDevice};
 use super::prediction::Prediction;
+use super::rates::StepAmounts;
 use crate::cost::{CostModel, Interval};
 use crate::engine::Breakdown;
 use crate::gpu::Cluster;
@@ -208,13 +209,20 @@ fn memory_use(memory: &TracedMemory, outside: Bytes, topology: &Topology) -> Mem
 fn prediction(plan: &Plan, model: &Model, time: &TracedTime, costs: &CostModel, topology: &Topology) -> Prediction {
     let step = time.step;
     let interval = Interval::of_spread(step, costs.step_spread.unwrap_or([1.0, 1.0]));
-    let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let hardware = time.forward_flops + time.backward_flops;
     let repeated = if plan.layout.recompute == Recompute::Full { time.forward_flops } else { 0.0 };
     // Without recomputation, which may end before the forward pass does.
     let flops = hardware - repeated.min(time.backward_flops);
-    let peak = topology.device_kind(DeviceId(0)).peak_rate(plan.precision).map_or(0.0, FlopsPerSecond::value);
-    let utilisation = |flops: f64| if peak > 0.0 { per_second(flops) / peak } else { 0.0 };
+    // The operations are those of one rank.
+    let amounts = StepAmounts {
+        samples: plan.global_batch as f64,
+        tokens: model.sample().tokens().map(|(tokens, _)| (tokens * plan.global_batch) as f64),
+        model_flops: flops,
+        hardware_flops: hardware,
+        devices: 1.0,
+        peak: topology.device_kind(DeviceId(0)).peak_rate(plan.precision).unwrap_or(FlopsPerSecond::ZERO),
+    };
+    let rates = amounts.rates(step);
     let kernels = time.arithmetic + time.memory_bound - time.optimizer;
     let waits = step - kernels - time.optimizer - time.exposed;
     Prediction {
@@ -223,11 +231,11 @@ fn prediction(plan: &Plan, model: &Model, time: &TracedTime, costs: &CostModel, 
         step_seconds_p10: interval.p10,
         step_seconds_p90: interval.p90,
         step_seconds_p95: interval.p95,
-        samples_per_second: per_second(plan.global_batch as f64),
-        tokens_per_second: model.sample().tokens().map(|(tokens, _)| per_second((tokens * plan.global_batch) as f64)),
-        model_flops_per_device_per_second: FlopsPerSecond::new(per_second(flops)),
-        mfu: utilisation(flops),
-        hfu: utilisation(hardware),
+        samples_per_second: rates.samples_per_second,
+        tokens_per_second: rates.tokens_per_second,
+        model_flops_per_device_per_second: rates.model_flops_per_device_per_second,
+        mfu: rates.mfu,
+        hfu: rates.hfu,
         peak_memory_bytes: Vec::new(),
         host_memory_bytes: vec![Bytes::ZERO],
         memory_by_component: Vec::new(),

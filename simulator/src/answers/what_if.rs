@@ -52,7 +52,7 @@ impl Quantity {
     ];
 
     fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|one| one.0 == self).map_or("", |one| one.1[0])
+        Self::NAMES.iter().find(|one| one.0 == self).expect("invariant: every quantity has a name").1[0]
     }
 
     /// Whether a step still ends with a factor of 0.

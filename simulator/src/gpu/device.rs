@@ -96,7 +96,7 @@ impl GpuProfile {
     /// Returns the dense peak of products in a format, or in the nearest wider one that the device
     /// has.
     pub fn peak(&self, format: ProductFormat) -> FlopsPerSecond {
-        widened(&self.peak, format).unwrap_or(FlopsPerSecond::new(1.0))
+        widened(&self.peak, format).expect("invariant: every profile has the peak of single precision")
     }
 
     /// Returns the share of the peak that large products in a format reach, or in the nearest wider

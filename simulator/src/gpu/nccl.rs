@@ -107,7 +107,7 @@ impl NodeSpread {
     fn rate_within_node(&self, cluster: &Cluster) -> f64 {
         let ring = &cluster.link.ring;
         let entry = ring.range(..=self.most_on_node.max(2)).next_back().or_else(|| ring.iter().next());
-        entry.map_or(1e9, |(_, rate)| rate.value())
+        entry.expect("invariant: a link's profile has a ring").1.value()
     }
 
     /// Returns the rate at which the members on one node send to other nodes, in bytes per second.

@@ -109,7 +109,7 @@ impl ProcessGroup {
         let uses =
             |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
         let flow_context = context.flow_context(rotation);
-        let kind = members.first().map_or(0, kind_of);
+        let kind = kind_of(members.first().expect("invariant: a group has a member"));
         let spread_by_kind = spread_by_kind(costs, members.iter().map(kind_of), &devices);
         // For two members ring and tree are the same. Collectives whose cost the GPU profiles have
         // load links as rings do.

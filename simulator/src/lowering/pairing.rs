@@ -109,7 +109,7 @@ impl Pairing {
             };
             let around_rings = group.collectives.distinct().iter().filter(|call| goes_round(call.kind));
             let steps: Vec<(f64, f64)> = around_rings.map(step).collect();
-            set_step_costs(self.hops.get_mut(first as usize..).unwrap_or_default(), &steps);
+            set_step_costs(&mut self.hops[first as usize..], &steps);
         }
         Ok(true)
     }

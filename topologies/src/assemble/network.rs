@@ -83,7 +83,8 @@ pub(super) fn network(
         "rail-optimised" => assembler.tree(LeafSwitches::OfRails(assembler.cross_rail()?))?,
         "torus" => assembler.torus(bandwidth, groups, kinds)?,
         "dragonfly" => assembler.dragonfly(groups, notes)?,
-        _ => Fabric::Switch,
+        "switch" => Fabric::Switch,
+        other => unreachable!("invariant: no kind of network is called `{other}`"),
     };
     let transport = assembler.transport()?;
     let usual_latency = if matches!(fabric, Fabric::Torus(_)) { DEFAULT_TORUS_LATENCY } else { transport.usual_latency() };

@@ -167,9 +167,9 @@ impl DragonflyLayout {
     /// Chooses among the links to a group that need the fewest hops.
     fn round(&self, from: usize, to: Option<usize>, offset: usize, choice: Choice) -> usize {
         let hops = |round: &usize| self.local_hops(from, to, *round, offset);
-        let fewest = (0..self.rounds).map(|round| hops(&round)).min().unwrap_or(0);
+        let fewest = (0..self.rounds).map(|round| hops(&round)).min().expect("invariant: each two groups have a link");
         let shortest = || (0..self.rounds).filter(|round| hops(round) == fewest);
-        shortest().nth(choice.among(shortest().count())).unwrap_or(0)
+        shortest().nth(choice.among(shortest().count())).expect("invariant: a choice is among the shortest")
     }
 
     pub(super) fn equal_paths(&self, from: End, to: End) -> usize {

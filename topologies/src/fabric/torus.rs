@@ -60,7 +60,8 @@ fn near_equal_factors(number: usize, count: usize) -> Vec<usize> {
     let mut sizes = Vec::with_capacity(count);
     for remaining in (1..=count.max(1)).rev() {
         let is_below_root = |size: &usize| size.checked_pow(remaining as u32).is_some_and(|power| power <= left);
-        let size = (1..=left).take_while(is_below_root).filter(|size| left.is_multiple_of(*size)).last().unwrap_or(1);
+        let size = (1..=left).take_while(is_below_root).filter(|size| left.is_multiple_of(*size)).last();
+        let size = size.expect("invariant: 1 divides every number");
         sizes.push(size);
         left /= size;
     }

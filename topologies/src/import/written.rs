@@ -61,7 +61,7 @@ pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String,
         Joined::Islands { size, links } => {
             assume_slot();
             // The lanes of a group's devices lead out of it together.
-            let rate = slot.trim_end_matches("GB/s").parse::<f64>().unwrap_or_default() * size as f64;
+            let rate = slot.trim_end_matches("GB/s").parse::<f64>().expect("invariant: a slot's rate is in GB/s") * size as f64;
             notes.push(format!(
                 "groups of {size} GPUs are joined by NVLink, and by PCIe to others: a group stands as a switch whose lanes have NVLink's rate"
             ));

@@ -95,7 +95,7 @@ fn add_decoded(y: &mut [f32], message: &[u8], format: Compression) {
         }
         None => {
             let (factor, codes) = message.split_at(FACTOR);
-            let factor = factor.try_into().map_or(f32::NAN, f32::from_ne_bytes);
+            let factor = f32::from_ne_bytes(factor.try_into().expect("invariant: a factor has its bytes"));
             add_integers(y, codes, factor);
         }
     }

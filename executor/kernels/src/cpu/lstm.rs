@@ -66,10 +66,11 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Recurrence, outputs
     let Recurrence { batch, sequence, hidden, initial } = *sizes;
     // SAFETY: reads are valid and overlap no write.
     let mut reads = call.reads.iter().map(|read| unsafe { floats(read) });
-    let dy = outputs.then(|| reads.next().unwrap_or_default());
-    let dlast = last.then(|| reads.next().unwrap_or_default());
-    let [w, gates, cells] = std::array::from_fn(|_| reads.next().unwrap_or_default());
-    let state = initial.then(|| reads.next().unwrap_or_default());
+    let mut next = || reads.next().expect("invariant: the call's operands are checked");
+    let dy = outputs.then(&mut next);
+    let dlast = last.then(&mut next);
+    let [w, gates, cells] = std::array::from_fn(|_| next());
+    let state = initial.then(&mut next);
     // SAFETY: writes are valid and overlap nothing.
     let dgates = unsafe { floats_mut(&call.writes[0]) };
     let [douts, dcells, zeros] = scratch.pieces([batch * hidden, batch * hidden, hidden]);

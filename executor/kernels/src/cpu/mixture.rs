@@ -40,7 +40,7 @@ fn largest(logits: &[f32], taken: &[i32]) -> usize {
             best = Some((index, logit));
         }
     }
-    best.map_or(0, |(index, _)| index)
+    best.expect("invariant: fewer experts are taken than there are").0
 }
 
 /// # Safety

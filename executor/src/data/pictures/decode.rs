@@ -64,7 +64,7 @@ fn decode_jpeg(file: &[u8]) -> Result<Pixels, String> {
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options(ColorSpace::RGBA));
     let corrupt = |error: zune_jpeg::errors::DecodeErrors| format!("is corrupt: {error:?}");
     decoder.decode_headers().map_err(corrupt)?;
-    let (width, height) = decoder.dimensions().unwrap_or_default();
+    let (width, height) = decoder.dimensions().ok_or("states no size")?;
     check_size(width, height)?;
     // The decoder writes colours of print in three bytes a pixel wherever they go.
     let is_print = matches!(decoder.input_colorspace(), Some(ColorSpace::CMYK | ColorSpace::YCCK));
@@ -100,7 +100,7 @@ fn decode_png(file: &[u8]) -> Result<Pixels, String> {
         let color = match *source {
             [red, green, blue] | [red, green, blue, _] => [red, green, blue],
             [grey] | [grey, _] => [grey; 3],
-            _ => [0; 3],
+            _ => unreachable!("invariant: a pixel has one to four samples"),
         };
         pixel.iter_mut().zip(color).for_each(|(byte, value)| *byte = value);
     }

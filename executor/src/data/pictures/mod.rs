@@ -119,7 +119,7 @@ impl PictureFolder {
 
     /// The class of a picture, which must be below [`len`](Self::len).
     pub(crate) fn label(&self, split: Split, index: usize) -> i32 {
-        self.listing(split).get(index).map_or(super::IGNORED_LABEL, |(_, label)| label as i32)
+        self.listing(split).get(index).expect("invariant: the request was checked").1 as i32
     }
 
     /// The file of a picture.

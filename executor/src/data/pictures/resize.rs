@@ -61,10 +61,10 @@ pub(super) fn resize(
     narrowed.bytes.resize(narrowed.width * narrowed.height * PIXEL, 0);
     let line = narrowed.width * PIXEL;
     for (row, out) in (first_row..end_row).zip(narrowed.bytes.chunks_exact_mut(line.max(1))) {
-        let source = picture.row(from.top + row).get(from.left * PIXEL..(from.left + from.width) * PIXEL).unwrap_or_default();
+        let source = &picture.row(from.top + row)[from.left * PIXEL..(from.left + from.width) * PIXEL];
         if from.width == width {
             let first = horizontal.first().map_or(0, |taps| taps.first) * PIXEL;
-            out.copy_from_slice(source.get(first..first + line).unwrap_or_default());
+            out.copy_from_slice(&source[first..first + line]);
         } else {
             vectorised(Pass::Row { source, taps: &horizontal }, out);
         }
@@ -76,7 +76,7 @@ pub(super) fn resize(
     result.bytes.resize(line * result.height, 0);
     for (taps, out) in vertical.iter().zip(result.bytes.chunks_exact_mut(line.max(1))) {
         let start = (taps.first - first_row) * line;
-        let source = narrowed.bytes.get(start..start + taps.weights.len() * line).unwrap_or_default();
+        let source = &narrowed.bytes[start..start + taps.weights.len() * line];
         vectorised(Pass::Column { source, weights: &taps.weights }, out);
     }
     result
@@ -118,7 +118,7 @@ fn run(pass: Pass<'_>, out: &mut [u8]) {
 fn row_pass(source: &[u8], taps: &[Taps], out: &mut [u8]) {
     for (out, taps) in out.as_chunks_mut::<PIXEL>().0.iter_mut().zip(taps) {
         let mut sums = [HALF; PIXEL];
-        let inputs = source.get(taps.first * PIXEL..).unwrap_or_default().as_chunks::<PIXEL>().0;
+        let inputs = source[taps.first * PIXEL..].as_chunks::<PIXEL>().0;
         for (pixel, &weight) in inputs.iter().zip(&taps.weights) {
             for (sum, &value) in sums.iter_mut().zip(pixel) {
                 *sum += i32::from(value) * weight;

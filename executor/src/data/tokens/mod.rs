@@ -80,16 +80,17 @@ impl TokenData {
         };
         let Tokens { shards, training_shards, bad } = tokens;
         let mut starts = vec![0];
+        let mut count = 0_usize;
         for shard in &shards {
-            starts.push(starts.last().map_or(0, |last: &usize| last.saturating_add(shard.len)));
+            count = count.saturating_add(shard.len);
+            starts.push(count);
         }
-        let count = starts.last().copied().unwrap_or_default();
         let vocabulary = u32::try_from(vocabulary).unwrap_or(u32::MAX);
         let mut data = TokenData { shards, starts, sequence, vocabulary, training: 0, stride: sequence, policy, bad };
         data.check_vocabulary()?;
         let window = sequence.saturating_add(1);
         data.training = match training_shards {
-            Some(shards) => data.starts.get(shards).copied().unwrap_or(count),
+            Some(shards) => data.starts[shards],
             None => count.saturating_sub((count / 10).max(window)),
         };
         if data.training < window || count - data.training < window {
@@ -141,7 +142,9 @@ impl TokenData {
     pub(crate) fn len(&self, split: Split) -> usize {
         let (tokens, stride) = match split {
             Split::Training => (self.training, self.stride),
-            Split::Evaluation => (self.starts.last().copied().unwrap_or_default() - self.training, self.sequence),
+            Split::Evaluation => {
+                (self.starts.last().expect("invariant: the first shard has a start") - self.training, self.sequence)
+            }
         };
         tokens.saturating_sub(self.sequence).saturating_sub(1) / stride + 1
     }

@@ -67,12 +67,12 @@ impl Shard {
         };
         let end = start.saturating_add(count).min(self.len);
         let place = |token: usize| self.offset + token * self.width.bytes();
-        let bytes = bytes.get(place(start.min(end))..place(end)).unwrap_or_default();
+        let bytes = &bytes[place(start.min(end))..place(end)];
         bytes.chunks_exact(self.width.bytes()).map(|token| match *token {
             [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
             [low, high] => u32::from(u16::from_le_bytes([low, high])),
             [byte] => u32::from(byte),
-            _ => 0,
+            _ => unreachable!("invariant: a token has one, two or four bytes"),
         })
     }
 }

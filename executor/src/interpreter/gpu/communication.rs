@@ -40,7 +40,9 @@ pub(in crate::interpreter) fn connect(
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|&stream| match &keys[stream] {
         StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) | StreamKey::Storage => (0, 0, 0),
-        StreamKey::Group(group) => (1, groups.iter().position(|one| one == group).unwrap_or(groups.len()), 0),
+        StreamKey::Group(group) => {
+            (1, groups.iter().position(|one| one == group).expect("invariant: the run knows its groups"), 0)
+        }
         StreamKey::SendTo(peer) => (2, rank.0, peer.0),
         StreamKey::ReceiveFrom(peer) => (2, peer.0, rank.0),
     });
@@ -96,7 +98,8 @@ impl GpuCommunication {
         let (kind, data_type) = match prepared.operation(id) {
             Operation::Collective { kind, data_type, .. } => (kind_of(*kind), *data_type),
             Operation::Send { .. } => (CommunicationKind::Send, DataType::Fp32),
-            _ => (CommunicationKind::Receive, DataType::Fp32),
+            Operation::Receive { .. } => (CommunicationKind::Receive, DataType::Fp32),
+            other => unreachable!("invariant: a stream of communication has no `{}`", other.kind()),
         };
         let (read, write) = (operands.reads.first().map(range), operands.writes.first().map(range));
         let communication = DeviceCommunication { kind, read, write, data_type };

@@ -230,7 +230,7 @@ impl GpuStreams {
     ) -> Result<(), ExecutorError> {
         let operands = &prepared.operands[instruction as usize];
         let pinned = self.staging(program, buffer_set, instruction)?;
-        let write = pinned.operand(operands.writes.first().map_or(0, |write| write.bytes));
+        let write = pinned.operand(operands.writes.first().expect("invariant: a load has a write").bytes);
         // SAFETY: the memory belongs to this load alone. Its last copy ended with its step.
         unsafe { runner.run(prepared.operation(instruction), &[], &[write], samples) }
     }
@@ -282,7 +282,7 @@ impl ProgramState {
         let load = keys.iter().position(|key| *key == StreamKey::Load);
         for &id in load.map_or(&[][..], |stream| &prepared.stream_instructions[stream]) {
             debug_assert!(matches!(prepared.operation(id), Operation::Load { .. }));
-            let bytes = prepared.operands[id as usize].writes.first().map_or(0, |write| write.bytes);
+            let bytes = prepared.operands[id as usize].writes.first().expect("invariant: a load has a write").bytes;
             for set in &mut staging {
                 set.insert(id, Pinned::new(driver, bytes)?);
             }

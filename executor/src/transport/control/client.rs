@@ -119,7 +119,7 @@ impl ControlClient {
             let slice = left.map(|left| timespec(left.min(MOST_GAP / 2)));
             match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], slice.as_ref()) {
                 Ok(0) if left.is_some_and(|left| left.is_zero()) => {
-                    let waited = patience.map_or(Duration::ZERO, |patience| patience.waited());
+                    let waited = patience.expect("invariant: only a wait with a limit runs out").waited();
                     return Err(TransportError::ControlTimedOut { peer: Peer::Launcher, waited });
                 }
                 Ok(0) => {}

@@ -83,7 +83,8 @@ impl ReceiveHalf for Half {
             announced,
         };
         let remaining = message.remaining();
-        let segment = slot.buffer().map_or(&[][..], |buffer| &buffer[..length.min(buffer.len())]);
+        let buffer = slot.buffer().expect("invariant: the message is complete");
+        let segment = &buffer[..length.min(buffer.len())];
         message.accept(segment).map_err(wrong)?;
         if length > remaining {
             return Err(wrong(WrongLength { expected: remaining as u64, announced: length as u64 }));

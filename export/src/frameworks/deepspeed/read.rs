@@ -331,11 +331,13 @@ fn read_precision(stated: &mut Stated, plan: &mut Plan, trainer: &Trainer) -> Re
     let (power, window) = (stated.count("fp16.initial_scale_power")?, stated.size("fp16.loss_scale_window")?);
     let fixed = stated.number("fp16.loss_scale")?.filter(|&scale| scale > 0.0);
     if plan.precision == DataType::Fp16 {
-        if let Some(power) = power.and_then(|power| i32::try_from(power).ok()) {
-            plan.training.loss_scale.initial = f32::powi(2.0, power.min(100));
+        if let Some(power) = power {
+            plan.training.loss_scale.initial = f32::powi(2.0, power.min(100) as i32);
         }
-        if let Some(window) = window.and_then(|window| u32::try_from(window).ok()) {
-            plan.training.loss_scale.growth_interval = window;
+        if let Some(window) = window {
+            let window = u32::try_from(window);
+            plan.training.loss_scale.growth_interval =
+                window.map_err(|_| stated.wrong("fp16.loss_scale_window", "a number of steps below 4294967296"))?;
         }
         plan.training.loss_scale.initial = fixed.unwrap_or(plan.training.loss_scale.initial);
     }

@@ -367,7 +367,8 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     training.beta2 = stated.number("adam-beta2")?.unwrap_or(usual.beta2);
     training.epsilon = stated.number("adam-eps")?.unwrap_or(usual.epsilon);
     training.loss_scale.initial = stated.number("initial-loss-scale")?.unwrap_or(usual.loss_scale.initial);
-    let window = stated.size("loss-scale-window")?.and_then(|window| u32::try_from(window).ok());
+    let window = stated.size("loss-scale-window")?.map(u32::try_from).transpose();
+    let window = window.map_err(|_| stated.wrong("loss-scale-window", "a number of steps below 4294967296"))?;
     training.loss_scale.growth_interval = window.unwrap_or(usual.loss_scale.growth_interval);
     stated.neutral(&["loss-scale", "min-loss-scale"]);
     plan.training = training;

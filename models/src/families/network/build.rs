@@ -35,7 +35,7 @@ struct Value {
 pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Graph {
     let mode = if options.inference { Mode::Inference } else { Mode::Training };
     let mut layers = Layers { builder: GraphBuilder::new(name, options), mode, batch: options.batch };
-    let shapes = network.shapes().unwrap_or_default();
+    let shapes = network.shapes().expect("invariant: the network is sound");
     let starts = block_starts(network);
     layers.builder.block("input", false);
     let mut values = vec![layers.input(&network.input)];
@@ -297,7 +297,7 @@ impl Layers {
         let mut loops: Vec<Loop> = dimensions[..outer].iter().map(|one| whole(one, Extent::Rows)).collect();
         loops[0].shardable = true;
         loops.extend([whole(&dimensions[outer], Extent::Positions), whole(&dimensions[outer + 1], Extent::Columns)]);
-        let contracted = dimension("contracted", first.last().copied().unwrap_or(1));
+        let contracted = dimension("contracted", *first.last().expect("invariant: a matrix has columns"));
         loops.push(whole(&contracted, Extent::Contracted));
         let with = |last: [usize; 2]| {
             (0..outer).chain(last.map(|place| outer + place)).map(|place| Some(LoopId(place))).collect::<Vec<_>>()

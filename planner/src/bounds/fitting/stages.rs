@@ -62,7 +62,7 @@ impl FittedStages {
         let ranks = most_shards(&self.layout);
         let at = |held| stage_memory(&[&cost], held, self.layout.zero, ranks, 1.0, self.layout.offload);
         let bytes = self.in_flight.of_stage(stage).iter().map(at).fold(0.0, f64::max);
-        bytes * self.memory_weights.get(kind).copied().unwrap_or(1.0)
+        bytes * self.memory_weights[kind]
     }
 
     /// Returns the fewest recomputed blocks with which a stage fits on devices of one kind, or

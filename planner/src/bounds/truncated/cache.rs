@@ -169,7 +169,7 @@ impl<'a> TruncatedModels<'a> {
     /// those of its truncated model share none.
     fn ends_are_nearer(&self, layout: &Layout, truncated: &Layout) -> bool {
         let topology = self.request.topology;
-        let node = topology.node_groups().iter().map(|group| group.devices).max().unwrap_or(1);
+        let node = topology.node_groups().iter().map(|group| group.devices).max().expect("invariant: a topology has nodes");
         // The first and the last stage lie at least this many ranks apart, whether or not
         // data-parallel ranks lie between them. That holds only without a stage order: with one,
         // the two may be neighbours.

@@ -310,7 +310,8 @@ impl PersistentBuffers {
                 "dropped" => MetricKind::Dropped,
                 WEIGHT => MetricKind::Weight,
                 TOP_FIVE => MetricKind::TopFive,
-                _ => MetricKind::Correct,
+                "correct" => MetricKind::Correct,
+                other => unreachable!("invariant: no sum is called `{other}`"),
             };
             let placements = stage.lowering.sharding.produced(id);
             list.add_metric(Metric { kind, buffer, placements });

@@ -103,7 +103,7 @@ impl<'a> Stage<'a> {
     /// The placements of a sum as its operators leave it.
     pub(super) fn placements_of_sum(&self, name: &str) -> Placements {
         let tensor = self.lowering.graph.tensors.iter().position(|tensor| tensor.name == name);
-        tensor.map_or_else(Placements::default, |tensor| self.lowering.sharding.produced(TensorId(tensor)))
+        self.lowering.sharding.produced(TensorId(tensor.expect("invariant: the graph has the sum")))
     }
 
     /// The operators that a task runs, in order.

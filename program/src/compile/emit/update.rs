@@ -308,7 +308,7 @@ impl Update<'_> {
         for running in &self.stage.state.running {
             let buffers = [&running.statistics, &running.name].map(|name| self.persistent.find(name));
             let [Some(statistics), Some(buffer)] = buffers else { continue };
-            let channels = running.shape.last().copied().unwrap_or(1);
+            let channels = *running.shape.last().expect("invariant: running statistics have channels");
             let kernel = Kernel::RunningStatistics { channels, contributions: running.contributions * micro_batches };
             self.compute(&running.name, kernel, &[statistics], &[buffer]);
             updated.push(buffer);

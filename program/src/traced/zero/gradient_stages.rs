@@ -5,7 +5,7 @@
 
 use super::super::rank_state::RankState;
 use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, Sharding, TracedCollective};
-use super::{ZeroSettings, in_model_order, optimizer_group};
+use super::{ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, optimizer_group, single_gradients};
 use rustc_hash::FxHashMap;
 
 /// Where a parameter's elements lie in its group's flat buffer.
@@ -244,37 +244,23 @@ impl RankState for GradientStages {
 
     /// `step`.
     fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        let (width, optimizer) = (self.width, emitter.job.optimizer);
+        let width = self.width;
         let whole: u64 = self.partitions.iter().sum();
         // `_has_inf_or_nan` has at once: a copy in single precision, where it is not a number,
         // where it is infinite, either of these, and that in single precision.
         let copies = if width < 4 { 4 + 1 + 1 + 1 + 4 } else { 1 + 1 + 1 + 4 };
         emitter.passing(copies * self.largest, Contents::Gradients, AllocationStream::Compute);
         emitter.send(RankEvent::Moves { name: "check for overflow", bytes: (width + 34) * whole, launches: 8 });
-        // `get_grad_norm_direct`, in double precision.
-        emitter.passing(8 * self.largest, Contents::Gradients, AllocationStream::Compute);
-        emitter.send(RankEvent::Moves { name: "gradients' norm", bytes: (width + 16) * whole, launches: 2 });
+        gradient_norm(emitter, [whole, self.largest], width);
         for (index, &partition) in self.partitions.iter().enumerate() {
-            let flat = emitter.allocate(partition * width, Contents::Gradients, AllocationStream::Compute);
-            emitter.send(RankEvent::Moves { name: "flat gradients", bytes: 2 * partition * width, launches: 1 });
-            let single = if width < 4 {
-                let single = emitter.allocate(partition * 4, Contents::Gradients, AllocationStream::Compute);
-                let bytes = partition * (width + 4);
-                emitter.send(RankEvent::Moves { name: "gradients in single precision", bytes, launches: 1 });
-                emitter.release(flat);
-                single
-            } else {
-                flat
-            };
+            let single = single_gradients(emitter, partition, width);
             // Both groups' gradients are views of one buffer.
             if index + 1 == self.partitions.len() {
                 self.averaged.take().into_iter().for_each(|id| emitter.release(id));
             }
-            emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 8 * partition, launches: 1 });
-            optimizer.step(emitter, &[(partition, 4)]);
+            clip_and_step(emitter, partition);
             emitter.release(single);
-            let bytes = partition * (4 + width);
-            emitter.send(RankEvent::Moves { name: "copy to the model's parameters", bytes, launches: 1 });
+            copy_to_parameters(emitter, partition, width);
         }
         // `all_gather_into_tensor_dp_groups`, in place.
         if emitter.job.ranks > 1 {

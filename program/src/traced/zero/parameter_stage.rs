@@ -13,7 +13,10 @@
 
 use super::super::rank_state::RankState;
 use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, TracedCollective};
-use super::{MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, in_model_order, optimizer_group};
+use super::{
+    MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order,
+    optimizer_group, single_gradients,
+};
 use foretell_models::operator_tables::ParameterRole;
 use std::collections::BTreeMap;
 
@@ -396,29 +399,14 @@ impl RankState for ParameterStage {
     /// `step`.
     fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.reduced_passes = 0;
-        let (width, optimizer) = (self.width, emitter.job.optimizer);
-        let partitions: u64 = self.sub_groups.iter().sum();
-        // `get_grad_norm_direct`, in double precision.
-        emitter.passing(8 * self.largest, Contents::Gradients, AllocationStream::Compute);
-        emitter.send(RankEvent::Moves { name: "gradients' norm", bytes: (width + 16) * partitions, launches: 2 });
+        let width = self.width;
+        gradient_norm(emitter, [self.sub_groups.iter().sum(), self.largest], width);
         for &elements in &self.sub_groups {
             // `_prepare_fp32_grad_for_sub_group`.
-            let flat = emitter.allocate(elements * width, Contents::Gradients, AllocationStream::Compute);
-            emitter.send(RankEvent::Moves { name: "flat gradients", bytes: 2 * elements * width, launches: 1 });
-            let single = if width < 4 {
-                let single = emitter.allocate(elements * 4, Contents::Gradients, AllocationStream::Compute);
-                let bytes = elements * (width + 4);
-                emitter.send(RankEvent::Moves { name: "gradients in single precision", bytes, launches: 1 });
-                emitter.release(flat);
-                single
-            } else {
-                flat
-            };
-            emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 8 * elements, launches: 1 });
-            optimizer.step(emitter, &[(elements, 4)]);
+            let single = single_gradients(emitter, elements, width);
+            clip_and_step(emitter, elements);
             if width < 4 {
-                let bytes = elements * (4 + width);
-                emitter.send(RankEvent::Moves { name: "copy to the model's parameters", bytes, launches: 1 });
+                copy_to_parameters(emitter, elements, width);
             }
             emitter.release(single);
         }

@@ -107,7 +107,7 @@ impl Names {
     }
 
     fn of(&mut self, list: &StageProgram, instruction: &Instruction) -> usize {
-        let name = list.names.get(instruction.name as usize).map_or("", String::as_str);
+        let name = list.name_of(instruction);
         self.place(&format!("{} {name}", instruction.operation.kind()))
     }
 }

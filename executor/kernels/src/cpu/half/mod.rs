@@ -246,8 +246,9 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
     let operands = reads + call.writes.len();
     let described = |spec: &KernelSpec, index: usize| spec.reads().chain(spec.writes(call.precision)).nth(index).copied();
     for (index, operand) in call.reads.iter().chain(call.writes).enumerate() {
-        let (elements, storage) = described(&spec, index).map_or((0, Storage::Single), |one| (one.elements, one.storage));
-        let elements_of = |spec: &KernelSpec| described(spec, index).map_or(0, |one| one.elements);
+        let described = |spec: &KernelSpec| described(spec, index).expect("invariant: the call's operands are checked");
+        let elements_of = |spec: &KernelSpec| described(spec).elements;
+        let (elements, storage) = (elements_of(&spec), described(&spec).storage);
         all[index] = Widened {
             operand: *operand,
             is_half: storage == Storage::Precision,

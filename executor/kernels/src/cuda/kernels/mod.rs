@@ -73,6 +73,7 @@ pub fn precision_number(precision: DataType) -> u32 {
     match precision {
         DataType::Bf16 => 1,
         DataType::Fp16 => 2,
-        _ => 0,
+        DataType::Fp32 | DataType::Tf32 => 0,
+        other => unreachable!("invariant: no kernel runs in {other}"),
     }
 }

@@ -193,7 +193,8 @@ fn cuda_type(data_type: DataType) -> sys::cudaDataType {
     match data_type {
         DataType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
         DataType::Fp16 => sys::cudaDataType::CUDA_R_16F,
-        _ => sys::cudaDataType::CUDA_R_32F,
+        DataType::Fp32 | DataType::Tf32 => sys::cudaDataType::CUDA_R_32F,
+        other => unreachable!("invariant: no product has operands in {other}"),
     }
 }
 

@@ -47,8 +47,8 @@ fn read_decoder(stated: &mut Stated, [layers, hidden, heads]: [usize; 3], sequen
     }
     // Megatron's own default.
     let rate = |share: Option<f32>| {
-        let exact = share.map_or(Some(0.1), |share| share.to_string().parse::<f64>().ok());
-        DropoutRate::try_from(exact.unwrap_or(0.1)).map_err(|hint| FrameworkError::Form { reason: "dropout".into(), hint })
+        let exact = share.map_or(0.1, |share| share.to_string().parse::<f64>().expect("invariant: a number's text is a number"));
+        DropoutRate::try_from(exact).map_err(|hint| FrameworkError::Form { reason: "dropout".into(), hint })
     };
     let is_rms = match stated.text("normalization")?.as_deref() {
         None | Some("LayerNorm") => false,
@@ -229,7 +229,8 @@ fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize)
             read_frequency(&words.concat(), layers)?
         }
     };
-    let capacity = stated.number("moe-expert-capacity-factor")?.map(|factor| factor.to_string().parse::<f64>().unwrap_or(1.25));
+    let exact = |factor: f32| factor.to_string().parse::<f64>().expect("invariant: a number's text is a number");
+    let capacity = stated.number("moe-expert-capacity-factor")?.map(exact);
     let capacity_factor = capacity.map_or(Ok(CapacityFactor::default()), CapacityFactor::try_from);
     Ok(Mixtures {
         experts,

@@ -107,7 +107,8 @@ fn cudnn_type(format: DataType) -> cudnnDataType_t {
     match format {
         DataType::Bf16 => cudnnDataType_t::CUDNN_DATA_BFLOAT16,
         DataType::Fp16 => cudnnDataType_t::CUDNN_DATA_HALF,
-        _ => cudnnDataType_t::CUDNN_DATA_FLOAT,
+        DataType::Fp32 | DataType::Tf32 => cudnnDataType_t::CUDNN_DATA_FLOAT,
+        other => unreachable!("invariant: no graph has tensors in {other}"),
     }
 }
 

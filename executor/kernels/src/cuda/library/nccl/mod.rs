@@ -46,7 +46,9 @@ fn nccl_type(data_type: DataType) -> NcclDataType {
         DataType::Bf16 => NcclDataType::Bfloat16,
         DataType::Fp16 => NcclDataType::Half,
         DataType::Int8 => NcclDataType::Byte,
-        _ => NcclDataType::Float,
+        // Indices are moved, and not summed.
+        DataType::Fp32 | DataType::Tf32 | DataType::Int32 => NcclDataType::Float,
+        DataType::Fp64 | DataType::Fp8 => unreachable!("invariant: ranks exchange nothing in {data_type}"),
     }
 }
 
