@@ -359,3 +359,25 @@ fn packed_sequences_take_less_time_where_attention_is_fused() {
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && message.contains("a document has no token"), "{message}");
 }
+
+#[test]
+fn slow_networks_leave_the_second_node_idle() {
+    let scratch = Scratch::new();
+    let job = ["plan", "--model", "bert-base", "--topology", "2x8xv100-sxm-32g@100Gbit/s", "--global-batch", "512", "--top", "3"];
+    let document = scratch.json(&[&job[..], &["--breakeven", "inter_node.bandwidth"]].concat());
+    let stretches = document["breakeven"]["stretches"].as_array().expect("stretches");
+    let factor = |stretch: &Value| number(stretch, "/from");
+    assert!(stretches.len() > 1 && stretches.windows(2).all(|pair| factor(&pair[0]) < factor(&pair[1])), "{document}");
+    // On hardly any network one node is the fastest, and today's network is fast enough for both.
+    assert_eq!(stretches[0]["layout"], Value::Null, "{document}");
+    let today = stretches.iter().rfind(|stretch| factor(stretch) <= 1.0).expect("a stretch that holds today's network");
+    assert!(today["layout"].is_u64(), "{document}");
+}
+
+#[test]
+fn a_breakeven_of_nothing_known_is_refused() {
+    let scratch = Scratch::new();
+    let job = ["plan", "--model", "bert-base", "--topology", "8xv100-sxm-32g", "--global-batch", "64"];
+    let output = scratch.run(&[&job[..], &["--breakeven", "inter_node.colour"]].concat());
+    assert_eq!(output.status.code(), Some(2));
+}

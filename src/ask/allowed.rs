@@ -72,6 +72,7 @@ const ALLOWED: [Allowed; 8] = [
             ("compare", Contents),
             ("table", Plain),
             ("gpus-needed", Plain),
+            ("breakeven", Plain),
             ("mode", Plain),
         ],
     ),
