@@ -23,7 +23,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tiny_http::{Method, Request, Response, Server};
 
 /// Open the planner in a browser, or show a run's report or a search's progress, live
@@ -59,6 +59,9 @@ const REFRESH: u32 = 2;
 
 /// Time between two looks at whether a signal asked to stop.
 const SIGNAL_CHECK: Duration = Duration::from_millis(200);
+
+/// The longest that the server waits for its last replies.
+const LAST_REPLIES: Duration = Duration::from_secs(1);
 
 /// The most requests that are answered at once. A page has six connections.
 const MOST_REQUESTS: usize = 32;
@@ -111,6 +114,11 @@ fn answer_all(server: &Server, site: Arc<(Door, Served)>, signals: &StopSignals)
     }
     if let Served::Planner(planner) = &site.1 {
         planner.close();
+    }
+    // What was cancelled is said before the end.
+    let end = Instant::now() + LAST_REPLIES;
+    while open.load(Ordering::Relaxed) > 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }
