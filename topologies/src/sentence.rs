@@ -90,6 +90,10 @@ impl<'a> Said<'a> {
                     let source = base.as_ref().map_or("", |base| &base.name);
                     notes.push(format!("`{text}`: {count} NICs of {rate} a node, as in `{source}`; `{text}@RATE` says another"));
                 }
+                (Some((count, rate)), Some(_)) if *count > 1 => notes.push(format!(
+                    "`{text}`: each of the {count} devices of a node has a NIC of {rate}; a node with one NIC is written into a file, \
+                     with `nics: {{count: 1, bandwidth: {rate}}}`"
+                )),
                 (Some(_), Some(_)) => {}
             }
         }

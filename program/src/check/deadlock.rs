@@ -21,7 +21,13 @@ struct Progress<'a> {
 pub(super) fn check(program: &Program) -> Result<(), Unsound> {
     let world = || (0..program.mesh.world_size()).map(Rank);
     let mut progress = Progress::new(program);
-    while world().fold(false, |moved, rank| progress.advance(rank) || moved) {}
+    let mut moves = true;
+    while moves {
+        moves = false;
+        for rank in world() {
+            moves |= progress.advance(rank);
+        }
+    }
     let stuck = world().find_map(|rank| Some((rank, progress.done[rank.0].iter().position(|done| !done)?)));
     match stuck {
         None => Ok(()),

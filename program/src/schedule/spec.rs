@@ -4,8 +4,8 @@
 use super::{Schedule, Task, WovenOrders, greedy, lists, woven};
 use std::ops::RangeInclusive;
 
-/// The tasks of every stage, for numbers of stages, micro-batches and chunks.
-type Orders = fn(usize, usize, usize) -> Vec<Vec<Task>>;
+/// The tasks of every stage, in order.
+type Orders = Vec<Vec<Task>>;
 
 /// Everything about a schedule.
 pub(super) struct ScheduleSpec {
@@ -23,11 +23,11 @@ pub(super) struct ScheduleSpec {
     pub(super) holds_all_micro_batches: bool,
     /// The schedule of one chunk on each stage with the same kinds of passes and the least memory.
     pub(super) of_one_chunk: Schedule,
-    /// The order.
-    pub(super) orders: Orders,
+    /// The order, for numbers of stages, micro-batches and chunks.
+    pub(super) orders: fn(usize, usize, usize) -> Orders,
     /// For numbers of stages and micro-batches, all orders of which `orders` takes the best, if it
     /// is not the only one.
-    pub(super) candidates: Option<fn(usize, usize) -> Vec<Vec<Vec<Task>>>>,
+    pub(super) candidates: Option<fn(usize, usize) -> Vec<Orders>>,
     /// For numbers of stages and micro-batches, its own order of pairs of passes, if it has one.
     pub(super) woven: Option<fn(usize, usize) -> Option<WovenOrders>>,
     /// The most activations that a stage holds at once, in micro-batches of one chunk: for numbers
