@@ -9,7 +9,8 @@ use foretell_units::Bytes;
 /// Returns the predicted counterpart of a row's memory figure, in bytes.
 ///
 /// `mem_kind` says which figure that is: the bytes that the allocator has handed out, the bytes
-/// that it holds, or all bytes in use on the device. Without it, the stack's usual figure counts.
+/// that it holds, or all bytes in use on the device. Without it, the stack's usual figure counts; of
+/// a traced job, all bytes in use, as most people read them from `nvidia-smi`.
 pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint, traced: Option<&TracedPrediction>) -> f64 {
     let kind = row.mem_kind.to_lowercase();
     let says = |word: &str| kind.contains(word) && !kind.contains("not stated");
@@ -17,7 +18,8 @@ pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint, tra
         Some(TracedPrediction { memory, outside }) => [memory.allocated, memory.reserved, memory.reserved + *outside],
         None => [allocated(footprint), allocated(footprint) + footprint.unused, footprint.total()],
     };
-    let figure = if kind.contains("nvidia-smi") {
+    let is_unstated = kind.is_empty() || kind.starts_with("as printed");
+    let figure = if kind.contains("nvidia-smi") || (is_unstated && traced.is_some()) {
         used
     } else if says("reserved") || (stack.memory.prints_reserved && !says("allocated") && traced.is_none()) {
         held

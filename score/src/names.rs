@@ -148,7 +148,7 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
         (&["xla"], "maxtext"),
         (&["levanter"], "maxtext"),
         (&["alpa"], "maxtext"),
-        (&["torchtune"], "torchtitan"),
+        (&["torchtune"], "torchtune"),
         (&["picotron"], "nanotron"),
         (&["tensorflow"], "deeplearningexamples-tensorflow2"),
         (&["mxnet"], "mlperf-mxnet"),

@@ -76,16 +76,21 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
             .into_iter()
             .any(framework);
     let is_plain = framework("ddp") && says(&row.model, "bert");
+    let is_torchtune = framework("torchtune");
     let is_other = ["scattermoe", "compiled", "unsloth", "megatron"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let is_compiled = cell("compiled") == "1" || says(&row.notes, "compile");
     // TF32 has other rates than the tables' single precision.
     let is_left_out = is_other || is_compiled || !cell("offload").is_empty() || run.format == ProductFormat::Tf32;
-    if !(is_hugging_face || is_plain) || is_left_out {
+    if !(is_hugging_face || is_plain || is_torchtune) || is_left_out {
         return None;
     }
     let name = row.model.to_lowercase();
     let (_, architecture) = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word))?;
+    if is_torchtune {
+        let keys = [("framework", "torchtune"), ("architecture", architecture), ("precision", "bf16")];
+        return Some(keys.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect());
+    }
     let release = release(row);
     let mut keys = vec![("framework", "hf"), ("version", release), ("architecture", architecture)];
     // Without autocast, adapters too: inferred from the rows' measured memory.
@@ -113,7 +118,7 @@ fn plan(row: &Row, run: &Run) -> Plan {
     plan.precision = if run.format == ProductFormat::Fp32 { DataType::Fp32 } else { DataType::Bf16 };
     plan.workload = PlannedWorkload::default();
     // DeepSpeed's optimizers have a copy in single precision of parameters in sixteen bits.
-    plan.workload.no_master_copy = !is_deepspeed(row) && stores_narrow(row);
+    plan.workload.no_master_copy = !is_deepspeed(row) && (stores_narrow(row) || says(&row.framework, "torchtune"));
     let says_flash = says(cell("attention"), "flash") || says(&row.notes, "flash attention");
     plan.workload.attention = match cell("attention") {
         "eager" => Some(AttentionKernel::Eager),

@@ -112,8 +112,9 @@ def _keys():
     yield from _product(architecture=["gemma"], **usual)
     yield from _product(architecture=["gemma", "gemma2", "gemma3", "phi3"], adapter=["lora-all"], checkpoint=["none", "full"],
                         precision=["mixed"])
-    yield from _product(architecture=["qwen3", "mistral"], adapter=["qlora-all"], checkpoint=["none", "full"],
+    yield from _product(architecture=["qwen3", "mistral", "qwen2", "phi3", "gemma2"], adapter=["qlora-all"], checkpoint=["none", "full"],
                         precision=["mixed"])
+    yield from _product(architecture=["qwen2", "qwen3"], adapter=["qlora-all"], checkpoint=["full-reentrant"], precision=["mixed"])
     yield from _product(architecture=["mistral", "qwen2", "qwen3"], adapter=["lora-all-dropout", "lora-attention-dropout"],
                         checkpoint=["none", "full"], precision=["mixed"])
     for release in older.RELEASES:
