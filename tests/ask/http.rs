@@ -76,12 +76,13 @@ impl Planner {
     pub fn send(&self, request: &str) -> Reply {
         let mut stream = TcpStream::connect(&self.host).expect("it listens");
         stream.write_all(request.as_bytes()).expect("it is sent");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("it answers");
-        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).expect("it answers");
+        let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        let (head, body) = (String::from_utf8(bytes[..end].to_vec()).expect("a head of text"), &bytes[end + 4..]);
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        let body = if head.to_lowercase().contains("transfer-encoding: chunked") { joined(body) } else { body.to_owned() };
-        Reply { status, head: head.to_owned(), body }
+        let body = if head.to_lowercase().contains("transfer-encoding: chunked") { joined(body) } else { body.to_vec() };
+        Reply { status, head, body: String::from_utf8(body).expect("text") }
     }
 
     /// Sends a request to a path with the token, as the server's page does.
@@ -101,13 +102,14 @@ impl Planner {
     }
 }
 
-/// The body of a reply in chunks.
-fn joined(mut chunks: &str) -> String {
-    let mut body = String::new();
-    while let Some((length, rest)) = chunks.split_once("\r\n") {
-        let length = usize::from_str_radix(length, 16).expect("a length");
-        body.push_str(&rest[..length]);
-        chunks = rest[length..].trim_start_matches("\r\n");
+/// The body of a reply in chunks. A chunk may end inside of a letter.
+fn joined(mut chunks: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(end) = chunks.windows(2).position(|window| window == b"\r\n") {
+        let length = std::str::from_utf8(&chunks[..end]).ok().and_then(|text| usize::from_str_radix(text, 16).ok());
+        let length = length.expect("a length");
+        body.extend_from_slice(&chunks[end + 2..][..length]);
+        chunks = &chunks[end + 2 + length + 2..];
     }
     body
 }
