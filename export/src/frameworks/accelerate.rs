@@ -4,6 +4,7 @@ mod read;
 
 pub(super) use read::import;
 
+use super::hf_stack;
 use super::nearest::{Nearest, usual_training};
 use super::stated::decimal;
 use super::{FrameworkError, Job, JobFiles};
@@ -15,12 +16,11 @@ const VERSION: &str = "accelerate 1.15.0";
 
 const FRAMEWORK: &str = "Accelerate";
 
-/// Accelerate's FSDP is PyTorch's FSDP2.
-pub(super) const STACK: &str = "fsdp2";
-
 pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
-    let mut nearest = Nearest::new(job.plan, FRAMEWORK, STACK)?;
+    let mut nearest = Nearest::new(job.plan, FRAMEWORK, hf_stack::FSDP2)?;
     restrict(&mut nearest)?;
+    let read_back = hf_stack::of_pytorch(&nearest.plan.layout, "hf-trainer");
+    nearest.plan.stack = hf_stack::kept(&job.plan.stack, &hf_stack::PYTORCH, read_back);
     let plan = nearest.plan;
     let [nodes, per_node] = job.nodes()?;
     let arguments = serde_json::to_string_pretty(&training_arguments(&plan)?).unwrap_or_default();

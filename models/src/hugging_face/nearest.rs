@@ -3,6 +3,35 @@
 
 use serde_json::{Map, Value};
 
+/// Beginnings of the names of fields that describe layers of other kinds than attention, or layers
+/// that differ from each other in size.
+const OTHER_LAYERS: [&str; 9] = [
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "block_configs",
+    "full_attention_interval",
+    "linear_",
+    "mamba_",
+    "ssm_",
+    "conv_L_cache",
+    "attn_layer_period",
+];
+
+/// Kinds of layers that decoders here have.
+const KINDS: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
+
+/// The fields that say that layers are of other kinds than those of a decoder.
+pub(super) fn other_layers(config: &Map<String, Value>) -> Vec<String> {
+    let is_there = |value: &Value| !value.is_null() && *value != Value::Bool(false);
+    let is_other = |(name, value): &(&String, &Value)| {
+        let begins = OTHER_LAYERS.iter().any(|start| name.starts_with(start));
+        let is_kind = |kind: &Value| kind.as_str().is_none_or(|kind| KINDS.contains(&kind));
+        let has_other_kinds = *name == "layer_types" && !value.as_array().is_none_or(|kinds| kinds.iter().all(is_kind));
+        is_there(value) && (begins || has_other_kinds)
+    };
+    config.iter().filter(is_other).map(|(name, _)| name.clone()).collect()
+}
+
 /// Fields of most transformers, with ours. The last two may be missing, and are a decoder's.
 const COMMON: [(&str, &str); 8] = [
     ("num_hidden_layers", "layers"),
@@ -44,13 +73,14 @@ pub(super) fn nearest(config: &Map<String, Value>) -> Option<(&'static str, Stri
     if is_encoder {
         return Some(("bert", format!("{{family: bert, {}}}", entries.join(", "))));
     }
+    let is_latent = size(config, "kv_lora_rank").is_some() && config.get("q_lora_rank").is_some();
     let like = match experts(config) {
         None => "llama",
         Some((count, like)) => {
             let top = ["num_experts_per_tok", "experts_per_token", "moe_topk"].iter().find_map(|field| size(config, field));
             let ffn = ["moe_intermediate_size", "intermediate_size"].iter().find_map(|field| size(config, field));
             entries.push(format!("mixtures: {{experts: {count}, top_k: {}, ffn: {}}}", top.unwrap_or(1), ffn.unwrap_or(1)));
-            like
+            if is_latent && like == "glm4_moe" { "deepseek_v3" } else { like }
         }
     };
     Some((like, format!("{{family: decoder, {}}}", entries.join(", "))))
