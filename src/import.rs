@@ -248,6 +248,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
         device: topology.device_kinds().first().map_or("h100-sxm-80g", |kind| kind.name.as_str()),
         precision: usual_precision(&topology),
         micro_batch: arguments.micro_batch,
+        sequence: arguments.sequence,
         vocab: arguments.vocab,
         file: &|name| inputs::read_beside(folder, Path::new(name)),
     };
@@ -352,8 +353,8 @@ fn model(arguments: &Arguments, imported: &mut ImportedPlan, path: &Path) -> Res
 /// profile has one kernel, which is as fast as the best.
 fn keep_known_attention(model: &Model, imported: &mut ImportedPlan) {
     let plan = &mut imported.plan;
-    let tables = inputs::stack(plan.stack.name()).ok().and_then(|stack| stack.tables);
-    let is_known = tables.is_some_and(|tables| TracedPlan::new(plan, model, &tables).is_ok());
+    let tables = inputs::stack(plan.stack.name()).ok().and_then(|stack| stack.tables.as_ref());
+    let is_known = tables.is_some_and(|tables| TracedPlan::new(plan, model, tables).is_ok());
     if plan.workload.attention == Some(AttentionKernel::Flash) && !is_known {
         plan.workload.attention = None;
         let stack = plan.stack.name();

@@ -114,6 +114,8 @@ pub struct Surroundings<'a> {
     pub precision: DataType,
     /// Samples of a micro-batch, for files that leave it open.
     pub micro_batch: Option<usize>,
+    /// Positions of a sample, for files that leave them open.
+    pub sequence: Option<usize>,
     /// Words of the vocabulary, for files that leave it to a tokenizer.
     pub vocab: Option<usize>,
     /// Reads a file that another one names. `None` if there is none.
@@ -129,6 +131,7 @@ impl From<usize> for Surroundings<'_> {
             device: "h100-sxm-80g",
             precision: DataType::Bf16,
             micro_batch: None,
+            sequence: None,
             vocab: None,
             file: &|_| None,
         }

@@ -168,8 +168,9 @@ fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence:
         let names = others.join("`, `");
         return format!("its layers are of kinds that are not planned (`{names}`), and no type that is comes near; {OTHERS}");
     }
-    let Some((like, file)) = nearest::nearest(&object) else {
-        return format!("it has not the sizes of a decoder; {OTHERS}");
+    let (like, file) = match nearest::nearest(&object) {
+        Ok(nearest) => nearest,
+        Err(reason) => return format!("{reason}; {OTHERS}"),
     };
     object.insert("model_type".into(), like.into());
     object.remove("architectures");

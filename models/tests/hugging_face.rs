@@ -73,7 +73,7 @@ fn a_value_that_no_graph_expresses_is_refused() {
         ("deepseek-v2", "topk_method", json!("lazy"), "`topk_method: \"lazy\"`"),
         ("llama", "rope_parameters", json!({"rope_theta": 1e4, "mrope_section": [2]}), "`rope_parameters.mrope_section` is not"),
         ("bert", "model_type", json!("albert"), "comes nearest: {family: bert, layers: 3, hidden: 64, heads: 4, ffn: 160"),
-        ("resnet", "model_type", json!("albert"), "it has not the sizes of a decoder"),
+        ("resnet", "model_type", json!("albert"), "it states no `num_hidden_layers`"),
     ];
     for (name, field, value, expected) in changes {
         let mut config = find(name);
@@ -415,7 +415,7 @@ fn a_text_model_is_found_however_deep_it_lies() {
     }
     let unknown = json!({"model_type": "some_eyes", "text_config": {"model_type": "albert"}});
     let error = from_hugging_face(&unknown.to_string(), None).expect_err("no reader").to_string();
-    assert!(error.contains("`some_eyes`") && error.contains("types that can be"), "{error}");
+    assert!(error.contains("`some_eyes`") && error.contains("use a model of `foretell models`"), "{error}");
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn an_unknown_type_is_read_as_another_where_that_is_asked_for() {
     for (fields, expected) in [
         (json!({"num_local_experts": 8, "num_experts_per_tok": 2}), "--as mixtral` reads"),
         (json!({"num_local_experts": 8, "experts_per_token": 2}), "mixtures: {experts: 8, top_k: 2, ffn: 160}"),
-        (json!({"model_type": "modernbert"}), "--as bert` reads"),
+        (json!({"model_type": "modernbert", "hidden_act": "gelu", "tie_word_embeddings": true}), "--as bert` reads"),
     ] {
         let mut other = config.clone();
         other.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());

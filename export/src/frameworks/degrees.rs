@@ -1,8 +1,8 @@
 //! Parallelism over several axes in the words of Accelerate's `ParallelismConfig`, which the
 //! Trainer and Axolotl have too. It must not know what shards parameters.
 
-use super::FrameworkError;
 use super::stated::Stated;
+use super::{FrameworkError, Surroundings};
 use foretell_program::{ContextMethod, Layout};
 
 /// How a file names the sizes.
@@ -19,8 +19,14 @@ pub(super) type Shards = Option<usize>;
 
 /// Reads the sizes of the axes into a layout of `ranks`. Each size that is not stated is 1, but
 /// that of shards, which has the remaining ranks.
-pub(super) fn read(stated: &mut Stated, names: Names, ranks: usize, layout: &mut Layout) -> Result<Shards, FrameworkError> {
+pub(super) fn read(
+    stated: &mut Stated,
+    names: Names,
+    surroundings: &Surroundings<'_>,
+    layout: &mut Layout,
+) -> Result<Shards, FrameworkError> {
     const SHARDS: &str = "dp_shard_size";
+    let Surroundings { ranks, devices_per_node, device, .. } = *surroundings;
     let [tensor, context] = match names {
         Names::Accelerate => ["tp_size", "cp_size"],
         Names::Axolotl => ["tensor_parallel_size", "context_parallel_size"],
@@ -55,7 +61,10 @@ pub(super) fn read(stated: &mut Stated, names: Names, ranks: usize, layout: &mut
     if product != ranks {
         return Err(FrameworkError::Form {
             reason: format!("the sizes of parallelism make {product} ranks, and the topology has {ranks} devices"),
-            hint: "say the cluster with `--topology`, such as `--topology 8xa100-80g`".into(),
+            hint: match product.is_multiple_of(devices_per_node) && product > devices_per_node {
+                true => format!("say `--topology {}x{devices_per_node}x{device}`", product / devices_per_node),
+                false => format!("say `--topology {product}x{device}`"),
+            },
         });
     }
     layout.data = replicas * shards;

@@ -152,9 +152,9 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
     let mut layout = Layout { micro_batch, ..Layout::default() };
     let mut section = stated.section("parallelism_config");
     let shards = if section.is_empty() {
-        degrees::read(stated, degrees::Names::Axolotl, surroundings.ranks, &mut layout)?
+        degrees::read(stated, degrees::Names::Axolotl, surroundings, &mut layout)?
     } else {
-        let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings.ranks, &mut layout)?;
+        let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings, &mut layout)?;
         stated.absorb(section.finish()?);
         shards
     };

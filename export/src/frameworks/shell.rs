@@ -132,6 +132,22 @@ struct Script {
     notes: Vec<String>,
 }
 
+/// What a variable is assigned.
+enum Assigned {
+    Text(String),
+    /// `(...)`
+    Elements(Vec<String>),
+}
+
+impl Assigned {
+    fn elements(self) -> Vec<String> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Elements(elements) => elements,
+        }
+    }
+}
+
 impl Script {
     fn read(&mut self, tokens: Vec<Token>) {
         let mut command: Vec<Word> = Vec::new();
@@ -153,7 +169,7 @@ impl Script {
                                 _ => {}
                             }
                         }
-                        self.assign(&name, elements, adds);
+                        self.assign(&name, Assigned::Elements(elements), adds);
                     } else {
                         command.push(word);
                     }
@@ -200,7 +216,7 @@ impl Script {
         while let Some(word) = command.first().filter(|word| word.assigned().is_some()) {
             if let Some((name, adds)) = word.assigned().map(|(name, adds)| (name.to_string(), adds)) {
                 let value = self.expand(&word.value()).join(" ");
-                self.assign(&name, vec![value], adds);
+                self.assign(&name, Assigned::Text(value), adds);
             }
             command.remove(0);
         }
@@ -225,45 +241,52 @@ impl Script {
         }
     }
 
-    fn assign(&mut self, name: &str, mut value: Vec<String>, mut adds: bool) {
-        let taken = self.taken();
-        if taken == Taken::No {
+    fn assign(&mut self, name: &str, value: Assigned, adds: bool) {
+        let before = self.variables.get(name).map(Vec::as_slice);
+        match self.taken() {
+            Taken::No => return,
+            Taken::Unknown => {
+                // `CMD="$CMD --more"` adds, too.
+                let rest = match (&value, before) {
+                    (Assigned::Text(longer), Some([text])) if !adds && !text.is_empty() => longer.strip_prefix(text.as_str()),
+                    _ => None,
+                };
+                let rest = rest.map(String::from);
+                let (value, adds) = match rest {
+                    Some(rest) => (vec![rest], true),
+                    None => (value.elements(), adds),
+                };
+                return self.assign_perhaps(name, &value, adds);
+            }
+            Taken::Yes => {}
+        }
+        if adds && self.unexpanded.contains_key(name) {
             return;
         }
-        let before = self.variables.get(name);
-        if taken == Taken::Unknown {
-            // `CMD="$CMD --more"` adds, too.
-            if let (false, Some([text]), [longer]) = (adds, before.map(Vec::as_slice), &value[..])
-                && let Some(rest) = longer.strip_prefix(text.as_str()).filter(|_| !text.is_empty())
-            {
-                (value, adds) = (vec![rest.to_string()], true);
-            }
-            // What is added is left out if it decides nothing.
-            let words = value.iter().flat_map(|text| text.split_whitespace());
-            let flags: Vec<&str> = words.filter(|word| word.starts_with("--")).collect();
-            if adds && !flags.is_empty() && !flags.iter().any(|flag| may_decide(flag)) {
-                self.notes.push(format!("a branch of the script adds {}, which are left out", flags.join(", ")));
-            } else {
-                self.variables.remove(name);
-                let what = if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) };
-                let why = format!("is assigned in a branch of the script that may not be taken{what}");
-                self.unexpanded.insert(name.into(), why);
-            }
+        let value = match (value, before.filter(|_| adds)) {
+            (Assigned::Text(more), Some([text])) => vec![format!("{text}{more}")],
+            (value, before) => [before.unwrap_or_default(), &value.elements()].concat(),
+        };
+        self.unexpanded.remove(name);
+        self.variables.insert(name.into(), value);
+        if !self.order.iter().any(|known| known == name) {
+            self.order.push(name.into());
+        }
+    }
+
+    /// Takes note of an assignment that may not be run. What is added is left out if it decides
+    /// nothing.
+    fn assign_perhaps(&mut self, name: &str, value: &[String], adds: bool) {
+        let words = value.iter().flat_map(|text| text.split_whitespace());
+        let flags: Vec<&str> = words.filter(|word| word.starts_with("--")).collect();
+        if adds && !flags.is_empty() && !flags.iter().any(|flag| may_decide(flag)) {
+            self.notes.push(format!("a branch of the script adds {}, which are left out", flags.join(", ")));
             return;
         }
-        if adds && let Some(before) = before {
-            value = match (&before[..], &value[..]) {
-                ([text], [more]) => vec![format!("{text}{more}")],
-                _ => [&before[..], &value[..]].concat(),
-            };
-        }
-        if !(adds && self.unexpanded.contains_key(name)) {
-            self.unexpanded.remove(name);
-            self.variables.insert(name.into(), value);
-            if !self.order.iter().any(|known| known == name) {
-                self.order.push(name.into());
-            }
-        }
+        self.variables.remove(name);
+        let what = if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) };
+        let why = format!("is assigned in a branch or loop of the script that may not be taken{what}");
+        self.unexpanded.entry(name.into()).or_insert(why);
     }
 
     /// What a script without a launch is: a list of arguments, or variables that hold them.
@@ -274,7 +297,8 @@ impl Script {
             for name in &holders {
                 let values = self.variables.get(name).into_iter().flatten();
                 // Text of several words is split where it is used without quotes.
-                let words = values.flat_map(|value| if value.starts_with("--") { words_of(value) } else { vec![value.clone()] });
+                let words = values
+                    .flat_map(|value| if value.trim_start().starts_with("--") { words_of(value) } else { vec![value.clone()] });
                 self.arguments.extend(words);
             }
             if !holders.is_empty() {

@@ -436,7 +436,10 @@ fn is_off(value: &Value) -> bool {
         Value::Null | Value::Bool(false) => true,
         Value::Array(list) => list.is_empty(),
         Value::Object(object) => object.is_empty(),
-        Value::String(text) => matches!(text.to_ascii_lowercase().as_str(), "" | "none" | "no" | "false"),
+        Value::String(text) => {
+            let is_zero = text.parse::<f64>().is_ok_and(|number| number == 0.0);
+            is_zero || matches!(text.to_ascii_lowercase().as_str(), "" | "none" | "no" | "false")
+        }
         Value::Number(number) => number.as_f64() == Some(0.0),
         Value::Bool(true) => false,
     }

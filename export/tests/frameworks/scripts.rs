@@ -27,6 +27,12 @@ fn arguments_in_variables_are_read_without_a_launch() {
     let imported = read(&array).expect("it is sound");
     assert_eq!((imported.plan.precision, imported.plan.global_batch), (DataType::Bf16, 64));
     assert!(imported.assumed.iter().any(|note| note.contains("`MODEL_ARGS`, `OTHER`")), "{:?}", imported.assumed);
+    refused(&array.replace("--seq-length 1024", ""), &["`--seq-length`", "`--sequence`"]);
+    let asked = Surroundings { sequence: Some(512), ..Surroundings::from(8) };
+    let imported = import_plan(&array.replace("--seq-length 1024", ""), PlanForm::MegatronArguments, asked).expect("it is said");
+    assert_eq!(imported.model.and_then(|model| model.sample().tokens()).map(|(length, _)| length), Some(512));
+    let of_loop = format!("for i in 1 2; do F=$F,1; done\n{}", launch("--bf16 --swiglu --num-experts 8 --moe-layer-freq $F"));
+    refused(&of_loop, &["`$F`", "branch"]);
     refused("megatron sft --model org/name --micro_batch_size 1\n", &["`megatron sft`"]);
     refused("llamafactory-cli train job.yaml\n", &["`llamafactory-cli train`", "`job.yaml`"]);
 }

@@ -127,7 +127,7 @@ fn read_pytorch_part(
     stated.assume(format!("`micro_batch` {size}: the file leaves it to the training script; this is {source}"));
     let mut layout = Layout { data: surroundings.ranks, micro_batch: size, ..Layout::default() };
     let mut section = stated.section("parallelism_config");
-    let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings.ranks, &mut layout)?;
+    let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings, &mut layout)?;
     stated.absorb(section.finish()?);
     let words = Some(Sharding { zero: 3, is_hybrid: false }).filter(|_| kind == "FSDP");
     let section = stated.section("fsdp_config");

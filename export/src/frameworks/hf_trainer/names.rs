@@ -1,7 +1,7 @@
 //! Names of a Trainer's settings, and of those that TRL, Axolotl and LLaMA-Factory add.
 
 /// Arguments that change neither the time of a step nor its memory.
-pub(super) const NEUTRAL: [&str; 113] = [
+pub(super) const NEUTRAL: [&str; 119] = [
     "output_dir",
     "overwrite_output_dir",
     "do_*",
@@ -109,6 +109,12 @@ pub(super) const NEUTRAL: [&str; 113] = [
     "test_datasets",
     "model_revision",
     "mask_history",
+    "experimental_skip_move_to_device",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "lazy_preprocess",
+    "data_path",
+    "eval_data_path",
     "streaming",
     "callbacks",
     "benchmarks",

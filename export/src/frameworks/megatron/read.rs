@@ -36,7 +36,10 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     layout.recompute = read_recompute(&mut stated)?;
     let plan = read_training(&mut stated, layout, surroundings)?;
     if model.is_some() && !sequence_is_stated {
-        return Err(impossible("there is no `--seq-length`".into(), "add it: Megatron demands the length of a sample"));
+        return Err(FrameworkError::Form {
+            reason: "there is no `--seq-length`, which Megatron demands".into(),
+            hint: "say the length of a sample with `--sequence`".into(),
+        });
     }
     Ok(ImportedPlan { model, ..ImportedPlan::new(plan, stated.finish()?) })
 }

@@ -27,7 +27,7 @@ pub(in super::super) fn read(
         })?;
     }
     let [layers, hidden, heads] = sizes;
-    let sequence = stated.size("seq-length")?;
+    let sequence = stated.size("seq-length")?.or(surroundings.sequence);
     let vocab = read_vocabulary(stated, surroundings)?;
     let decoder = read_decoder(stated, [layers, hidden, heads, vocab], sequence.unwrap_or(1024))?;
     Ok((Some(as_gpt(&decoder).map_or_else(|| Model::of_decoder(decoder), Model::Gpt)), sequence.is_some()))
@@ -212,7 +212,11 @@ fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize)
         [] => [0, 1],
         words => {
             let words: Vec<&str> = words.iter().filter_map(serde_json::Value::as_str).collect();
-            read_frequency(&words.concat(), layers)?
+            let text = words.concat();
+            if text.contains('$') {
+                return Err(stated.wrong("moe-layer-freq", "a list of 0 and 1"));
+            }
+            read_frequency(&text, layers)?
         }
     };
     let capacity = stated.number("moe-expert-capacity-factor")?.map(|factor| factor.to_string().parse::<f64>().unwrap_or(1.25));
