@@ -195,6 +195,32 @@ fn a_job_gets_the_stack_of_its_library() {
 }
 
 #[test]
+fn a_fine_tuning_job_goes_back_to_its_framework() {
+    let llama = Model::named("llama3-8b").expect("in the zoo");
+    for text in [
+        "use_peft: true\nload_in_4bit: true\nlora_target_modules: all-linear\noptim: adamw_bnb_8bit\nattn_implementation: flash_attention_2\n",
+        "use_peft: true\nlora_r: 8\nlora_alpha: 8\nlora_dropout: 0.0\nlora_target_modules: [q_proj, v_proj]\nlora_modules_to_save: [embed_tokens]\n",
+        "max_length: 512\ndtype: bfloat16\nuse_liger_kernel: true\n",
+        "max_length: 512\nloss_type: chunked_nll\nattn_implementation: eager\nfsdp: full_shard\n",
+    ] {
+        let plan = sound(&format!("bf16: true\n{text}")).plan;
+        let job = export_job(&Job { name: "model", model: &llama, plan: &plan, devices_per_node: 8 }, Framework::Accelerate)
+            .expect(text);
+        assert!(job.differences.is_empty(), "{text}: {:?}", job.differences);
+        let (_, arguments) = job.files.iter().find(|(name, _)| name == "training_arguments.json").expect("it is written");
+        let back = import_plan(arguments, PlanForm::HuggingFaceTrainer, 8).expect(text);
+        assert_eq!((&back.plan.training, &back.plan.workload), (&plan.training, &plan.workload), "{text}: {arguments}");
+        assert_eq!(back.plan.layout, job.plan.layout, "{text}");
+    }
+    // What peft's words lack is said.
+    let mut plan = sound("bf16: true\nuse_peft: true\n").plan;
+    plan.training.lora.as_mut().expect("adapters").targets = targets(&["model.*.q_proj"]);
+    let job = export_job(&Job { name: "model", model: &llama, plan: &plan, devices_per_node: 8 }, Framework::Accelerate)
+        .expect("it is near");
+    assert!(job.differences.iter().any(|difference| difference.contains("adapters are left out")), "{:?}", job.differences);
+}
+
+#[test]
 fn axolotls_fsdp2_and_further_axes_are_read() {
     let plan = sound("bf16: true\nfsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n  offload_params: false\n").plan;
     assert_eq!((plan.layout.zero, plan.layout.data), (3, 8));

@@ -330,3 +330,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn torchtitans_settings_of_what_is_off_configure_nothing() {
+    let off = TORCHTITAN.replace(
+        "[optimizer]",
+        "[float8]\nfilter_fqns = [\"output\"]\n[quantize.grouped_mm.float8]\nfqns = [\"experts\"]\n[optimizer]",
+    );
+    assert_eq!(imported(&off, PlanForm::Torchtitan).plan, imported(TORCHTITAN, PlanForm::Torchtitan).plan);
+    let narrow = imported(&TORCHTITAN.replace("seq_len = 4096", "seq_len = 4096\ndtype = \"bfloat16\""), PlanForm::Torchtitan);
+    assert!(narrow.plan.workload.no_master_copy);
+    assert!(read(&TORCHTITAN.replace("seq_len = 4096", "seq_len = 4096\ndtype = \"float16\""), PlanForm::Torchtitan).is_err());
+}

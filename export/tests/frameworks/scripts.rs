@@ -92,6 +92,9 @@ fn other_models_scripts_are_refused_by_name() {
         refused(&launch("--bf16").replace("pretrain_gpt.py", name), &[name]);
     }
     assert!(read(&launch("--bf16").replace("pretrain_gpt.py", "train.py")).is_ok());
+    for setting in ["--grpo-group-size 16", "--rollout-batch-size 32", "--advantage-estimator grpo", "--perform-rl-step"] {
+        refused(&launch(&format!("--bf16 {setting}")), &[setting, "by rewards"]);
+    }
 }
 
 #[test]

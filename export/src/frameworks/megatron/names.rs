@@ -193,3 +193,19 @@ pub(super) const OTHER_MODELS: [&str; 14] = [
     "inpaint",
     "diffusion",
 ];
+
+/// Settings of training by rewards, of Megatron-RL and of tools that run Megatron-LM.
+pub(super) const BY_REWARDS: [&str; 12] = [
+    "grpo-*",
+    "langrl-*",
+    "perform-rl-step",
+    "rl-*",
+    "advantage-estimator",
+    "rollout-*",
+    "num-rollout",
+    "rm-type",
+    "ref-load",
+    "kl-loss-*",
+    "eps-clip*",
+    "n-samples-per-prompt",
+];

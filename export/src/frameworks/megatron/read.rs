@@ -5,7 +5,7 @@ use super::super::nearest::bucket_of;
 use super::super::shell::{self, Started};
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
-use super::names::{NEUTRAL, NEUTRAL_SWITCHES, OTHER_MODELS, REFUSED, RENAMED};
+use super::names::{BY_REWARDS, NEUTRAL, NEUTRAL_SWITCHES, OTHER_MODELS, REFUSED, RENAMED};
 use super::read_pipeline::{impossible, read_chunks};
 use super::{STACK, model};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
@@ -21,6 +21,11 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         stated.rename(older, newer)?;
     }
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, precision or memory")?;
+    stated.refuse_with(
+        &BY_REWARDS,
+        "training by rewards is not planned: it has other models and passes",
+        "leave out the settings of rewards and rollouts to plan the policy's training alone",
+    )?;
     for switch in NEUTRAL_SWITCHES {
         stated.flag(switch)?;
     }
