@@ -175,9 +175,14 @@ fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence:
     object.insert("model_type".into(), like.into());
     object.remove("architectures");
     match read(object, sequence, Unknown::Noted) {
-        Ok(_) => format!(
-            "`foretell import hf-config FILE --as {like}` reads what it shares with that type; the model file that comes nearest: {file}"
-        ),
+        Ok(imported) => {
+            let left_out = imported.notes.iter().find_map(|note| note.strip_prefix(fields::LEFT_OUT));
+            let without = left_out.map_or_else(String::new, |names| format!(", without {names}"));
+            format!(
+                "`foretell import hf-config FILE --as {like}` reads what it shares with that type{without}; the model file that comes \
+                 nearest: {file}"
+            )
+        }
         Err(error) => {
             let reason = error.to_string();
             let reason = reason.split("; hint: ").next().unwrap_or_default();
