@@ -40,6 +40,11 @@ const NODES: Kind = ("Slurm's list of nodes", "use `foretell import slurm-nodes`
 const NVIDIA: Kind = ("the output of `nvidia-smi topo -m`", "use `foretell import nvidia-smi-topo`", None);
 const ROCM: Kind = ("the output of `rocm-smi`", "use `foretell import rocm-smi-topo`", None);
 const NCCL: Kind = ("NCCL's topology dump", "use `foretell import nccl-xml`", None);
+const TORCHTUNE: Kind = ("a recipe of torchtune", "it is not read; use `foretell plan --stack torchtune`", None);
+const NEMO: Kind =
+    ("a configuration of NeMo", "it is not read; give Megatron-LM's arguments to `foretell import megatron-args`", None);
+const NANOTRON: Kind = ("a configuration of nanotron", "it is not read; use `foretell plan --fix` with its sizes", None);
+const FOUNDRY: Kind = ("a configuration of llm-foundry", "it is not read; use `foretell plan --stack mosaicml-composer`", None);
 const ACCELERATE: Kind = ("Accelerate's configuration", "use `foretell import accelerate`", None);
 
 /// Replaces the failure of a file that is something else than what is wanted.
@@ -113,6 +118,9 @@ fn recognise(text: &str) -> Option<Kind> {
         // One of our own files, whatever its comments name.
         return keys;
     }
+    if text.contains("_component_: torchtune.") {
+        return Some(TORCHTUNE);
+    }
     let has = |part: &str| text.contains(part);
     let is_section = |line: &str| {
         let name = line.strip_prefix('[').and_then(|line| line.trim_end().strip_suffix(']')).unwrap_or_default();
@@ -165,6 +173,12 @@ fn of_keys(has: impl Fn(&str) -> bool) -> Option<Kind> {
         Some(ACCELERATE)
     } else if has("layout") && has("model") {
         Some(PLAN)
+    } else if has("parallelism") && has("tokens") && (has("checkpoints") || has("optimizer")) {
+        Some(NANOTRON)
+    } else if has("trainer") && has("model") && (has("exp_manager") || has("run") || has("name")) {
+        Some(NEMO)
+    } else if has("fsdp_config") && has("max_seq_len") && has("model") {
+        Some(FOUNDRY)
     } else if has("kernels") && has("exchanges") {
         Some(PROFILE)
     } else if has("family") {
@@ -197,6 +211,10 @@ mod tests {
             ("======= ROCm System Management Interface =======\n", "import rocm-smi-topo"),
             ("<system version=\"1\"></system>", "import nccl-xml"),
             ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "import accelerate"),
+            ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "--stack torchtune"),
+            ("trainer:\n  devices: 8\nmodel:\n  mcore_gpt: true\nexp_manager:\n  x: 1\n", "NeMo"),
+            ("parallelism:\n  dp: 8\ntokens:\n  x: 1\noptimizer:\n  x: 1\n", "nanotron"),
+            ("max_seq_len: 2048\nmodel:\n  name: mpt\nfsdp_config:\n  x: 1\n", "llm-foundry"),
         ];
         for (text, expected) in cases {
             for wanted in [Wanted::Model, Wanted::Topology, Wanted::Plan, Wanted::Profile] {

@@ -8,10 +8,12 @@ use crate::foreign;
 use crate::inputs::{self, NamedModel};
 use crate::output;
 use crate::plan_file::{ModelReference, PlanFile, usual_overlap};
+use crate::predict;
 use clap::{Args, ValueEnum};
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, check_stack, import_plan};
-use foretell_models::Model;
-use foretell_program::Plan;
+use foretell_models::{GraphOptions, Model};
+use foretell_program::traced::TracedPlan;
+use foretell_program::{AttentionKernel, Plan};
 use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -54,6 +56,9 @@ pub struct Arguments {
     /// Samples of a micro-batch, if the file leaves them to a training script
     #[arg(long, value_name = "N")]
     micro_batch: Option<usize>,
+    /// Words of the vocabulary, if a script leaves them to a tokenizer
+    #[arg(long, value_name = "N")]
+    vocab: Option<usize>,
     /// The plan's cluster: a library name, a topology file, or devices such as `8xh100`
     #[arg(long)]
     topology: Option<String>,
@@ -143,6 +148,7 @@ impl Arguments {
             ("--as", self.like.is_some(), self.form == Form::HfConfig),
             ("--model", self.model.is_some(), is_plan),
             ("--micro-batch", self.micro_batch.is_some(), is_plan),
+            ("--vocab", self.vocab.is_some(), self.form == Form::MegatronArgs),
             ("--topology", self.topology.is_some(), is_plan),
             ("--nodes", self.nodes.is_some(), is_plan),
             ("--plan", self.plan.is_some(), is_kineto),
@@ -239,17 +245,17 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     // A file that is there and cannot be read is an error, and not one that is missing.
     let unreadable = std::cell::RefCell::new(None);
     let read_beside = |name: &str| {
-        let beside = folder.join(name);
-        if !beside.exists() {
-            return None;
-        }
-        inputs::read(&beside).map_err(|failure| unreadable.replace(Some(failure))).ok()
+        let text = inputs::read_beside(folder, Path::new(name))?;
+        text.map_err(|failure| unreadable.replace(Some(failure))).ok()
     };
     let surroundings = Surroundings {
         ranks: topology.device_count(),
         devices_per_node: topology.device_count() / topology.node_count().max(1),
+        device: topology.device_kinds().first().map_or("h100-sxm-80g", |kind| kind.name.as_str()),
         precision: usual_precision(&topology),
         micro_batch: arguments.micro_batch,
+        sequence: arguments.sequence,
+        vocab: arguments.vocab,
         file: &read_beside,
     };
     let imported = import_plan(text, form, surroundings).map_err(|error| Failure::in_file(path, &error));
@@ -263,7 +269,9 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
             format!("the file states its micro-batch, {own}, and `--micro-batch` is {size}; hint: leave one of them out");
         return Err(Failure::in_file(path, &message));
     }
-    let model = model(arguments, &imported, path)?;
+    predict::has_products(&topology, imported.plan.precision)?;
+    let mut imported = imported;
+    let model = model(arguments, &mut imported, path)?;
     let plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
     let settings = Settings { unread: imported.unread, assumed: imported.assumed, without_effect: imported.without_effect };
     settings.note();
@@ -298,10 +306,16 @@ impl Settings {
 
 /// The plan's model: what the file states, or what `--model` names. The stack's framework must take
 /// the plan.
-fn model(arguments: &Arguments, imported: &ImportedPlan, path: &Path) -> Result<ModelReference, Failure> {
+fn model(arguments: &Arguments, imported: &mut ImportedPlan, path: &Path) -> Result<ModelReference, Failure> {
     let in_file = |message: String| Failure::in_file(path, &message);
     let stated = imported.model.clone();
-    let (name, model) = match (&arguments.model, stated) {
+    let on_hub = imported.unknown_model.as_deref().filter(|_| arguments.model.is_none() && stated.is_none());
+    let on_hub = on_hub.and_then(|name| Some((name.to_string(), Model::named_on_hub(name)?)));
+    let asked = arguments.model.clone().or_else(|| on_hub.as_ref().map(|(_, known)| (*known).into()));
+    if let Some((name, known)) = on_hub {
+        imported.assumed.push(format!("`model` {known}: the file names `{name}`"));
+    }
+    let (name, model) = match (&asked, stated) {
         (Some(name), stated) => {
             let NamedModel { model, .. } = inputs::model(name)?;
             let same = |stated: &Model| {
@@ -337,9 +351,27 @@ fn model(arguments: &Arguments, imported: &ImportedPlan, path: &Path) -> Result<
             .ok_or_else(|| in_file("the model's samples are no sequences; hint: leave out the sequence's length".into()))?,
     };
     check_stack(&model, &imported.plan).map_err(|error| Failure::in_file(path, &error))?;
+    keep_known_attention(&model, imported);
+    // Adapters name layers of the model, which are not known before.
+    imported.plan.training.graph(&model, "model", &GraphOptions::ONE).map_err(|error| Failure::in_file(path, &error))?;
     let by_path = name.filter(|name| inputs::model(name).is_ok_and(|named| named.model == model));
     let known = by_path.or_else(|| Model::zoo().find(|(_, known)| *known == model).map(|(name, _)| name.into()));
     Ok(known.map_or(ModelReference::InPlace(model), ModelReference::Named))
+}
+
+/// Leaves out the choice of an attention kernel where the stack has no operators of this job: its
+/// profile has one kernel, which is as fast as the best.
+fn keep_known_attention(model: &Model, imported: &mut ImportedPlan) {
+    let plan = &mut imported.plan;
+    let tables = inputs::stack(plan.stack.name()).ok().and_then(|stack| stack.tables.as_ref());
+    let is_known = tables.is_some_and(|tables| TracedPlan::new(plan, model, tables).is_ok());
+    if plan.workload.attention == Some(AttentionKernel::Flash) && !is_known {
+        plan.workload.attention = None;
+        let stack = plan.stack.name();
+        imported
+            .assumed
+            .push(format!("attention is that of the stack `{stack}`, which has no operators of this job to tell kernels apart"));
+    }
 }
 
 /// The text of a topology file.

@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A model with its name.
 #[derive(Clone, Debug)]
@@ -80,6 +80,14 @@ const MOST_RUN_FILE: u64 = 4 << 30;
 /// Reads a text file that a user gives.
 pub fn read(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_INPUT)
+}
+
+/// Reads a file that another one names. Its path is relative to where a job is run: to the other
+/// one's folder, one above it, or the current one.
+pub fn read_beside(folder: &Path, name: &Path) -> Option<Result<String, Failure>> {
+    let folder = std::path::absolute(folder).ok()?;
+    let folders = folder.ancestors().map(Path::to_path_buf).chain([PathBuf::from(".")]);
+    folders.map(|folder| folder.join(name)).find(|path| path.is_file()).map(|path| read(&path))
 }
 
 /// Reads a file of a run's folder.

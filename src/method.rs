@@ -107,15 +107,12 @@ enum Targets {
     Named(Vec<String>),
 }
 
-/// What peft's examples and most fine-tuning jobs use.
-const USUAL_RANK: usize = 16;
-
 /// Largest rank and alpha.
 const MOST_RANK: usize = 1 << 16;
 
 impl Default for Adapter {
     fn default() -> Self {
-        Self { rank: USUAL_RANK, alpha: None, targets: Targets::All, has_dropout: false }
+        Self { rank: Lora::USUAL_RANK, alpha: None, targets: Targets::All, has_dropout: false }
     }
 }
 
@@ -161,8 +158,8 @@ impl Adapter {
     fn lora(&self, model: &Model) -> Result<Lora, Failure> {
         let graph = model.graph("model", &GraphOptions::ONE)?;
         let targets = match &self.targets {
-            Targets::All => NamePatterns::from_iter(["*"]),
-            Targets::Named(names) => names.iter().map(|name| format!("*{name}")).collect(),
+            Targets::All => Lora::targets_named(["all"]),
+            Targets::Named(names) => Lora::targets_named(names.iter().map(String::as_str)),
             Targets::Attention => {
                 let pattern = ["*attn*", "*attention*"].into_iter().find(|pattern| {
                     let pattern = NamePatterns::from_iter([*pattern]);
@@ -173,7 +170,7 @@ impl Adapter {
                 NamePatterns::from_iter([pattern])
             }
         };
-        Ok(Lora { rank: self.rank, alpha: self.alpha.unwrap_or(2 * self.rank), targets, ..Lora::default() })
+        Ok(Lora { rank: self.rank, alpha: self.alpha.unwrap_or(Lora::usual_alpha(self.rank)), targets, ..Lora::default() })
     }
 }
 
@@ -191,7 +188,7 @@ impl MethodChoices {
         }
         if method.has_adapters() {
             let adapter = self.adapter.clone().unwrap_or_else(|| {
-                taken.push(format!("--adapter rank={USUAL_RANK},targets=all-linear"));
+                taken.push(format!("--adapter rank={},targets=all-linear", Lora::USUAL_RANK));
                 Adapter::default()
             });
             plan.training.lora = Some(adapter.lora(model)?);
@@ -238,7 +235,7 @@ mod tests {
         assert!(choices.apply(&mut plan, &model, &mut Vec::new()).is_err());
         let choices = MethodChoices { method: Some(Method::Qlora), ..MethodChoices::default() };
         choices.apply(&mut plan, &model, &mut Vec::new()).expect("it applies");
-        assert_eq!(plan.training.lora.as_ref().map(|lora| lora.rank), Some(USUAL_RANK));
+        assert_eq!(plan.training.lora.as_ref().map(|lora| lora.rank), Some(Lora::USUAL_RANK));
         assert_eq!(plan.workload.base_bits, Some(4));
     }
 }

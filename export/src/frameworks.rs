@@ -10,7 +10,9 @@ mod accelerate;
 mod arguments;
 mod deciding;
 mod deepspeed;
+mod degrees;
 mod fsdp;
+mod hf_stack;
 mod hf_trainer;
 mod megatron;
 mod nearest;
@@ -106,10 +108,16 @@ pub struct Surroundings<'a> {
     pub ranks: usize,
     /// Devices of a node, one rank each.
     pub devices_per_node: usize,
+    /// Library name of the devices, for messages.
+    pub device: &'a str,
     /// The precision of a job whose files leave it open (`"auto"`).
     pub precision: DataType,
     /// Samples of a micro-batch, for files that leave it open.
     pub micro_batch: Option<usize>,
+    /// Positions of a sample, for files that leave them open.
+    pub sequence: Option<usize>,
+    /// Words of the vocabulary, for files that leave it to a tokenizer.
+    pub vocab: Option<usize>,
     /// Reads a file that another one names. `None` if there is none.
     pub file: &'a dyn Fn(&str) -> Option<String>,
 }
@@ -117,7 +125,16 @@ pub struct Surroundings<'a> {
 impl From<usize> for Surroundings<'_> {
     /// Nodes of 8 devices that compute in bf16, without other files.
     fn from(ranks: usize) -> Self {
-        Self { ranks, devices_per_node: 8, precision: DataType::Bf16, micro_batch: None, file: &|_| None }
+        Self {
+            ranks,
+            devices_per_node: 8.min(ranks.max(1)),
+            device: "h100-sxm-80g",
+            precision: DataType::Bf16,
+            micro_batch: None,
+            sequence: None,
+            vocab: None,
+            file: &|_| None,
+        }
     }
 }
 

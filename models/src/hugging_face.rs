@@ -37,7 +37,7 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read: the name, the Transformers class that is planned, the reader.
-const READERS: [(&str, &str, Reader); 36] = [
+const READERS: [(&str, &str, Reader); 39] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),
     ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
@@ -54,6 +54,9 @@ const READERS: [(&str, &str, Reader); 36] = [
     ("deepseek_v3", "DeepseekV3ForCausalLM", mixtures::deepseek_v3),
     // Its files name the class of DeepSeek V3.
     ("kimi_k2", "DeepseekV3ForCausalLM", mixtures::deepseek_v3),
+    ("deepseek_v32", "DeepseekV32ForCausalLM", mixtures::deepseek_v32),
+    ("glm_moe_dsa", "GlmMoeDsaForCausalLM", mixtures::deepseek_v32),
+    ("mimo", "MiMoForCausalLM", others::mimo),
     ("qwen3", "Qwen3ForCausalLM", decoders::qwen3),
     ("qwen3_moe", "Qwen3MoeForCausalLM", decoders::qwen3_moe),
     ("gemma", "GemmaForCausalLM", decoders::gemma),
@@ -109,9 +112,14 @@ pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<Imported
 /// As [`from_hugging_face`].
 pub fn from_hugging_face_as(text: &str, sequence: Option<usize>, like: &str) -> Result<ImportedModel, ConfigError> {
     let mut object = fields::parse(text)?;
+    let outer = object.get("model_type").cloned().unwrap_or_default();
+    let has_text_model = images_and_text::enter_text(&mut object);
     let own = object.insert("model_type".into(), like.into()).unwrap_or_default();
     object.remove("architectures");
     let mut imported = read(object, sequence, Unknown::Noted)?;
+    if has_text_model {
+        imported.notes.insert(0, format!("of a model of type {outer} the text model is read alone, without the parts beside it"));
+    }
     imported.notes.insert(0, format!("a model of type {own} is read as one of type `{like}`: parts of its own are not planned"));
     Ok(imported)
 }
@@ -131,23 +139,54 @@ fn read(
     unknown: Unknown,
 ) -> Result<ImportedModel, ConfigError> {
     let left_out = images_and_text::keep_text(&mut object)?;
-    let nearest = nearest::nearest(&object);
+    let unread = Some(&object).filter(|object| !is_readable(type_of(object))).cloned();
     let mut fields = Fields::new(object, sequence)?;
     if let Some(note) = left_out {
         fields.note(note);
     }
     let model_type = fields.model_type().to_string();
     let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
-        let hint = match nearest {
-            Some((like, file)) => format!(
-                "`foretell import hf-config FILE --as {like}` reads what it shares with that type; the model file that comes nearest: {file}"
-            ),
-            None => format!("types that can be: {}", hugging_face_types().collect::<Vec<_>>().join(", ")),
-        };
+        let hint = way_forward(unread.unwrap_or_default(), sequence);
         return Err(ConfigError::UnknownType { name: model_type, hint });
     };
     fields.architecture(planned)?;
     let model = read(&mut fields)?;
     let notes = fields.finish(unknown)?;
     Ok(ImportedModel { model, notes })
+}
+
+fn type_of(object: &serde_json::Map<String, serde_json::Value>) -> &str {
+    object.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default()
+}
+
+/// What can be done with a configuration whose type has no reader.
+fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence: Option<usize>) -> String {
+    const OTHERS: &str = "use a model of `foretell models`, a model file, or a graph (`foretell import onnx`)";
+    images_and_text::enter_text(&mut object);
+    let others = nearest::other_layers(&object);
+    if !others.is_empty() {
+        let names = others.join("`, `");
+        return format!("its layers are of kinds that are not planned (`{names}`), and no type that is comes near; {OTHERS}");
+    }
+    let (like, file) = match nearest::nearest(&object) {
+        Ok(nearest) => nearest,
+        Err(reason) => return format!("{reason}; {OTHERS}"),
+    };
+    object.insert("model_type".into(), like.into());
+    object.remove("architectures");
+    match read(object, sequence, Unknown::Noted) {
+        Ok(imported) => {
+            let left_out = imported.notes.iter().find_map(|note| note.strip_prefix(fields::LEFT_OUT));
+            let without = left_out.map_or_else(String::new, |names| format!(", without {names}"));
+            format!(
+                "`foretell import hf-config FILE --as {like}` reads what it shares with that type{without}; the model file that comes \
+                 nearest: {file}"
+            )
+        }
+        Err(error) => {
+            let reason = error.to_string();
+            let reason = reason.split("; hint: ").next().unwrap_or_default();
+            format!("it cannot be read as `{like}` either: {reason}; the model file that comes nearest: {file}")
+        }
+    }
 }

@@ -116,6 +116,20 @@ impl Model {
         })
     }
 
+    /// Returns the zoo's name of a model of Hugging Face's hub (`Qwen/Qwen3-8B`). A model that was
+    /// trained further has the same sizes (`-Instruct`).
+    pub fn named_on_hub(name: &str) -> Option<&'static str> {
+        const ENDINGS: [&str; 6] = ["-instruct", "-it", "-chat", "-base", "-hf", "-v0.1"];
+        let mut last = name.trim_end_matches('/').rsplit('/').next()?.to_ascii_lowercase();
+        while let Some(rest) = ENDINGS.iter().find_map(|ending| last.strip_suffix(ending)) {
+            last = rest.into();
+        }
+        let last = last.strip_prefix("meta-").unwrap_or(&last).replace("llama-", "llama");
+        // Releases 3, 3.1 and 3.3 differ in how positions are scaled alone.
+        let last = last.replace("llama3.1-", "llama3-").replace("llama3.3-", "llama3-");
+        Self::names().find(|known| *known == last)
+    }
+
     /// Returns the names of the zoo, in the order of listings.
     pub fn names() -> impl Iterator<Item = &'static str> {
         Self::zoo().map(|(name, _)| name)

@@ -236,6 +236,34 @@ fn bridges_between_pairs_leave_pcie_between_the_pairs() {
 }
 
 #[test]
+fn interfaces_that_software_makes_do_not_count() {
+    let without_pci = |name: &str, speed: u32| format!("<nic><net name='{name}' speed='{speed}' port='0'/></nic>");
+    let real = "<pci device='0x16d8'><nic><net name='eno1np0' speed='1000' port='0'/></nic></pci>";
+    let dump = |nics: &str| format!("<system><cpu><pci device='0x2230'><gpu/></pci>{nics}</cpu></system>");
+    for name in ["veth268d912", "br-3c276cd5dbc3", "cali1", "tunl0", "docker0", "virbr0", "vxlan.calico"] {
+        let imported = from_nccl_xml(&dump(&[real, &without_pci(name, 10_000)].concat()), &options(None, None)).unwrap();
+        assert_eq!(summary(&imported).4, Some((1, 1.0)), "{imported}");
+    }
+    // A cloud's real NIC has no PCI device either.
+    let imported = from_nccl_xml(&dump(&without_pci("eth0", 40_000)), &options(None, None)).unwrap();
+    assert_eq!(summary(&imported).4, Some((1, 40.0)));
+}
+
+#[test]
+fn the_slowest_link_on_the_way_to_the_processor_counts() {
+    let dump = |above: &str, inner: &str| {
+        format!(
+            "<system><cpu><pci device='0x14c7' link_speed='{above} GT/s PCIe' link_width='16'><pci device='0x740f' link_speed='{inner} GT/s \
+             PCIe' link_width='16'><gpu/></pci></pci></cpu></system>"
+        )
+    };
+    let rate = |above: &str, inner: &str| summary(&from_nccl_xml(&dump(above, inner), &options(None, None)).unwrap()).3;
+    assert_eq!(rate("16.0", "32.0"), rate("16.0", "16.0"));
+    assert_eq!(rate("32.0", "16.0"), rate("16.0", "16.0"));
+    assert!(rate("32.0", "32.0") > 1.9 * rate("16.0", "16.0"));
+}
+
+#[test]
 fn nics_for_storage_and_management_do_not_count() {
     let nic = |name: &str, speed: u32, device: &str| {
         format!("<pci device='{device}'><nic><net name='{name}' speed='{speed}' port='1'/></nic></pci>")

@@ -1,13 +1,15 @@
 //! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
 
+mod method;
 mod read;
 
 pub(super) use read::import;
 
+use super::hf_stack;
 use super::nearest::{Nearest, usual_training};
 use super::stated::decimal;
 use super::{FrameworkError, Job, JobFiles};
-use foretell_program::{Offload, Optimizer, Plan, Recompute, Training};
+use foretell_program::{MomentFormat, Offload, Optimizer, Plan, Recompute, Training};
 use foretell_units::DataType;
 use serde_json::{Value, json};
 
@@ -15,19 +17,20 @@ const VERSION: &str = "accelerate 1.15.0";
 
 const FRAMEWORK: &str = "Accelerate";
 
-/// Accelerate's FSDP is PyTorch's FSDP2.
-pub(super) const STACK: &str = "fsdp2";
-
 pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
-    let mut nearest = Nearest::new(job.plan, FRAMEWORK, STACK)?;
+    let (plan, method) = method::taken_out(job.plan);
+    let mut nearest = Nearest::new(&plan, FRAMEWORK, hf_stack::FSDP2)?;
     restrict(&mut nearest)?;
+    method::put_back(method, &mut nearest);
+    let read_back = hf_stack::of_pytorch(&nearest.plan.layout, "hf-trainer");
+    nearest.plan.stack = hf_stack::kept(&job.plan.stack, &hf_stack::PYTORCH, read_back);
     let plan = nearest.plan;
     let [nodes, per_node] = job.nodes()?;
     let arguments = serde_json::to_string_pretty(&training_arguments(&plan)?).expect("invariant: a JSON value has a text");
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node with NODE_RANK and MASTER_ADDR set. The\n\
          # first argument is a training script that reads TrainingArguments from a JSON file\n\
-         # (HfArgumentParser).\nset -e\n\
+         # (HfArgumentParser), with TRL's settings of adapters and kernels if there are any.\nset -e\n\
          here=$(dirname \"$(readlink -f \"$0\")\")\n\
          accelerate launch --config_file \"$here/accelerate.yaml\" --machine_rank \"${{NODE_RANK:-0}}\" \\\n  \
          --main_process_ip \"${{MASTER_ADDR:-localhost}}\" --main_process_port \"${{MASTER_PORT:-29500}}\" \\\n  \
@@ -120,6 +123,12 @@ fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
         "max_grad_norm": decimal(training.clip_norm.unwrap_or(0.0)),
         "max_steps": 50,
     });
+    if plan.workload.moments == MomentFormat::EightBit && plan.optimizer != Optimizer::Sgd {
+        document["optim"] = json!("adamw_bnb_8bit");
+    }
+    for (name, value) in method::settings(plan) {
+        document[name] = value;
+    }
     let recomputes = layout.recompute == Recompute::Full;
     if layout.zero > 0 {
         document["fsdp"] = json!(true);

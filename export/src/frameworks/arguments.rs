@@ -1,9 +1,10 @@
 //! Command lines as words, and as flags with values.
 
 use super::FrameworkError;
-use super::shell;
-use super::stated::{Notation, Stated};
+use super::shell::Started;
+use super::stated::{Notation, Stated, unexpanded_in};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// Splits a command line or a script into words, as a shell does: quotes keep blanks, `#` begins a
 /// comment, a backslash joins lines. Parentheses of arrays are left out.
@@ -35,34 +36,37 @@ pub fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Reads the flags of a job's arguments, or of the script that starts it. A flag without a value is
-/// a switch that is on; one with several has a list.
+/// How a framework writes a flag of several words, for the names under which flags are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// `--micro-batch-size`
+    Dashes,
+    /// `--micro_batch_size`
+    Underscores,
+}
+
+/// Reads the flags of a job's arguments. A flag without a value is a switch that is on; one with
+/// several has a list.
 ///
 /// # Errors
 /// If a word belongs to no flag.
-pub(super) fn flags(text: &str, ranks: usize) -> Result<Stated, FrameworkError> {
-    let started = shell::launch(text)?;
+pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Result<Stated, FrameworkError> {
     let mut values: Map<String, Value> = Map::new();
     let mut last: Option<String> = None;
     for word in started.arguments {
         match word.strip_prefix("--") {
             Some(flag) if !flag.is_empty() => {
                 let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
-                let name = name.replace('_', "-");
+                let name = match spelling {
+                    Spelling::Dashes => name.replace('_', "-"),
+                    Spelling::Underscores => name.replace('-', "_"),
+                };
                 values.insert(name.clone(), value.map_or(Value::Bool(true), Value::from));
                 last = value.is_none().then_some(name);
             }
             _ => {
                 let Some(value) = last.as_ref().and_then(|last| values.get_mut(last)) else {
-                    let hint = if word.contains('$') {
-                        "give the command as the shell expands it, without variables"
-                    } else {
-                        "give the arguments alone, or a script that starts a Python script with them"
-                    };
-                    return Err(FrameworkError::Form {
-                        reason: format!("the word `{word}` belongs to no argument"),
-                        hint: hint.into(),
-                    });
+                    return Err(stray(&word, &started.unexpanded));
                 };
                 match value {
                     Value::Array(words) => words.push(word.into()),
@@ -73,9 +77,20 @@ pub(super) fn flags(text: &str, ranks: usize) -> Result<Stated, FrameworkError> 
         }
     }
     let mut stated = Stated::new(values, Notation::Flags);
+    stated.unexpanded = started.unexpanded;
     started.notes.into_iter().for_each(|note| stated.assume(note));
     if let Some(own) = started.ranks.filter(|&own| own != ranks) {
         stated.assume(format!("the script starts {own} ranks, and the topology has {ranks} devices, which the plan uses"));
     }
     Ok(stated)
+}
+
+/// The error for a word that is the value of no flag.
+fn stray(word: &str, unexpanded: &BTreeMap<String, String>) -> FrameworkError {
+    let hint = match unexpanded_in(word, unexpanded) {
+        Some(why) => format!("{why}; give the command as the shell expands it"),
+        None if word.contains('$') => "give the command as the shell expands it, without variables".into(),
+        None => "give the arguments alone, or a script that starts a Python script with them".into(),
+    };
+    FrameworkError::Form { reason: format!("the word `{word}` belongs to no argument"), hint }
 }

@@ -3,36 +3,46 @@
 /// Parts of names of settings that decide model, layout, precision, optimizer or memory. A setting
 /// that no reader knows is refused if its name has one of them, since the plan would be of another
 /// job.
-const DECIDING: [&str; 44] = [
+const DECIDING: [&str; 59] = [
     "accum",
     "activation",
+    "adam",
     "adapter",
+    "apollo",
     "attention",
     "autocast",
     "batch",
     "bf16",
     "bits",
     "checkpointing",
+    "dist-config",
+    "distill",
     "dtype",
-    "expert",
     "experimental",
+    "expert",
     "float8",
     "fp16",
     "fp4",
     "fp8",
     "freeze",
+    "frozen",
     "fsdp",
+    "galore",
     "heads",
     "hidden-size",
     "hybrid",
     "latent",
     "layers",
     "load-in",
+    "lomo",
     "lora",
     "mamba",
     "microbatch",
+    "mixture-of-depths",
+    "model-class",
     "moe",
     "mtp",
+    "muon",
     "num-layers",
     "offload",
     "optim",
@@ -40,18 +50,42 @@ const DECIDING: [&str; 44] = [
     "peft",
     "pipeline",
     "precision",
+    "prun",
     "quant",
     "query-groups",
     "recompute",
     "seq",
     "shard",
+    "sparse",
+    "teacher",
+    "ulysses",
+    "vllm",
     "vocab",
     "window",
     "zero",
 ];
 
+/// Words that say so where they stand alone between dashes, and not within a longer word.
+const DECIDING_WORDS: [&str; 10] = ["context", "cp", "dp", "ep", "pp", "qat", "ring", "sp", "tensor", "tp"];
+
 /// Whether a setting of this name may decide what is planned.
 pub(super) fn may_decide(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace('_', "-");
-    DECIDING.iter().any(|part| name.contains(part))
+    let has_word = || name.split(|letter: char| !letter.is_ascii_alphanumeric()).any(|word| DECIDING_WORDS.contains(&word));
+    DECIDING.iter().any(|part| name.contains(part)) || has_word()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_within_longer_ones_decide_nothing() {
+        for name in ["cp_size", "dist_config.tp", "use_galore", "ring_attn", "dp-shard-size", "qat.group_size", "tensor_size"] {
+            assert!(may_decide(name), "{name}");
+        }
+        for name in ["tensorboard_dir", "ddp_timeout", "save_steps", "keep_best", "tcp-port", "neftune_noise_alpha", "string"] {
+            assert!(!may_decide(name), "{name}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ mod read;
 
 pub(super) use read::{Trainer, import, read_config};
 
+use super::hf_stack;
 use super::nearest::{Nearest, bucket_elements, usual_training};
 use super::stated::decimal;
 use super::{FrameworkError, Job, JobFiles};
@@ -14,14 +15,12 @@ use serde_json::{Value, json};
 
 const VERSION: &str = "deepspeed 0.19.8";
 
-/// ZeRO without Megatron behaves as FSDP does in our profiles.
-const STACK: &str = "fsdp2";
-
 const FRAMEWORK: &str = "DeepSpeed";
 
 pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
-    let mut nearest = Nearest::new(job.plan, FRAMEWORK, STACK)?;
+    let mut nearest = Nearest::new(job.plan, FRAMEWORK, hf_stack::FSDP2)?;
     restrict(&mut nearest)?;
+    nearest.plan.stack = hf_stack::kept(&job.plan.stack, &hf_stack::DEEPSPEED, "deepspeed-zero");
     let plan = nearest.plan;
     let text = serde_json::to_string_pretty(&configuration(&plan)?).expect("invariant: a JSON value has a text");
     let [nodes, per_node] = job.nodes()?;

@@ -61,6 +61,7 @@ fn strategy(text: &str) -> Option<Sharding> {
 /// Reads the words of a Trainer's `fsdp`: a text, a list, or a switch. `None` if it is off.
 pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, FrameworkError> {
     let words: Vec<String> = match stated.take("fsdp") {
+        None if is_implied(stated) => return Ok(Some(Sharding { zero: 3, is_hybrid: false })),
         None | Some(Value::Bool(false)) => return Ok(None),
         Some(Value::Bool(true)) => return Ok(Some(Sharding { zero: 3, is_hybrid: false })),
         Some(Value::String(text)) => text.split_whitespace().map(String::from).collect(),
@@ -91,6 +92,13 @@ pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, Framew
         }
     }
     Ok(found)
+}
+
+/// Whether a file without `fsdp` asks for FSDP2, as Axolotl's do.
+fn is_implied(stated: &Stated) -> bool {
+    let names = ["fsdp_version", "fsdp_config.reshard_after_forward", "fsdp_config.auto_wrap_policy"];
+    let older = ["fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_version"];
+    names.iter().chain(&older).any(|name| stated.has(name))
 }
 
 /// Reads a section `fsdp_config`, and what it recomputes. `words` is what the caller states beside

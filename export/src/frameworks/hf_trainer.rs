@@ -1,178 +1,146 @@
-//! The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, and the files of tools that
-//! begin with them: TRL, LLaMA-Factory, Axolotl.
+//! The `TrainingArguments` of Hugging Face's Trainer, as JSON, YAML or the flags of a script that is
+//! launched, and the files of tools that begin with them: TRL, LLaMA-Factory, Axolotl.
 
-use super::accelerate::STACK;
+mod formats;
+mod kernels;
+mod method;
+mod names;
+mod script;
+
 use super::deepspeed::{Trainer, read_config as read_deepspeed};
+use super::degrees;
 use super::fsdp;
+use super::hf_stack;
 use super::stated::Stated;
 use super::{FrameworkError, ImportedPlan, Surroundings};
-use foretell_program::{Layout, Optimizer, Plan, Recompute, Stack, Training};
-use foretell_units::{Bytes, DataType};
+use foretell_program::{Layout, Offload, Plan, Recompute};
+use foretell_units::Bytes;
+use formats::Loaded;
+use names::{NEUTRAL, PREFERENCES, REFUSED, RENAMED};
 use serde_json::{Value, json};
 
-/// Arguments that change neither the time of a step nor its memory.
-const NEUTRAL: [&str; 95] = [
-    "output_dir",
-    "overwrite_output_dir",
-    "do_*",
-    "eval_*",
-    "evaluation_strategy",
-    "val_*",
-    "max_steps",
-    "num_train_epochs",
-    "num_epochs",
-    "lr_scheduler*",
-    "cosine_*",
-    "warmup_*",
-    "logging_*",
-    "log_*",
-    "save_*",
-    "saves_per_epoch",
-    "evals_per_epoch",
-    "seed",
-    "data_seed",
-    "report_to",
-    "run_name",
-    "push_to_hub*",
-    "hub_*",
-    "per_device_eval_batch_size",
-    "load_best_model_at_end",
-    "remove_unused_columns",
-    "dataloader_*",
-    "ddp_timeout*",
-    "ddp_backend",
-    "ddp_find_unused_parameters",
-    "ddp_broadcast_buffers",
-    "ddp_static_graph",
-    "disable_tqdm",
-    "resume_from_checkpoint",
-    "gradient_checkpointing_kwargs.*",
-    "activation_checkpointing_kwargs.*",
-    "include_inputs_for_metrics",
-    "include_num_input_tokens_seen",
-    "include_tokens_per_second",
-    "include_for_metrics",
-    "metric_for_best_model",
-    "greater_is_better",
-    "ignore_data_skip",
-    "full_determinism",
-    "label_names",
-    "length_column_name",
-    "train_sampling_strategy",
-    "group_by_length",
-    "skip_memory_metrics",
-    "debug",
-    "past_index",
-    "local_rank",
-    "_n_gpu",
-    "no_cuda",
-    "use_cpu",
-    "use_ipex",
-    "use_mps_device",
-    "fp16_backend",
-    "half_precision_backend",
-    "fp16_opt_level",
-    "fp16_full_eval",
-    "bf16_full_eval",
-    "batch_eval_metrics",
-    "accelerator_config.*",
-    "average_tokens_across_devices",
-    "auto_find_batch_size",
-    "tpu_num_cores",
-    "torchdynamo",
-    "mp_parameters",
-    "project",
-    "trackio_*",
-    "wandb_*",
-    "mlflow_*",
-    "special_tokens.*",
-    "dataset*",
-    "datasets",
-    "template",
-    "chat_template*",
-    "stage",
-    "preprocessing_num_workers",
-    "overwrite_cache",
-    "plot_loss",
-    "max_samples",
-    "trust_remote_code",
-    "strict",
-    "tokenizer*",
-    "hf_use_auth_token",
-    "eos_token",
-    "pad_token",
-    "truncation_mode",
-    "shuffle_dataset",
-    "train_on_inputs",
-    "optim_args",
-    "plugins",
-    "label_smoothing_factor",
-];
+/// The tool whose file it is. Their defaults differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tool {
+    Trainer,
+    Trl,
+    Axolotl,
+    LlamaFactory,
+}
 
-/// Names of the same settings in files of Axolotl, LLaMA-Factory and TRL, and older names.
-const RENAMED: [(&str, &str); 12] = [
-    ("per_gpu_train_batch_size", "per_device_train_batch_size"),
-    ("micro_batch_size", "per_device_train_batch_size"),
-    ("optimizer", "optim"),
-    ("base_model", "model_name_or_path"),
-    ("model_name", "model_name_or_path"),
-    ("sequence_len", "max_length"),
-    ("max_seq_length", "max_length"),
-    ("cutoff_len", "max_length"),
-    ("bfloat16", "bf16"),
-    ("float16", "fp16"),
-    // The second name is that of releases before 5.20.
-    ("gradient_checkpointing", "activation_checkpointing"),
-    ("flash_attention", "flash_attn"),
-];
+impl Tool {
+    /// The tool that has some of the stated settings.
+    fn of(stated: &Stated) -> Self {
+        let has = |names: &[&str]| names.iter().any(|name| stated.has(name));
+        if has(&["base_model", "micro_batch_size", "sequence_len", "adapter"]) {
+            Self::Axolotl
+        } else if has(&["finetuning_type", "stage", "cutoff_len", "template"]) {
+            Self::LlamaFactory
+        } else if has(&[
+            "use_peft",
+            "lora_r",
+            "max_seq_length",
+            "max_length",
+            "packing",
+            "dataset_text_field",
+            "assistant_only_loss",
+            "completion_only_loss",
+            "dataset_num_proc",
+            "dataset_mixer",
+        ]) {
+            Self::Trl
+        } else {
+            Self::Trainer
+        }
+    }
 
-/// Settings that no plan expresses.
-const REFUSED: [&str; 8] = [
-    "sharded_ddp",
-    "adafactor",
-    "parallelism_config",
-    "adapter",
-    "use_peft",
-    "load_in_4bit",
-    "load_in_8bit",
-    "activation_offloading",
-];
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Trainer => "peft",
+            Self::Trl => "TRL",
+            Self::Axolotl => "Axolotl",
+            Self::LlamaFactory => "LLaMA-Factory",
+        }
+    }
+}
+
+/// What one of which a Trainer's file has.
+const KNOWN: [&str; 8] =
+    ["per_device_train_batch_size", "num_train_epochs", "output_dir", "bf16", "fp16", "learning_rate", "optim", "fsdp"];
 
 pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
-    let mut stated = Stated::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`) or YAML")?;
+    let mut stated = script::read(text, surroundings)?;
+    let tool = Tool::of(&stated);
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
-    let is_known =
-        ["per_device_train_batch_size", "num_train_epochs", "output_dir", "bf16", "fp16", "learning_rate", "optim", "fsdp"];
-    if !is_known.iter().any(|name| stated.has(name)) {
+    if !stated.has_section("model") {
+        stated.rename("model", "model_name_or_path")?;
+    }
+    if !KNOWN.iter().any(|name| stated.has(name)) {
         return Err(FrameworkError::Form {
             reason: "no argument of a Trainer is in it".into(),
-            hint: "give TrainingArguments as JSON (`training_args.to_json_string()`) or YAML".into(),
+            hint: "give TrainingArguments as JSON (`training_args.to_json_string()`) or YAML, or the script that launches them"
+                .into(),
         });
     }
-    stated.refuse(&REFUSED, "no plan expresses it, and it decides layout, optimizer or memory")?;
-    if stated.text("finetuning_type")?.is_some_and(|kind| kind != "full") {
-        return Err(stated.unknown("finetuning_type", "types: full"));
-    }
+    refuse_preferences(&mut stated)?;
+    stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, optimizer or memory")?;
     stated.neutral(&NEUTRAL);
-    stated.neutral(&["flash_attn", "attn_implementation", "packing*", "sample_packing", "pad_to_sequence_len", "padding_free"]);
+    stated.neutral(&["packing*", "sample_packing*", "pad_to_sequence_len", "padding_free"]);
     let sequence = stated.size("max_length")?;
-    let unknown_model = stated.text("model_name_or_path")?;
+    let unknown_model = stated.name("model_name_or_path")?;
     if stated.is_on("torch_compile")? {
         stated.neutral(&["torch_compile_*"]);
         stated.assume("`torch_compile`: kernels are those that the stack is fitted to");
     }
-    let mut plan = read_plan(&mut stated, surroundings)?;
-    if stated.has("deepspeed") || stated.has_section("deepspeed") {
-        follow_deepspeed(&mut stated, surroundings, &mut plan)?;
+    let (mut plan, loaded) = read_plan(&mut stated, tool, surroundings)?;
+    let has_deepspeed = stated.has("deepspeed");
+    let usual = if tool == Tool::Trl { "trl" } else { "hf-trainer" };
+    let mut is_followed = false;
+    if has_deepspeed {
+        is_followed = follow_deepspeed(&mut stated, surroundings, &mut plan)?;
+    }
+    method::read(&mut stated, tool, &mut plan)?;
+    kernels::read(&mut stated, &mut plan)?;
+    // DeepSpeed keeps a copy in single precision, FSDP widens what is not computed in pure bf16,
+    // and peft keeps adapters wide.
+    let is_wide = has_deepspeed || plan.training.lora.is_some() || (loaded == Loaded::Narrow && plan.layout.zero > 0);
+    plan.workload.no_master_copy = loaded != Loaded::Single && !is_wide;
+    if plan.workload.no_master_copy && tool == Tool::Axolotl && !stated.has("dtype") {
+        stated.assume("`workload.no_master_copy`: Axolotl loads parameters in bf16, and trains them so");
+    }
+    if is_followed {
+        let stack = hf_stack::of_deepspeed(&plan.layout, "hf-deepspeed");
+        hf_stack::choose(&mut stated, &mut plan, stack, "hf-deepspeed");
+    } else {
+        let stack = hf_stack::of_pytorch(&plan.layout, usual);
+        hf_stack::choose(&mut stated, &mut plan, stack, usual);
     }
     Ok(ImportedPlan { sequence, unknown_model, ..ImportedPlan::new(plan, stated.finish()?) })
 }
 
-/// Reads all but DeepSpeed's part.
-fn read_plan(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<Plan, FrameworkError> {
-    let ranks = surroundings.ranks;
+/// Refuses jobs with other models and passes than those of fine-tuning.
+fn refuse_preferences(stated: &mut Stated) -> Result<(), FrameworkError> {
+    let mut found = stated.stated_of(&PREFERENCES);
+    let other = |stated: &mut Stated, name: &str, plain: &[&str]| -> Result<Option<String>, FrameworkError> {
+        Ok(stated.text(name)?.filter(|value| !plain.contains(&value.as_str())).map(|_| name.to_string()))
+    };
+    found.extend(other(stated, "stage", &["sft", "pt"])?);
+    found.extend(other(stated, "loss_type", &["nll", "dft", "chunked_nll"])?);
+    let Some(first) = found.first() else { return Ok(()) };
+    let names: Vec<String> = found.iter().map(|name| stated.own_name(name)).map(|name| format!("`{name}`")).collect();
+    Err(FrameworkError::Form {
+        reason: format!(
+            "{}: training on preferences, by rewards or from a teacher is not planned: it has other models and passes",
+            stated.written(first)
+        ),
+        hint: format!("leave out {} to plan the policy's fine-tuning alone", names.join(", ")),
+    })
+}
+
+/// Reads all but DeepSpeed's part, the method and the kernels.
+fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -> Result<(Plan, Loaded), FrameworkError> {
     let micro_batch = match stated.size("per_device_train_batch_size")?.or(surroundings.micro_batch) {
         Some(size) => size,
         None => {
@@ -181,8 +149,16 @@ fn read_plan(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<Pla
         }
     };
     let accumulation = stated.size("gradient_accumulation_steps")?.unwrap_or(1);
-    let mut layout = Layout { data: ranks, micro_batch, ..Layout::default() };
-    if stated.is_on("activation_checkpointing")? {
+    let mut layout = Layout { micro_batch, ..Layout::default() };
+    let mut section = stated.section("parallelism_config");
+    let shards = if section.is_empty() {
+        degrees::read(stated, degrees::Names::Axolotl, surroundings, &mut layout)?
+    } else {
+        let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings, &mut layout)?;
+        stated.absorb(section.finish()?);
+        shards
+    };
+    if recomputes(stated, &mut layout)? {
         layout.recompute = Recompute::Full;
     }
     if let Some(megabytes) = stated.size("ddp_bucket_cap_mb")? {
@@ -195,73 +171,32 @@ fn read_plan(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<Pla
     }
     let account = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
     stated.absorb(account);
+    degrees::apply(shards, &mut layout);
     stated.usual("fsdp_min_num_params", &json!(0));
-    stated.neutral(&["fsdp_transformer_layer_cls_to_wrap"]);
-    let global = micro_batch.saturating_mul(accumulation).saturating_mul(ranks);
+    stated.neutral(&["fsdp_transformer_layer_cls_to_wrap", "fsdp_version"]);
+    let global = micro_batch.saturating_mul(accumulation).saturating_mul(layout.data);
     let mut plan = Plan::new(layout, global);
-    plan.stack = Stack::new(STACK);
-    plan.precision = read_precision(stated, surroundings)?;
-    read_optimizer(stated, &mut plan)?;
-    Ok(plan)
+    let (precision, loaded) = formats::read_precision(stated, tool, surroundings)?;
+    plan.precision = precision;
+    formats::read_optimizer(stated, &mut plan)?;
+    Ok((plan, loaded))
 }
 
-fn read_precision(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<DataType, FrameworkError> {
-    // Axolotl's `auto` takes what the devices have.
-    if stated.is_auto("bf16") {
-        stated.assume(format!("`precision` {}: the file says `bf16: auto`", surroundings.precision));
-        return Ok(surroundings.precision);
+/// Whether blocks are recomputed. What they keep may lie in host memory.
+fn recomputes(stated: &mut Stated, layout: &mut Layout) -> Result<bool, FrameworkError> {
+    // Axolotl's switch has two further values.
+    let is_offloaded =
+        matches!(stated.take("activation_checkpointing"), Some(Value::String(word)) if word.starts_with("offload"));
+    let recomputes = is_offloaded || stated.is_on("activation_checkpointing")?;
+    if is_offloaded || stated.is_on("activation_offloading")? {
+        layout.offload = Offload::Activations;
     }
-    let (is_bf16, is_fp16) = (stated.is_on("bf16")?, stated.is_on("fp16")?);
-    let has_tf32 = stated.is_on("tf32")?;
-    Ok(match (is_bf16, is_fp16) {
-        (true, true) => {
-            let reason = "`bf16` and `fp16` are both on".into();
-            return Err(FrameworkError::Form { reason, hint: "keep one of them, as the Trainer demands".into() });
-        }
-        (true, _) => DataType::Bf16,
-        (_, true) => DataType::Fp16,
-        _ if has_tf32 => DataType::Tf32,
-        _ => {
-            stated.assume("`precision` fp32: neither `bf16` nor `fp16` is on, and that is the Trainer's default");
-            DataType::Fp32
-        }
-    })
+    Ok(recomputes)
 }
 
-fn read_optimizer(stated: &mut Stated, plan: &mut Plan) -> Result<(), FrameworkError> {
-    let usual = Training::default();
-    // A Trainer's own defaults.
-    let weight_decay = stated.number("weight_decay")?.unwrap_or(0.0);
-    let clip = stated.number("max_grad_norm")?.unwrap_or(1.0);
-    plan.training = Training {
-        learning_rate: Some(stated.number("learning_rate")?.unwrap_or(5e-5)),
-        weight_decay,
-        beta1: stated.number("adam_beta1")?.unwrap_or(usual.beta1),
-        beta2: stated.number("adam_beta2")?.unwrap_or(usual.beta2),
-        epsilon: stated.number("adam_epsilon")?.unwrap_or(usual.epsilon),
-        clip_norm: Some(clip).filter(|&norm| norm > 0.0),
-        ..usual.clone()
-    };
-    let optimizer = stated.text("optim")?;
-    plan.optimizer = match optimizer.as_deref() {
-        Some("sgd") => Optimizer::Sgd,
-        Some(name)
-            if (!name.starts_with("adamw_torch") || name.contains("bit")) && !matches!(name, "adamw_hf" | "adamw_apex_fused") =>
-        {
-            return Err(stated.unknown("optim", "optimizers: adamw_torch, adamw_torch_fused, sgd"));
-        }
-        _ if weight_decay == 0.0 => Optimizer::Adam,
-        _ => Optimizer::AdamW,
-    };
-    if plan.optimizer == Optimizer::Sgd {
-        plan.training =
-            Training { momentum: 0.0, beta1: usual.beta1, beta2: usual.beta2, epsilon: usual.epsilon, ..plan.training.clone() };
-    }
-    Ok(())
-}
-
-/// Reads DeepSpeed's configuration, written in place or in a file that the arguments name.
-fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: &mut Plan) -> Result<(), FrameworkError> {
+/// Reads DeepSpeed's configuration, written in place or in a file that the arguments name. Returns
+/// whether there is one.
+fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: &mut Plan) -> Result<bool, FrameworkError> {
     let mut section = match stated.text("deepspeed").ok().flatten() {
         None => stated.section("deepspeed"),
         Some(path) => match (surroundings.file)(&path) {
@@ -271,7 +206,7 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
                     "`deepspeed: {path}` is not followed, as there is no such file beside this one: the plan lacks its ZeRO stage and \
                      offload, and is another job if that file has them; put it there and import again"
                 ));
-                return Ok(());
+                return Ok(false);
             }
         },
     };
@@ -282,7 +217,7 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
         });
     }
     let layout = &plan.layout;
-    let steps = plan.global_batch / layout.micro_batch.saturating_mul(surroundings.ranks).max(1);
+    let steps = plan.global_batch / layout.micro_batch.saturating_mul(layout.data).max(1);
     let trainer = Trainer {
         micro_batch: (layout.micro_batch, "the Trainer's"),
         accumulation: steps,
@@ -294,6 +229,7 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
     // A configuration without its own batch or precision gets the Trainer's.
     let has_precision = ["bf16.enabled", "fp16.enabled", "bfloat16.enabled"].iter().any(|name| section.has(name));
     let recompute = layout.recompute.clone();
+    let workload = plan.workload.clone();
     let mut followed = read_deepspeed(&mut section, surroundings, &trainer)?;
     if !has_precision {
         followed.precision = plan.precision;
@@ -307,8 +243,13 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
             hint: "write \"auto\" in DeepSpeed's configuration, as the Trainer demands equal values".into(),
         });
     }
+    if plan.layout.offload == Offload::Activations {
+        let is_both = followed.layout.offload == Offload::Optimizer;
+        followed.layout.offload = if is_both { Offload::Both } else { Offload::Activations };
+    }
     followed.layout.recompute = recompute;
+    followed.workload = workload;
     *plan = followed;
     stated.absorb(section.finish()?);
-    Ok(())
+    Ok(true)
 }

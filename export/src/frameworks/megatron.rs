@@ -1,6 +1,7 @@
 //! Megatron-LM's `pretrain_gpt.py` with Megatron-Core. It must not know the other frameworks.
 
 mod model;
+mod names;
 mod read;
 mod read_pipeline;
 

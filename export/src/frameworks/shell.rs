@@ -1,12 +1,15 @@
 //! Shell scripts as far as a job's launch needs them: assignments, arrays, variables and sums are
-//! expanded, and the words of the launching command are found. Nothing is run. What a script leaves
-//! to its surroundings stays as it is written (`$NAME`), and so does what it assigns in a branch.
+//! expanded, branches on the script's own variables are decided, and the words of the launching
+//! command are found. Nothing is run. What a script leaves to its surroundings stays as it is
+//! written (`$NAME`), and so does what it assigns in a branch that may not be taken.
 //! It must not know a framework.
 
+mod branches;
 mod lexer;
 
 use super::FrameworkError;
 use super::deciding::may_decide;
+use branches::{Branches, Joined, Taken};
 use lexer::{Piece, Token, Word};
 use std::collections::BTreeMap;
 
@@ -16,14 +19,22 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
     let mut script = Script::default();
     script.read(lexer::tokens(text));
     if script.launches.is_empty() {
-        return Ok(Started { arguments: script.arguments, ranks: None, notes: script.notes });
+        return Ok(script.without_launch());
     }
     let is_training = |launch: &&Launch| launch.script.contains("train");
     let of_training: Vec<&Launch> = script.launches.iter().filter(is_training).collect();
     let mut chosen = if of_training.is_empty() { script.launches.iter().collect() } else { of_training };
     chosen.dedup_by(|one, other| one.arguments == other.arguments);
     match chosen[..] {
-        [only] => Ok(Started { arguments: only.arguments.clone(), ranks: only.ranks, notes: script.notes.clone() }),
+        [only] => Ok(Started {
+            script: Some(only.script.clone()),
+            launcher: only.launcher.clone(),
+            arguments: only.arguments.clone(),
+            ranks: ranks_of(&only.launcher),
+            notes: script.notes.clone(),
+            unexpanded: script.unexpanded.clone(),
+            foreign: None,
+        }),
         _ => Err(FrameworkError::Form {
             reason: format!("the script starts {} different jobs", chosen.len()),
             hint: "give the one command that you mean, with its arguments".into(),
@@ -33,23 +44,52 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
 
 /// A job that a script starts.
 pub(super) struct Started {
+    /// The Python script; `None` where the text has arguments alone.
+    pub(super) script: Option<String>,
+    /// The words before it.
+    pub(super) launcher: Vec<String>,
     /// The words behind the name of its Python script.
     pub(super) arguments: Vec<String>,
     /// The ranks that `torchrun` starts, if its words are numbers.
     pub(super) ranks: Option<usize>,
     /// What is left out, a sentence each.
     pub(super) notes: Vec<String>,
+    /// Variables that are not expanded although the script assigns them, with why.
+    pub(super) unexpanded: BTreeMap<String, String>,
+    /// A command of another launcher, which starts no Python script by its name.
+    pub(super) foreign: Option<String>,
+}
+
+/// Launchers with a command of their own, and the first word of it.
+fn is_foreign(launcher: &str, command: &str) -> bool {
+    let launcher = launcher.rsplit('/').next().unwrap_or(launcher);
+    match launcher {
+        "swift" | "megatron" => matches!(command, "sft" | "pt" | "rlhf" | "train"),
+        "llamafactory-cli" | "axolotl" => command == "train",
+        "trl" => matches!(command, "sft" | "dpo" | "grpo" | "kto" | "reward" | "rloo"),
+        "tune" => command == "run",
+        _ => false,
+    }
+}
+
+/// Whether values are arguments: the first word is a flag.
+fn is_flags(values: &[String]) -> bool {
+    values.first().is_some_and(|first| first.trim_start().starts_with("--"))
+}
+
+fn words_of(text: &str) -> Vec<String> {
+    text.split_whitespace().map(String::from).collect()
 }
 
 /// A command that starts a Python script.
 #[derive(Debug)]
 struct Launch {
     script: String,
+    launcher: Vec<String>,
     arguments: Vec<String>,
-    ranks: Option<usize>,
 }
 
-/// The ranks that a launcher's words ask for.
+/// The ranks that a launcher's words ask for: `torchrun`, `deepspeed` or `accelerate launch`.
 fn ranks_of(words: &[String]) -> Option<usize> {
     let value = |name: &str| {
         let place = words.iter().position(|word| {
@@ -58,21 +98,54 @@ fn ranks_of(words: &[String]) -> Option<usize> {
         let word = words.get(place)?;
         word.split_once('=').map_or_else(|| words.get(place + 1)?.parse().ok(), |(_, value)| value.parse::<usize>().ok())
     };
-    let nodes = if words.iter().any(|word| word.starts_with("--nnodes")) { value("nnodes")? } else { 1 };
-    value("nproc-per-node")?.checked_mul(nodes)
+    // The number of all ranks.
+    if let Some(all) = value("num-processes") {
+        return Some(all);
+    }
+    let has = |name: &str| words.iter().any(|word| word.starts_with(name));
+    let nodes = match (has("--nnodes"), has("--num_nodes")) {
+        (true, _) => value("nnodes")?,
+        (_, true) => value("num-nodes")?,
+        _ => 1,
+    };
+    value("nproc-per-node").or_else(|| value("num-gpus"))?.checked_mul(nodes)
 }
 
 /// What has been read of a script.
 #[derive(Default)]
 struct Script {
     variables: BTreeMap<String, Vec<String>>,
-    /// Open branches and loops.
-    depth: usize,
+    /// The variables in the order in which they were first assigned.
+    order: Vec<String>,
+    /// Variables that branches change which may not be taken, with why they are not expanded.
+    unexpanded: BTreeMap<String, String>,
+    branches: Branches,
+    joined: Joined,
+    /// The result of the command before this one.
+    last: Option<Taken>,
     /// Words of lines that begin with a flag.
     arguments: Vec<String>,
     launches: Vec<Launch>,
+    /// The first command of another launcher, which starts no Python script.
+    foreign: Option<String>,
     /// What is left out, a sentence each.
     notes: Vec<String>,
+}
+
+/// What a variable is assigned.
+enum Assigned {
+    Text(String),
+    /// `(...)`
+    Elements(Vec<String>),
+}
+
+impl Assigned {
+    fn elements(self) -> Vec<String> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Elements(elements) => elements,
+        }
+    }
 }
 
 impl Script {
@@ -86,6 +159,8 @@ impl Script {
                     if let Some((name, adds)) = assigned.filter(|_| word.is_bare_assignment())
                         && tokens.next_if(|token| matches!(token, Token::Open)).is_some()
                     {
+                        // Keywords before it (`then ARGS=(...)`).
+                        self.run(std::mem::take(&mut command));
                         let mut elements = Vec::new();
                         for token in tokens.by_ref() {
                             match token {
@@ -94,59 +169,145 @@ impl Script {
                                 _ => {}
                             }
                         }
-                        self.assign(&name, elements, adds);
+                        self.assign(&name, Assigned::Elements(elements), adds);
                     } else {
                         command.push(word);
                     }
                 }
-                Token::End => self.run(std::mem::take(&mut command)),
+                Token::End | Token::And | Token::Or => {
+                    self.run(std::mem::take(&mut command));
+                    self.joined = match token {
+                        Token::And => Joined::And,
+                        Token::Or => Joined::Or,
+                        _ => Joined::Apart,
+                    };
+                }
                 Token::Open | Token::Close => {}
             }
         }
         self.run(command);
     }
 
+    /// Whether the next command is run.
+    fn taken(&self) -> Taken {
+        let last = self.last.unwrap_or(Taken::Yes);
+        let by_result = match self.joined {
+            Joined::Apart => Taken::Yes,
+            Joined::And => last,
+            Joined::Or => last.not(),
+        };
+        self.branches.taken().and(by_result)
+    }
+
     /// Takes note of one command.
     fn run(&mut self, mut command: Vec<Word>) {
+        let mut is_negated = false;
         while let Some(keyword) = command.first().and_then(Word::literal) {
-            match keyword {
-                "if" | "case" | "for" | "while" | "until" => self.depth += 1,
-                "fi" | "esac" | "done" => self.depth = self.depth.saturating_sub(1),
-                "then" | "else" | "elif" | "do" | "{" | "}" | "!" | "export" | "local" | "declare" | "readonly" | "time"
-                | "exec" => {}
-                _ => break,
+            if keyword == "!" {
+                is_negated = !is_negated;
+            } else if !self.branches.keyword(keyword) {
+                break;
             }
             command.remove(0);
+        }
+        if command.is_empty() {
+            return;
         }
         while let Some(word) = command.first().filter(|word| word.assigned().is_some()) {
             if let Some((name, adds)) = word.assigned().map(|(name, adds)| (name.to_string(), adds)) {
                 let value = self.expand(&word.value()).join(" ");
-                self.assign(&name, vec![value], adds);
+                self.assign(&name, Assigned::Text(value), adds);
             }
             command.remove(0);
         }
         let words: Vec<String> = command.iter().flat_map(|word| self.expand(word)).collect();
-        self.look_at(words);
+        let result = branches::result(&words);
+        if result.is_none() && self.taken() != Taken::No {
+            self.look_at(words);
+        }
+        let result = if is_negated { result.map(Taken::not) } else { result };
+        // A condition of another command is not known; elsewhere a command is taken to succeed.
+        self.branches.result(self.combined(result.unwrap_or(Taken::Unknown)));
+        self.last = Some(self.combined(result.unwrap_or(Taken::Yes)));
     }
 
-    fn assign(&mut self, name: &str, mut value: Vec<String>, adds: bool) {
-        if self.depth > 0 {
-            // The branch may not be taken. What it adds is left out if it decides nothing.
-            let flags: Vec<&str> = value.iter().map(String::as_str).filter(|word| word.starts_with("--")).collect();
-            if adds && !flags.is_empty() && !flags.iter().any(|flag| may_decide(flag)) {
-                self.notes.push(format!("a branch of the script adds {}, which are left out", flags.join(", ")));
-            } else {
-                self.variables.remove(name);
+    /// The result of a list of commands up to this one.
+    fn combined(&self, result: Taken) -> Taken {
+        let last = self.last.unwrap_or(Taken::Yes);
+        match self.joined {
+            Joined::Apart => result,
+            Joined::And => last.and(result),
+            Joined::Or => last.or(result),
+        }
+    }
+
+    fn assign(&mut self, name: &str, value: Assigned, adds: bool) {
+        let before = self.variables.get(name).map(Vec::as_slice);
+        match self.taken() {
+            Taken::No => return,
+            Taken::Unknown => {
+                // `CMD="$CMD --more"` adds, too.
+                let rest = match (&value, before) {
+                    (Assigned::Text(longer), Some([text])) if !adds && !text.is_empty() => longer.strip_prefix(text.as_str()),
+                    _ => None,
+                };
+                let rest = rest.map(String::from);
+                let (value, adds) = match rest {
+                    Some(rest) => (vec![rest], true),
+                    None => (value.elements(), adds),
+                };
+                return self.assign_perhaps(name, &value, adds);
             }
+            Taken::Yes => {}
+        }
+        if adds && self.unexpanded.contains_key(name) {
             return;
         }
-        if adds && let Some(before) = self.variables.get(name) {
-            value = match (&before[..], &value[..]) {
-                ([text], [more]) => vec![format!("{text}{more}")],
-                _ => [&before[..], &value[..]].concat(),
-            };
-        }
+        let value = match (value, before.filter(|_| adds)) {
+            (Assigned::Text(more), Some([text])) => vec![format!("{text}{more}")],
+            (value, before) => [before.unwrap_or_default(), &value.elements()].concat(),
+        };
+        self.unexpanded.remove(name);
         self.variables.insert(name.into(), value);
+        if !self.order.iter().any(|known| known == name) {
+            self.order.push(name.into());
+        }
+    }
+
+    /// Takes note of an assignment that may not be run. What is added is left out if it decides
+    /// nothing.
+    fn assign_perhaps(&mut self, name: &str, value: &[String], adds: bool) {
+        let words = value.iter().flat_map(|text| text.split_whitespace());
+        let flags: Vec<&str> = words.filter(|word| word.starts_with("--")).collect();
+        if adds && !flags.is_empty() && !flags.iter().any(|flag| may_decide(flag)) {
+            self.notes.push(format!("a branch of the script adds {}, which are left out", flags.join(", ")));
+            return;
+        }
+        self.variables.remove(name);
+        let what = if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) };
+        let why = format!("is assigned in a branch or loop of the script that may not be taken{what}");
+        self.unexpanded.entry(name.into()).or_insert(why);
+    }
+
+    /// What a script without a launch is: a list of arguments, or variables that hold them.
+    fn without_launch(mut self) -> Started {
+        if self.arguments.is_empty() {
+            let begins = |name: &&String| self.variables.get(*name).is_some_and(|values| is_flags(values));
+            let holders: Vec<String> = self.order.iter().filter(begins).cloned().collect();
+            for name in &holders {
+                let values = self.variables.get(name).into_iter().flatten();
+                // Text of several words is split where it is used without quotes.
+                let words = values
+                    .flat_map(|value| if value.trim_start().starts_with("--") { words_of(value) } else { vec![value.clone()] });
+                self.arguments.extend(words);
+            }
+            if !holders.is_empty() {
+                let names = holders.join("`, `");
+                self.notes.push(format!("the script starts nothing itself: the arguments in `{names}` are taken"));
+            }
+        }
+        let Self { arguments, notes, unexpanded, foreign, .. } = self;
+        Started { script: None, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign }
     }
 
     fn look_at(&mut self, words: Vec<String>) {
@@ -156,20 +317,29 @@ impl Script {
             let open = self.launches.last_mut().map(|launch| &mut launch.arguments);
             return open.unwrap_or(&mut self.arguments).extend(words);
         }
-        if matches!(first.as_str(), "echo" | "printf" | "cat" | "mkdir" | "cp" | "cd" | "source" | "[" | "[[" | "test") {
+        if matches!(first.as_str(), "echo" | "printf" | "cat" | "mkdir" | "cp" | "cd" | "source") {
             return;
         }
         // `bash -c "torchrun train.py ..."`, and `eval $COMMAND`.
-        let words: Vec<String> = words
-            .into_iter()
-            .flat_map(|word| if word.contains(".py ") { word.split_whitespace().map(String::from).collect() } else { vec![word] })
-            .collect();
-        let Some(place) = words.iter().position(|word| word.ends_with(".py")) else { return };
+        let words: Vec<String> =
+            words.into_iter().flat_map(|word| if word.contains(".py ") { words_of(&word) } else { vec![word] }).collect();
+        let Some(place) = words.iter().position(|word| word.ends_with(".py")) else {
+            let is_foreign = |pair: &[String]| matches!(pair, [one, two] if is_foreign(one, two));
+            if let Some(at) = words.windows(2).position(is_foreign) {
+                let settings = words.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
+                let command = words.get(at..at + 2).unwrap_or_default().join(" ");
+                self.foreign.get_or_insert(match settings {
+                    Some(file) => format!("`{command}`, whose settings are in `{file}`"),
+                    None => format!("`{command}`"),
+                });
+            }
+            return;
+        };
         let arguments = words.get(place + 1..).unwrap_or_default().to_vec();
         if arguments.iter().any(|word| word.starts_with("--") || word.starts_with('$')) {
             let script = words.get(place).cloned().unwrap_or_default();
-            let ranks = ranks_of(words.get(..place).unwrap_or_default());
-            self.launches.push(Launch { script, arguments, ranks });
+            let launcher = words.get(..place).unwrap_or_default().to_vec();
+            self.launches.push(Launch { script, launcher, arguments });
         }
     }
 

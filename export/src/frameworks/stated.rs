@@ -3,10 +3,15 @@
 //! without effect, and refuses those that no plan expresses. [`Stated::finish`] accounts for the
 //! rest, so that nothing vanishes. It must not know a framework.
 
+mod values;
+
+pub(super) use values::{decimal, unexpanded_in};
+
 use super::FrameworkError;
 use super::deciding::may_decide;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use values::{flatten, is_off, yaml_error};
 
 /// How a file writes its settings, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +41,10 @@ pub(super) struct Stated {
     /// Path of the section, for messages; empty for a whole file.
     prefix: String,
     settings: BTreeMap<String, Value>,
+    /// The file's own name of each setting that was renamed.
+    written_as: BTreeMap<String, String>,
+    /// Variables of a script that are not expanded, with why.
+    pub(super) unexpanded: BTreeMap<String, String>,
     taken: BTreeSet<String>,
     account: Account,
 }
@@ -47,7 +56,19 @@ impl Stated {
         for (name, value) in object {
             flatten(name, value, &mut settings);
         }
-        Self { notation, prefix: String::new(), settings, taken: BTreeSet::new(), account: Account::default() }
+        Self::of_settings(settings, notation, String::new())
+    }
+
+    fn of_settings(settings: BTreeMap<String, Value>, notation: Notation, prefix: String) -> Self {
+        Self {
+            notation,
+            prefix,
+            settings,
+            written_as: BTreeMap::new(),
+            unexpanded: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            account: Account::default(),
+        }
     }
 
     /// Parses an object of JSON, or a mapping of YAML.
@@ -59,7 +80,7 @@ impl Stated {
             Err(_) => {
                 let options = serde_saphyr::options! { with_snippet: false };
                 let parsed = serde_saphyr::from_str_with_options(text, options);
-                parsed.map_err(|error| form(error.to_string().lines().next().unwrap_or("it is no YAML").to_string()))?
+                parsed.map_err(|error| form(yaml_error(&error.to_string())))?
             }
         };
         match value {
@@ -77,8 +98,7 @@ impl Stated {
             Some((path.strip_prefix(&start)?.to_string(), value))
         });
         let settings = moved.collect();
-        let prefix = format!("{}{start}", self.prefix);
-        Self { notation: self.notation, prefix, settings, taken: BTreeSet::new(), account: Account::default() }
+        Self::of_settings(settings, self.notation, format!("{}{start}", self.prefix))
     }
 
     /// Adds what became of a section's settings.
@@ -86,6 +106,11 @@ impl Stated {
         self.account.unread.extend(account.unread);
         self.account.without_effect.extend(account.without_effect);
         self.account.assumed.extend(account.assumed);
+    }
+
+    /// The value of a setting. It is not taken.
+    pub(super) fn peek(&self, name: &str) -> Option<&Value> {
+        self.settings.get(name)
     }
 
     /// Whether there are no settings.
@@ -124,7 +149,10 @@ impl Stated {
             _ => {}
         }
         self.settings.remove(older);
-        self.settings.insert(newer.into(), value);
+        if self.settings.insert(newer.into(), value).is_none() {
+            let own = self.written_as.remove(older).unwrap_or_else(|| older.into());
+            self.written_as.insert(newer.into(), own);
+        }
         Ok(())
     }
 
@@ -174,7 +202,7 @@ impl Stated {
             (None, Some("false")) => Ok(Some(false)),
             _ if self.notation == Notation::Flags => {
                 let reason = format!("{}: the argument takes no value, and the words belong to no other", self.written(name));
-                Err(FrameworkError::Form { reason, hint: shell_hint(&value).into() })
+                Err(FrameworkError::Form { reason, hint: self.shell_hint(&value) })
             }
             _ => Err(self.wrong(name, "true or false")),
         }
@@ -194,6 +222,37 @@ impl Stated {
         }
     }
 
+    /// A text, where a bare `no` of YAML may be a switch.
+    pub(super) fn word(&mut self, name: &str) -> Result<Option<String>, FrameworkError> {
+        match self.settings.get(name) {
+            Some(Value::Bool(false)) => {
+                self.taken.insert(name.into());
+                Ok(Some("no".into()))
+            }
+            _ => self.text(name),
+        }
+    }
+
+    /// States a setting that the file leaves to something else. It needs no account.
+    pub(super) fn provide(&mut self, name: &str, value: Value) {
+        if self.settings.get(name).is_none_or(Value::is_null) {
+            self.settings.insert(name.into(), value);
+            self.taken.insert(name.into());
+        }
+    }
+
+    /// A name that costs nothing, such as that of a model; `None` also where a script's variable
+    /// holds it.
+    pub(super) fn name(&mut self, name: &str) -> Result<Option<String>, FrameworkError> {
+        match self.take(name) {
+            Some(Value::String(text)) if text.contains('$') => {
+                self.account.without_effect.push(self.written(name));
+                Ok(None)
+            }
+            _ => self.text(name),
+        }
+    }
+
     /// A list: of words, if it is the value of a flag.
     pub(super) fn list(&mut self, name: &str) -> Result<Vec<Value>, FrameworkError> {
         match self.take(name) {
@@ -204,16 +263,31 @@ impl Stated {
         }
     }
 
+    /// The settings of a name. One that ends with `*` stands for all that begin so.
+    fn matching(&self, name: &str) -> Vec<String> {
+        let is_meant = |path: &&String| match name.strip_suffix('*') {
+            Some(start) => path.starts_with(start),
+            None => *path == name,
+        };
+        self.settings.keys().filter(is_meant).cloned().collect()
+    }
+
+    /// The settings of these names that are stated and not switched off, as in [`Self::matching`].
+    pub(super) fn stated_of(&self, names: &[&str]) -> Vec<String> {
+        let found = names.iter().flat_map(|name| self.matching(name));
+        found.filter(|path| self.settings.get(path).is_some_and(|value| !is_off(value))).collect()
+    }
+
+    /// Whether the file leaves a setting to its caller: `"auto"`.
+    pub(super) fn leaves_open(&self) -> bool {
+        self.settings.values().any(|value| value == "auto")
+    }
+
     /// Marks settings as taken that change neither the time of a step nor its memory. A name that
     /// ends with `*` stands for all that begin so.
     pub(super) fn neutral(&mut self, names: &[&str]) {
         for name in names {
-            let is_meant = |path: &&String| match name.strip_suffix('*') {
-                Some(start) => path.starts_with(start),
-                None => path == name,
-            };
-            let found: Vec<String> =
-                self.settings.keys().filter(is_meant).filter(|path| !self.taken.contains(*path)).cloned().collect();
+            let found: Vec<String> = self.matching(name).into_iter().filter(|path| !self.taken.contains(path)).collect();
             for path in found {
                 self.account.without_effect.push(self.written(&path));
                 self.taken.insert(path);
@@ -241,15 +315,15 @@ impl Stated {
 
     /// Refuses settings that no plan expresses, unless they are switched off.
     pub(super) fn refuse(&mut self, names: &[&str], why: &str) -> Result<(), FrameworkError> {
-        for name in names {
-            if let Some(value) = self.settings.get(*name)
-                && !is_off(value)
-            {
-                let hint = "leave it out of the file to plan the job without it".into();
-                return Err(FrameworkError::Form { reason: format!("{}: {why}", self.written(name)), hint });
-            }
+        self.refuse_with(names, why, "leave it out of the file to plan the job without it")
+    }
+
+    /// Refuses settings as [`Self::refuse`] does, with another way forward.
+    pub(super) fn refuse_with(&mut self, names: &[&str], why: &str, hint: &str) -> Result<(), FrameworkError> {
+        match self.stated_of(names).first() {
+            None => Ok(()),
+            Some(name) => Err(FrameworkError::Form { reason: format!("{}: {why}", self.written(name)), hint: hint.into() }),
         }
-        Ok(())
     }
 
     /// Notes a value that the file leaves open, and where it comes from.
@@ -263,6 +337,11 @@ impl Stated {
         self.account.unread.push(written);
     }
 
+    /// The file's own name of a setting.
+    pub(super) fn own_name(&self, name: &str) -> String {
+        format!("{}{}", self.prefix, self.written_as.get(name).map_or(name, String::as_str))
+    }
+
     /// A setting in the file's own words, in backticks.
     pub(super) fn written(&self, name: &str) -> String {
         format!("`{}`", self.plain(name))
@@ -271,6 +350,7 @@ impl Stated {
     fn plain(&self, name: &str) -> String {
         let Self { prefix, notation, .. } = self;
         let value = self.settings.get(name);
+        let name = self.written_as.get(name).map_or(name, String::as_str);
         match (notation, value) {
             (Notation::Flags, None | Some(Value::Bool(true))) => format!("--{name}"),
             (Notation::Flags, Some(Value::Array(words))) => {
@@ -289,11 +369,21 @@ impl Stated {
     pub(super) fn wrong(&self, name: &str, expected: &str) -> FrameworkError {
         let value = self.settings.get(name).unwrap_or(&Value::Null);
         let hint = match self.notation {
-            Notation::Flags => shell_hint(value),
-            Notation::Toml => "give it as torchtitan's files do",
-            Notation::Json => "give it as the framework's documentation does",
+            Notation::Flags => self.shell_hint(value),
+            Notation::Toml => "give it as torchtitan's files do".into(),
+            Notation::Json => "give it as the framework's documentation does".into(),
         };
-        FrameworkError::Form { reason: format!("{} is not {expected}", self.written(name)), hint: hint.into() }
+        FrameworkError::Form { reason: format!("{} is not {expected}", self.written(name)), hint }
+    }
+
+    /// How to fix the value of a flag.
+    fn shell_hint(&self, value: &Value) -> String {
+        let text = value.to_string();
+        match unexpanded_in(&text, &self.unexpanded) {
+            Some(why) => format!("{why}; give the command as the shell expands it"),
+            None if text.contains('$') => "give the command as the shell expands it, without variables".into(),
+            None => "give it as the framework's help says".into(),
+        }
     }
 
     /// The error for a word that no plan has.
@@ -324,41 +414,4 @@ impl Stated {
         }
         Ok(self.account)
     }
-}
-
-/// Puts the leaves of a value under their paths. Empty objects and lists are leaves.
-fn flatten(path: String, value: Value, settings: &mut BTreeMap<String, Value>) {
-    match value {
-        Value::Object(object) if !object.is_empty() => {
-            for (name, inner) in object {
-                flatten(format!("{path}.{name}"), inner, settings);
-            }
-        }
-        leaf => _ = settings.insert(path, leaf),
-    }
-}
-
-/// Whether a value means that a setting is not used.
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(list) => list.is_empty(),
-        Value::Object(object) => object.is_empty(),
-        Value::String(text) => matches!(text.to_ascii_lowercase().as_str(), "" | "none" | "no" | "false"),
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::Bool(true) => false,
-    }
-}
-
-fn shell_hint(value: &Value) -> &'static str {
-    if value.to_string().contains('$') {
-        "give the command as the shell expands it, without variables"
-    } else {
-        "give it as the framework's help says"
-    }
-}
-
-/// A number as it is written in decimal, so that it reads back the same.
-pub(super) fn decimal(number: f32) -> Value {
-    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }

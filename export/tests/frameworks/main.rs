@@ -1,6 +1,8 @@
 //! Other frameworks: their jobs as plans and back, and traces of their runs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 
+mod fine_tuning;
 mod kineto;
 mod mutations;
 mod plans;
+mod scripts;

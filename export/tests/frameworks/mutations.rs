@@ -251,7 +251,8 @@ fn what_a_file_leaves_open_is_the_frameworks_and_is_said() {
     // Inside a Trainer's arguments they are its own, and need no note.
     let inside = format!(r#"{{"per_device_train_batch_size": 3, "fp16": true, "deepspeed": {auto}}}"#);
     let filled = imported(&inside, PlanForm::HuggingFaceTrainer);
-    assert_eq!((filled.plan.precision, filled.plan.layout.micro_batch, filled.assumed.len()), (DataType::Fp16, 3, 0));
+    assert_eq!((filled.plan.precision, filled.plan.layout.micro_batch), (DataType::Fp16, 3));
+    assert!(filled.assumed.iter().all(|note| note.starts_with("`stack` ")), "{:?}", filled.assumed);
     let nvme = DEEPSPEED.replace("\"none\"", "\"nvme\"");
     assert_eq!(imported(&nvme, PlanForm::Deepspeed).plan.layout.offload, Offload::Optimizer);
 }
@@ -328,4 +329,16 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn torchtitans_settings_of_what_is_off_configure_nothing() {
+    let off = TORCHTITAN.replace(
+        "[optimizer]",
+        "[float8]\nfilter_fqns = [\"output\"]\n[quantize.grouped_mm.float8]\nfqns = [\"experts\"]\n[optimizer]",
+    );
+    assert_eq!(imported(&off, PlanForm::Torchtitan).plan, imported(TORCHTITAN, PlanForm::Torchtitan).plan);
+    let narrow = imported(&TORCHTITAN.replace("seq_len = 4096", "seq_len = 4096\ndtype = \"bfloat16\""), PlanForm::Torchtitan);
+    assert!(narrow.plan.workload.no_master_copy);
+    assert!(read(&TORCHTITAN.replace("seq_len = 4096", "seq_len = 4096\ndtype = \"float16\""), PlanForm::Torchtitan).is_err());
 }

@@ -195,6 +195,10 @@ pub(super) fn qwen3_vl_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
 }
 
 pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
+    // Published files also have fields of older code, which say what the type is anyway.
+    fields.must_be("shared_expert_intermediate_size", &[json!(0)], "no expert of this type is shared")?;
+    fields.must_be("use_qk_norm", &[json!(true)], "queries and keys of this type are normed")?;
+    fields.must_be_off("qkv_bias", "queries, keys and values of this type have no biases of their own")?;
     let (first, every) = dense_layers(fields)?;
     let old = fields.optional("num_experts")?;
     let experts = fields.optional("num_local_experts")?.or(old).unwrap_or(128);

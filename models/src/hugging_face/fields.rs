@@ -527,12 +527,15 @@ impl Fields {
             return Ok(self.notes);
         }
         if unknown == Unknown::Noted {
-            self.note(format!("not understood, and left out: {}", quoted(&names)));
+            self.note(format!("{LEFT_OUT}{}", quoted(&names)));
             return Ok(self.notes);
         }
         Err(ConfigError::Unknown { names, model_type: self.model_type().into() })
     }
 }
+
+/// Beginning of the note on fields that are left out.
+pub(super) const LEFT_OUT: &str = "not understood, and left out: ";
 
 /// The error for a value that no graph can express.
 pub(super) fn inexpressible(field: &str, value: &Value, hint: &str) -> ConfigError {

@@ -97,9 +97,10 @@ pub(super) fn keep_text(object: &mut Map<String, Value>) -> Result<Option<String
     let Some(outer) = TYPES.iter().find(|outer| outer.name == name) else { return Ok(descend(object)) };
     let expected = "an object, the text model's configuration";
     let wrong = |reason: String| ConfigError::Value { field: "text_config".into(), reason, expected };
+    let is_flat = outer.may_be_flat || object.contains_key("num_hidden_layers");
     let mut text = match object.remove("text_config").filter(|text| !text.is_null()) {
         Some(Value::Object(text)) => text,
-        None if outer.may_be_flat => Map::new(),
+        None if is_flat => Map::new(),
         None => return Err(wrong("is missing".into())),
         Some(other) => return Err(wrong(format!("is {other}"))),
     };
@@ -168,6 +169,26 @@ fn descend(object: &mut Map<String, Value>) -> Option<String> {
         }
     }
     None
+}
+
+/// Replaces the configuration of a model of several parts by that of its text model, whatever the
+/// types are. Returns whether there was one.
+pub(super) fn enter_text(object: &mut Map<String, Value>) -> bool {
+    let mut has_entered = false;
+    for _ in 0..DEEPEST {
+        if object.contains_key("num_hidden_layers") {
+            break;
+        }
+        let inner = INNER.iter().find_map(|field| object.get(*field)).and_then(Value::as_object).cloned();
+        let Some(inner) = inner else { break };
+        let tied = object.get("tie_word_embeddings").filter(|tied| !tied.is_null()).cloned();
+        *object = inner;
+        if let Some(tied) = tied {
+            object.entry("tie_word_embeddings").or_insert(tied);
+        }
+        has_entered = true;
+    }
+    has_entered
 }
 
 /// Removes what tells the positions of images from those of text. Positions of text are the usual

@@ -6,7 +6,7 @@ use super::fields::{ConfigError, Fields, inexpressible};
 use super::rotary::rotary;
 use crate::families::{Decoder, Mixtures};
 use crate::model::Model;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Qwen2's mixtures, whose shared expert has a gate of its own.
 pub(super) fn qwen2_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
@@ -84,6 +84,34 @@ pub(super) fn deepseek_v3(fields: &mut Fields) -> Result<Model, ConfigError> {
         ));
     }
     Ok(Model::Decoder(Decoder { prediction_modules, ..deepseek(fields, &defaults)? }))
+}
+
+/// DeepSeek V3.2 and GLM-5: V3 with an indexer beside attention, which chooses the positions that a
+/// query sees. Attention is planned over all positions, without the indexer.
+pub(super) fn deepseek_v32(fields: &mut Fields) -> Result<Model, ConfigError> {
+    fields.neutral(&["indexer_rope_interleave", "index_share_for_mtp_iteration", "layer_types"]);
+    let features = fields.size_or("index_head_dim", 128)?;
+    let heads = fields.size_or("index_n_heads", 64)?;
+    let chosen = fields.size_or("index_topk", 2048)?;
+    let shares = fields.list("indexer_types")?;
+    let kinds = fields.list("mlp_layer_types")?;
+    let model = deepseek_v3(fields)?;
+    let Model::Decoder(decoder) = &model else { return Ok(model) };
+    let first = decoder.mixtures.map_or(decoder.layers, |mixtures| mixtures.first);
+    let is_as_said = |(layer, kind): (usize, &Value)| (kind == "dense") == (layer < first);
+    if let Some(kinds) = kinds.filter(|kinds| !kinds.iter().enumerate().all(is_as_said)) {
+        return Err(inexpressible("mlp_layer_types", &json!(kinds), "the first `first_k_dense_replace` layers are dense"));
+    }
+    // Layers may use the choice of one before them.
+    let indexers = shares.map_or(decoder.layers, |shares| shares.iter().filter(|kind| **kind == "full").count());
+    let width = decoder.query_rank.unwrap_or(decoder.hidden);
+    let of_a_layer = width * heads * features + decoder.hidden * (features + heads) + 2 * features;
+    fields.note(format!(
+        "the indexer, which chooses {chosen} positions for each query, is left out with its {} parameters: attention sees all positions, \
+         which takes longer where sequences are longer than that",
+        of_a_layer * indexers
+    ));
+    Ok(model)
 }
 
 /// Notes that a token's experts are limited to a few groups. The groups are nodes in training, so

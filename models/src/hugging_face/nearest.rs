@@ -3,6 +3,40 @@
 
 use serde_json::{Map, Value};
 
+/// Beginnings of the names of fields that describe layers of other kinds than attention, or layers
+/// that differ from each other in size.
+const OTHER_LAYERS: [&str; 13] = [
+    "hybrid_",
+    "layers_block_type",
+    "block_configs",
+    "full_attention_interval",
+    "linear_",
+    "mamba_",
+    "ssm_",
+    "conv_L_cache",
+    "attn_layer_period",
+    // Gemma 3n and 4: embeddings of each layer, layers that share keys, two sizes of heads.
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
+    "num_global_key_value_heads",
+    "global_head_dim",
+];
+
+/// Kinds of layers that decoders here have.
+const KINDS: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
+
+/// The fields that say that layers are of other kinds than those of a decoder.
+pub(super) fn other_layers(config: &Map<String, Value>) -> Vec<String> {
+    let is_there = |value: &Value| !value.is_null() && *value != Value::Bool(false);
+    let is_other = |(name, value): &(&String, &Value)| {
+        let begins = OTHER_LAYERS.iter().any(|start| name.starts_with(start));
+        let is_kind = |kind: &Value| kind.as_str().is_none_or(|kind| KINDS.contains(&kind));
+        let has_other_kinds = *name == "layer_types" && !value.as_array().is_none_or(|kinds| kinds.iter().all(is_kind));
+        is_there(value) && (begins || has_other_kinds)
+    };
+    config.iter().filter(is_other).map(|(name, _)| name.clone()).collect()
+}
+
 /// Fields of most transformers, with ours. The last two may be missing, and are a decoder's.
 const COMMON: [(&str, &str); 8] = [
     ("num_hidden_layers", "layers"),
@@ -28,9 +62,16 @@ fn experts(config: &Map<String, Value>) -> Option<(u64, &'static str)> {
     EXPERTS.iter().find_map(|(field, like)| Some((size(config, field).filter(|&count| count > 1)?, *like)))
 }
 
-/// The type to read a configuration as, and a model file in one line. `None` if the configuration
-/// lacks a transformer's sizes.
-pub(super) fn nearest(config: &Map<String, Value>) -> Option<(&'static str, String)> {
+/// Parts of the names of types that have the sizes of a decoder and are none.
+const NO_DECODERS: [&str; 3] = ["clip", "whisper", "audio"];
+
+/// The type to read a configuration as, and a model file in one line. The reason if the
+/// configuration has not the sizes of a transformer, or of one that is like none here.
+pub(super) fn nearest(config: &Map<String, Value>) -> Result<(&'static str, String), String> {
+    let name = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    if NO_DECODERS.iter().any(|part| name.contains(part)) {
+        return Err("it is neither a decoder nor an encoder of text alone".into());
+    }
     let is_encoder = config.get("model_type").and_then(Value::as_str).is_some_and(|name| name.contains("bert"));
     let mut entries = Vec::new();
     for (field, own) in COMMON {
@@ -38,20 +79,21 @@ pub(super) fn nearest(config: &Map<String, Value>) -> Option<(&'static str, Stri
             _ if is_encoder && matches!(own, "kv_heads" | "head_dimension") => {}
             Some(size) => entries.push(format!("{own}: {size}")),
             None if matches!(own, "kv_heads" | "head_dimension") => {}
-            None => return None,
+            None => return Err(format!("it states no `{field}`, as decoders do")),
         }
     }
     if is_encoder {
-        return Some(("bert", format!("{{family: bert, {}}}", entries.join(", "))));
+        return Ok(("bert", format!("{{family: bert, {}}}", entries.join(", "))));
     }
+    let is_latent = size(config, "kv_lora_rank").is_some() && config.get("q_lora_rank").is_some();
     let like = match experts(config) {
         None => "llama",
         Some((count, like)) => {
             let top = ["num_experts_per_tok", "experts_per_token", "moe_topk"].iter().find_map(|field| size(config, field));
             let ffn = ["moe_intermediate_size", "intermediate_size"].iter().find_map(|field| size(config, field));
             entries.push(format!("mixtures: {{experts: {count}, top_k: {}, ffn: {}}}", top.unwrap_or(1), ffn.unwrap_or(1)));
-            like
+            if is_latent && like == "glm4_moe" { "deepseek_v3" } else { like }
         }
     };
-    Some((like, format!("{{family: decoder, {}}}", entries.join(", "))))
+    Ok((like, format!("{{family: decoder, {}}}", entries.join(", "))))
 }

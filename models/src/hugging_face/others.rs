@@ -1,6 +1,6 @@
 //! Decoders of Llama's kind with parts of their own: SmolLM3, Granite, GLM.
 
-use super::decoders::{Defaults, LLAMA, common, mixtures, router, silu, windowed};
+use super::decoders::{Defaults, LLAMA, common, mixtures, qwen_window, router, silu, windowed};
 use super::fields::{ConfigError, Fields};
 use crate::families::{Decoder, Mixtures};
 use crate::model::Model;
@@ -27,6 +27,20 @@ pub(super) fn smollm3(fields: &mut Fields) -> Result<Model, ConfigError> {
     }
     let decoder = Decoder { qkv_bias: has_bias, attention_output_bias: has_bias, ffn_bias, ..decoder };
     Ok(Model::of_decoder(windowed(decoder, window.filter(|_| uses_window))))
+}
+
+/// MiMo: Qwen2 with modules of multi-token prediction.
+pub(super) fn mimo(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    fields.must_be_off("use_mrope", "positions are those of text")?;
+    let window = qwen_window(fields)?;
+    let has_bias = fields.flag_or("attention_bias", true)?;
+    let prediction_modules = fields.count_or("num_nextn_predict_layers", 0)?;
+    if prediction_modules > 0 {
+        fields.note(format!("multi-token prediction is planned with {prediction_modules} of `prediction_modules`"));
+    }
+    let decoder = common(fields, &Defaults { sequence: 32_768, ..LLAMA })?;
+    Ok(Model::Decoder(windowed(Decoder { qkv_bias: has_bias, prediction_modules, ..decoder }, window)))
 }
 
 /// Granite: Llama with numbers that scale the embedding, the scores, what layers add, and the

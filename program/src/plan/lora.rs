@@ -32,6 +32,21 @@ impl Default for Lora {
 }
 
 impl Lora {
+    /// The rank that peft's examples and most fine-tuning jobs use.
+    pub const USUAL_RANK: usize = 16;
+
+    /// The alpha that most fine-tuning jobs use with a rank.
+    pub const fn usual_alpha(rank: usize) -> usize {
+        rank.saturating_mul(2)
+    }
+
+    /// Patterns for layers by the names that fine-tuning tools have for them: the last part of a
+    /// layer's name (`q_proj`), or `all` and `all-linear` for every linear layer.
+    pub fn targets_named<'a>(names: impl IntoIterator<Item = &'a str>) -> NamePatterns {
+        let pattern = |name| if matches!(name, "all" | "all-linear") { "*".into() } else { format!("*{name}") };
+        names.into_iter().map(pattern).collect()
+    }
+
     /// The linear layers that have an adapter, each with how its weight is laid out.
     pub fn layers<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = (&'a str, WeightLayout)> {
         linear_layers(graph).filter(|(name, _)| self.targets.match_name(name))

@@ -149,14 +149,26 @@ fn wires(buses: &[String], ends: &[(usize, String, usize)]) -> Option<Vec<Vec<us
     Some(wires)
 }
 
-/// Rate of a PCI device's slot, one way, less packet overhead.
+/// Rate of a PCI device's way to the processor, one way, less packet overhead. A card's inner link,
+/// or one behind a switch, may be faster than what lies above it.
 fn slot_of(pci: Node<'_, '_>) -> Option<String> {
+    let links = pci.ancestors().filter(|one| one.tag_name().name() == "pci");
+    let rate = links.filter_map(|link| rate_of(&link)).reduce(f64::min)?;
+    Some(format!("{rate:.1}GB/s"))
+}
+
+/// Rate of a PCI link in GB/s.
+fn rate_of(pci: &Node<'_, '_>) -> Option<f64> {
     // `16 GT/s`, `16.0 GT/s PCIe`: 2.5, 5, 8 and so on by generation.
     let speed: f64 = pci.attribute("link_speed")?.split_whitespace().next()?.parse().ok()?;
     let lanes: f64 = pci.attribute("link_width")?.parse().ok().filter(|lanes| (1.0..=32.0).contains(lanes))?;
     let generation = [2.5, 5.0, 8.0, 16.0, 32.0, 64.0].iter().position(|rate| *rate == speed)?;
-    Some(format!("{:.1}GB/s", OF_A_LANE.get(generation)? * lanes * LEFT_BY_THE_PROTOCOL))
+    Some(OF_A_LANE.get(generation)? * lanes * LEFT_BY_THE_PROTOCOL)
 }
+
+/// Beginnings of the names of interfaces that software makes.
+const SOFTWARE: [&str; 13] =
+    ["veth", "br-", "cali", "tunl", "docker", "virbr", "vnet", "cni", "flannel", "vxlan", "tap", "dummy", "podman"];
 
 /// A NIC. `None` if its rate is not stated.
 fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
@@ -166,11 +178,14 @@ fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
     let number = pci.and_then(|pci| pci.attribute("device")).unwrap_or_default();
     let name = format!("{} (port {})", net.attribute("name").unwrap_or("a NIC"), net.attribute("port").unwrap_or("1"));
     let dev = net.attribute("dev").unwrap_or_default();
+    // Clouds have real NICs without a PCI device, such as `eth0`.
+    let begins = |name: &str| SOFTWARE.iter().any(|start| name.starts_with(start));
+    let is_of_software = pci.is_none() && net.attribute("name").is_some_and(begins);
     Some(Nic {
         name: if net.has_attribute("name") { name } else { format!("NIC {dev} at {}", net.range().start) },
         rate: Some(rate / 1e3),
         is_beside_gpu: None,
-        is_virtual: VIRTUAL.iter().any(|one| one.eq_ignore_ascii_case(number)),
+        is_virtual: is_of_software || VIRTUAL.iter().any(|one| one.eq_ignore_ascii_case(number)),
     })
 }
 

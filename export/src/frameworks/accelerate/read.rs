@@ -4,9 +4,8 @@
 use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::super::fsdp::{self, Sharding};
 use super::super::stated::Stated;
-use super::super::{FrameworkError, ImportedPlan, Surroundings};
-use super::STACK;
-use foretell_program::{Layout, Offload, Plan, Stack};
+use super::super::{FrameworkError, ImportedPlan, Surroundings, degrees, hf_stack};
+use foretell_program::{Layout, Plan};
 use foretell_units::DataType;
 
 /// Settings that change neither the time of a step nor its memory.
@@ -48,78 +47,129 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
             hint: "give the file that `accelerate config` writes".into(),
         });
     }
-    check_ranks(&mut stated, surroundings)?;
-    stated.refuse(&["megatron_lm_config"], "Megatron-LM's part is not read")?;
+    let kind = stated.word("distributed_type")?.unwrap_or_else(|| "MULTI_GPU".into()).to_ascii_uppercase();
+    check_ranks(&mut stated, &kind, surroundings)?;
+    stated.refuse(&["megatron_lm_config*"], "Megatron-LM's part is not read")?;
     stated.neutral(&NEUTRAL);
     let mut trainer = Trainer::usual(surroundings);
-    let accumulation = stated.size("gradient_accumulation_steps")?;
-    trainer.accumulation = accumulation.unwrap_or(1);
+    trainer.accumulation = stated.size("gradient_accumulation_steps")?.unwrap_or(1);
     let precision = read_precision(&mut stated)?;
-    let kind = stated.text("distributed_type")?.unwrap_or_else(|| "MULTI_GPU".into());
-    let plan = match kind.as_str() {
+    let mut plan = match kind.as_str() {
         "DEEPSPEED" => read_deepspeed_part(&mut stated, surroundings, &mut trainer, precision)?,
-        "NO" | "MULTI_GPU" | "FSDP" | "NPU" | "MULTI_NPU" | "no" => {
-            let (size, source) = trainer.micro_batch;
-            stated.assume(format!("`micro_batch` {size}: the file leaves it to the training script; this is {source}"));
-            let mut layout = Layout { data: surroundings.ranks, micro_batch: size, ..Layout::default() };
-            let words = Some(Sharding { zero: 3, is_hybrid: false }).filter(|_| kind == "FSDP");
-            let section = stated.section("fsdp_config");
-            let account = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
-            stated.absorb(account);
-            let batch = size.saturating_mul(trainer.accumulation).saturating_mul(surroundings.ranks);
-            let mut plan = Plan::new(layout, batch);
-            plan.precision = precision;
-            stated.assume("`optimizer` adamw: the file leaves it to the training script; this is the Trainer's default");
-            plan.optimizer = trainer.optimizer;
-            plan.training = trainer.training.clone();
-            plan
-        }
+        "NO" | "MULTI_GPU" | "FSDP" | "NPU" | "MULTI_NPU" => read_pytorch_part(&mut stated, surroundings, &trainer, &kind)?,
         _ => return Err(stated.unknown("distributed_type", "types: NO, MULTI_GPU, FSDP, DEEPSPEED")),
     };
-    let plan = Plan { stack: Stack::new(STACK), ..plan };
+    if kind == "DEEPSPEED" {
+        let stack = hf_stack::of_deepspeed(&plan.layout, "hf-deepspeed");
+        hf_stack::choose(&mut stated, &mut plan, stack, "hf-deepspeed");
+    } else {
+        plan.precision = precision.unwrap_or_else(|| assumed_precision(&mut stated));
+        let stack = hf_stack::of_pytorch(&plan.layout, "hf-trainer");
+        hf_stack::choose(&mut stated, &mut plan, stack, "hf-trainer");
+    }
     Ok(ImportedPlan::new(plan, stated.finish()?))
 }
 
-/// Refuses a number of processes that the topology does not have.
-fn check_ranks(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
-    let ranks = surroundings.ranks;
+/// Refuses processes and machines that the topology does not have.
+fn check_ranks(stated: &mut Stated, kind: &str, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
+    let Surroundings { ranks, devices_per_node, device, .. } = *surroundings;
+    let nodes = ranks / devices_per_node.max(1);
     let (processes, machines) = (stated.size("num_processes")?, stated.size("num_machines")?);
-    match processes {
-        Some(processes) if processes != ranks => Err(FrameworkError::Form {
-            reason: format!("`num_processes: {processes}` on a topology of {ranks} devices"),
-            hint: match machines {
-                Some(machines) => format!("say a topology of {machines} nodes with `--topology` and `--nodes`"),
-                None => "say the cluster with `--topology` and `--nodes`".into(),
-            },
-        }),
-        _ => Ok(()),
+    let one_process = kind == "NO";
+    if one_process && ranks > 1 {
+        return Err(FrameworkError::Form {
+            reason: format!("`distributed_type: NO` is one process, and the topology has {ranks} devices"),
+            hint: format!("say `--topology 1x{device}`"),
+        });
     }
+    let wanted = processes.filter(|_| !one_process).unwrap_or(ranks);
+    let wanted_nodes = machines.filter(|_| !one_process).unwrap_or(if wanted == ranks { nodes } else { 1 });
+    if (wanted, wanted_nodes) == (ranks, nodes) {
+        return Ok(());
+    }
+    let stated_sizes = match (processes, machines) {
+        (Some(processes), Some(machines)) => format!("`num_processes: {processes}` on `num_machines: {machines}`"),
+        (Some(processes), None) => format!("`num_processes: {processes}`"),
+        _ => format!("`num_machines: {wanted_nodes}`"),
+    };
+    let hint = match (wanted.is_multiple_of(wanted_nodes), wanted_nodes) {
+        (true, 1) => format!("say `--topology {wanted}x{device}`"),
+        (true, _) => format!("say `--topology {wanted_nodes}x{}x{device}`", wanted / wanted_nodes),
+        (false, _) => "choose a number of processes that the machines divide".into(),
+    };
+    Err(FrameworkError::Form { reason: format!("{stated_sizes}, and the topology has {ranks} devices on {nodes} nodes"), hint })
 }
 
-fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {
-    let precision = stated.take("mixed_precision");
-    match precision.as_ref().and_then(serde_json::Value::as_str) {
-        Some("bf16") => Ok(DataType::Bf16),
-        Some("fp16") => Ok(DataType::Fp16),
-        Some("fp8") => Ok(DataType::Fp8),
-        // YAML reads a bare `no` as false.
-        Some("no") | None => {
-            stated.assume("`precision` fp32: `mixed_precision` is not on, and the model's own type is the training script's");
-            Ok(DataType::Fp32)
-        }
+/// The precision; `None` if it is not on.
+fn read_precision(stated: &mut Stated) -> Result<Option<DataType>, FrameworkError> {
+    match stated.word("mixed_precision")?.as_deref() {
+        Some("bf16") => Ok(Some(DataType::Bf16)),
+        Some("fp16") => Ok(Some(DataType::Fp16)),
+        Some("fp8") => Ok(Some(DataType::Fp8)),
+        Some("no") | None => Ok(None),
         Some(_) => Err(stated.unknown("mixed_precision", "precisions: no, bf16, fp16, fp8")),
     }
 }
 
-/// Reads `deepspeed_config`: DeepSpeed's file, or Accelerate's short form of it.
+fn assumed_precision(stated: &mut Stated) -> DataType {
+    stated.assume("`precision` fp32: `mixed_precision` is not on, and the model's own type is the training script's");
+    DataType::Fp32
+}
+
+/// Reads what PyTorch itself distributes: DDP, FSDP, and further axes.
+fn read_pytorch_part(
+    stated: &mut Stated,
+    surroundings: &Surroundings<'_>,
+    trainer: &Trainer,
+    kind: &str,
+) -> Result<Plan, FrameworkError> {
+    let (size, source) = trainer.micro_batch;
+    stated.assume(format!("`micro_batch` {size}: the file leaves it to the training script; this is {source}"));
+    let mut layout = Layout { data: surroundings.ranks, micro_batch: size, ..Layout::default() };
+    let mut section = stated.section("parallelism_config");
+    let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings, &mut layout)?;
+    stated.absorb(section.finish()?);
+    let words = Some(Sharding { zero: 3, is_hybrid: false }).filter(|_| kind == "FSDP");
+    let section = stated.section("fsdp_config");
+    let account = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
+    stated.absorb(account);
+    degrees::apply(shards, &mut layout);
+    let batch = size.saturating_mul(trainer.accumulation).saturating_mul(layout.data);
+    let mut plan = Plan::new(layout, batch);
+    stated.assume("`optimizer` adamw: the file leaves it to the training script; this is the Trainer's default");
+    plan.optimizer = trainer.optimizer;
+    plan.training = trainer.training.clone();
+    Ok(plan)
+}
+
+/// Accelerate's short names of DeepSpeed's settings.
+const SHORT: [(&str, &str); 5] = [
+    ("zero_stage", "zero_optimization.stage"),
+    ("offload_optimizer_device", "zero_optimization.offload_optimizer.device"),
+    ("offload_optimizer_nvme_path", "zero_optimization.offload_optimizer.nvme_path"),
+    ("offload_param_device", "zero_optimization.offload_param.device"),
+    ("offload_param_nvme_path", "zero_optimization.offload_param.nvme_path"),
+];
+
+/// Reads `deepspeed_config`: DeepSpeed's settings in place or in a file, or Accelerate's short
+/// names of them.
 fn read_deepspeed_part(
     stated: &mut Stated,
     surroundings: &Surroundings<'_>,
     trainer: &mut Trainer,
-    precision: DataType,
+    precision: Option<DataType>,
 ) -> Result<Plan, FrameworkError> {
     let mut section = stated.section("deepspeed_config");
-    section.neutral(&["zero3_init_flag", "zero3_save_16bit_model", "deepspeed_hostfile", "deepspeed_multinode_launcher"]);
+    section.neutral(&[
+        "zero3_init_flag",
+        "zero3_save_16bit_model",
+        "deepspeed_hostfile",
+        "deepspeed_multinode_launcher",
+        "deepspeed_moe_layer_cls_names",
+    ]);
+    if let Some(precision) = precision {
+        trainer.precision = (precision, "`mixed_precision`");
+    }
     if let Some(path) = section.text("deepspeed_config_file")? {
         let Some(text) = (surroundings.file)(&path) else {
             return Err(FrameworkError::Form {
@@ -133,30 +183,19 @@ fn read_deepspeed_part(
         stated.absorb(section.finish()?);
         return Ok(plan);
     }
+    for (short, name) in SHORT {
+        section.rename(short, name)?;
+    }
+    section.provide("zero_optimization.stage", 2.into());
     trainer.accumulation = section.size("gradient_accumulation_steps")?.unwrap_or(trainer.accumulation);
-    let (size, source) = trainer.micro_batch;
-    stated.assume(format!("`micro_batch` {size}: the file leaves it to the training script; this is {source}"));
-    stated.assume("`optimizer` adamw: the file leaves it to the training script; this is the Trainer's default");
-    let mut layout = Layout { data: surroundings.ranks, micro_batch: size, ..Layout::default() };
-    layout.zero = section.count("zero_stage")?.unwrap_or(2);
-    if layout.zero > 3 {
-        return Err(section.wrong("zero_stage", "a stage of ZeRO, which are 0 to 3"));
+    section.provide("gradient_accumulation_steps", trainer.accumulation.into());
+    section.provide("gradient_clipping", "auto".into());
+    if !["bf16.enabled", "fp16.enabled", "bfloat16.enabled"].iter().any(|name| section.has(name)) {
+        let precision = precision.unwrap_or_else(|| assumed_precision(&mut section));
+        section.provide("bf16.enabled", (precision == DataType::Bf16).into());
+        section.provide("fp16.enabled", (precision == DataType::Fp16).into());
     }
-    match section.text("offload_optimizer_device")?.as_deref() {
-        None | Some("none") => {}
-        Some("cpu" | "nvme") => layout.offload = Offload::Optimizer,
-        Some(_) => return Err(section.unknown("offload_optimizer_device", "devices: none, cpu, nvme")),
-    }
-    section.neutral(&["offload_optimizer_nvme_path", "offload_param_nvme_path"]);
-    section.refuse(&["offload_param_device"], "no plan keeps parameters in host memory")?;
-    let batch = size.saturating_mul(trainer.accumulation).saturating_mul(surroundings.ranks);
-    let mut plan = Plan::new(layout, batch);
-    plan.precision = precision;
-    plan.optimizer = trainer.optimizer;
-    plan.training = trainer.training.clone();
-    if let Some(norm) = section.number("gradient_clipping")? {
-        plan.training.clip_norm = Some(norm).filter(|&norm| norm > 0.0);
-    }
+    let plan = read_deepspeed(&mut section, surroundings, trainer)?;
     stated.absorb(section.finish()?);
     Ok(plan)
 }

@@ -2,9 +2,8 @@
 
 use super::super::nearest::bucket_of;
 use super::super::stated::Stated;
-use super::super::{FrameworkError, ImportedPlan, Surroundings};
-use super::STACK;
-use foretell_program::{Layout, Offload, Optimizer, Plan, Stack, Training};
+use super::super::{FrameworkError, ImportedPlan, Surroundings, hf_stack};
+use foretell_program::{Layout, Offload, Optimizer, Plan, Training};
 use foretell_units::DataType;
 use serde_json::json;
 
@@ -158,7 +157,10 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
             hint: "give DeepSpeed's JSON configuration, which has `zero_optimization`, `bf16` or a batch".into(),
         });
     }
-    let plan = read_config(&mut stated, surroundings, &Trainer::usual(surroundings))?;
+    let usual = if stated.leaves_open() { "hf-deepspeed" } else { "deepspeed-zero" };
+    let mut plan = read_config(&mut stated, surroundings, &Trainer::usual(surroundings))?;
+    let stack = hf_stack::of_deepspeed(&plan.layout, usual);
+    hf_stack::choose(&mut stated, &mut plan, stack, usual);
     Ok(ImportedPlan::new(plan, stated.finish()?))
 }
 
@@ -192,7 +194,6 @@ pub(in super::super) fn read_config(
     let mut layout = Layout { data, tensor, micro_batch, ..Layout::default() };
     read_zero(stated, &mut layout)?;
     let mut plan = Plan::new(layout, global_batch);
-    plan.stack = Stack::new(STACK);
     plan.training = Training::default();
     read_precision(stated, &mut plan, trainer)?;
     read_optimizer(stated, &mut plan, trainer)?;
@@ -297,7 +298,7 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
 }
 
 fn read_precision(stated: &mut Stated, plan: &mut Plan, trainer: &Trainer) -> Result<(), FrameworkError> {
-    let left_open = stated.is_auto("bf16.enabled") | stated.is_auto("fp16.enabled");
+    let [bf16_is_open, fp16_is_open] = ["bf16.enabled", "fp16.enabled"].map(|name| stated.is_auto(name));
     let (bf16, fp16) = (stated.flag("bf16.enabled")?, stated.flag("fp16.enabled")?);
     plan.precision = match (bf16, fp16) {
         (Some(true), Some(true)) => {
@@ -308,7 +309,12 @@ fn read_precision(stated: &mut Stated, plan: &mut Plan, trainer: &Trainer) -> Re
         }
         (Some(true), _) => DataType::Bf16,
         (_, Some(true)) => DataType::Fp16,
-        _ if left_open => {
+        // A Trainer fills in what is there: without a section `bf16` the job is in fp16 or fp32.
+        (None, None) if fp16_is_open && !bf16_is_open && !trainer.is_stated => {
+            stated.assume("`precision` fp16: the file leaves `fp16` to the Trainer (`\"auto\"`), and has no `bf16` that a Trainer could fill in");
+            DataType::Fp16
+        }
+        _ if bf16_is_open || fp16_is_open => {
             let (precision, source) = trainer.precision;
             trainer.assume(
                 stated,

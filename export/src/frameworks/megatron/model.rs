@@ -1,6 +1,7 @@
 //! Models as arguments of Megatron-LM, and back.
 
 mod read;
+mod vocabulary;
 
 pub(super) use read::read;
 

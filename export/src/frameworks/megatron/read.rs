@@ -1,191 +1,31 @@
 //! Plans from Megatron-LM's arguments.
 
-use super::super::arguments::flags;
+use super::super::arguments::{Spelling, flags_of};
 use super::super::nearest::bucket_of;
+use super::super::shell::{self, Started};
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
+use super::names::{BY_REWARDS, NEUTRAL, NEUTRAL_SWITCHES, OTHER_MODELS, REFUSED, RENAMED};
 use super::read_pipeline::{impossible, read_chunks};
 use super::{STACK, model};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
 use foretell_units::DataType;
 use serde_json::json;
 
-/// Switches that change neither the time of a step nor its memory, or only which kernels compute
-/// the same.
-const NEUTRAL_SWITCHES: [&str; 63] = [
-    "mock-data",
-    "log-throughput",
-    "log-timers-to-tensorboard",
-    "log-params-norm",
-    "log-num-zeros-in-grad",
-    "log-progress",
-    "log-memory-to-tensorboard",
-    "log-validation-ppl-to-tensorboard",
-    "log-batch-size-to-tensorboard",
-    "log-world-size-to-tensorboard",
-    "log-straggler",
-    "log-energy",
-    "no-load-optim",
-    "no-load-rng",
-    "no-save-optim",
-    "no-save-rng",
-    "finetune",
-    "use-cpu-initialization",
-    "apply-query-key-layer-scaling",
-    "no-query-key-layer-scaling",
-    "use-mcore-models",
-    "use-legacy-models",
-    "use-flash-attn",
-    "overlap-grad-reduce",
-    "overlap-param-gather",
-    "accumulate-allreduce-grads-in-fp32",
-    "attention-softmax-in-fp32",
-    "no-masked-softmax-fusion",
-    "no-bias-gelu-fusion",
-    "no-bias-swiglu-fusion",
-    "no-bias-dropout-fusion",
-    "no-rope-fusion",
-    "no-persist-layer-norm",
-    "no-gradient-accumulation-fusion",
-    "no-async-tensor-model-parallel-allreduce",
-    "no-check-for-nan-in-loss-and-grad",
-    "apply-layernorm-1p",
-    "manual-gc",
-    "use-checkpoint-args",
-    "use-checkpoint-opt-param-scheduler",
-    "override-opt-param-scheduler",
-    "async-save",
-    "use-dist-ckpt",
-    "auto-detect-ckpt-format",
-    "ckpt-fully-parallel-save",
-    "ckpt-fully-parallel-load",
-    "ckpt-assume-constant-structure",
-    "exit-on-missing-checkpoint",
-    "exit-signal-handler",
-    "no-create-attention-mask-in-dataloader",
-    "no-mmap-bin-files",
-    "reset-position-ids",
-    "reset-attention-mask",
-    "eod-mask-loss",
-    "deterministic-mode",
-    "cross-entropy-loss-fusion",
-    "calculate-per-token-loss",
-    "moe-grouped-gemm",
-    "moe-permute-fusion",
-    "moe-router-fusion",
-    "moe-per-layer-logging",
-    "moe-pad-expert-input-to-capacity",
-    "moe-router-enable-expert-bias",
-];
-
-/// Flags with values that change neither the time of a step nor its memory.
-const NEUTRAL: [&str; 74] = [
-    "train-iters",
-    "train-samples",
-    "eval-iters",
-    "eval-interval",
-    "log-interval",
-    "save",
-    "save-interval",
-    "load",
-    "data-path",
-    "train-data-path",
-    "valid-data-path",
-    "test-data-path",
-    "data-args-path",
-    "per-split-data-args-path",
-    "split",
-    "tokenizer-type",
-    "tokenizer-model",
-    "tiktoken-pattern",
-    "vocab-file",
-    "merge-file",
-    "vocab-extra-ids",
-    "lr-decay-style",
-    "lr-decay-iters",
-    "lr-decay-samples",
-    "lr-warmup-iters",
-    "lr-warmup-samples",
-    "lr-warmup-fraction",
-    "lr-warmup-init",
-    "lr-wsd-decay-style",
-    "lr-wsd-decay-iters",
-    "min-lr",
-    "start-weight-decay",
-    "end-weight-decay",
-    "weight-decay-incr-style",
-    "seed",
-    "init-method-std",
-    "tensorboard-dir",
-    "tensorboard-log-interval",
-    "tensorboard-queue-size",
-    "wandb-*",
-    "distributed-backend",
-    "distributed-timeout-minutes",
-    "exit-interval",
-    "exit-duration-in-mins",
-    "dataloader-type",
-    "num-workers",
-    "num-dataset-builder-threads",
-    "data-cache-path",
-    "nnodes",
-    "nproc-per-node",
-    "node-rank",
-    "master-addr",
-    "master-port",
-    "rdzv-*",
-    "local-rank",
-    "timing-log-*",
-    "ckpt-format",
-    "dist-ckpt-*",
-    "transformer-impl",
-    "manual-gc-interval",
-    "attention-backend",
-    "profile*",
-    "log-level*",
-    "no-log-*",
-    "moe-token-dispatcher-type",
-    "moe-router-load-balancing-type",
-    "moe-aux-loss-coeff",
-    "moe-z-loss-coeff",
-    "moe-router-dtype",
-    "moe-router-bias-update-rate",
-    "moe-router-topk-scaling-factor",
-    "mtp-loss-scaling-factor",
-    "make-vocab-size-divisible-by",
-    "hysteresis",
-];
-
-/// Settings that no plan expresses.
-const REFUSED: [&str; 16] = [
-    "fp8-param-gather",
-    "fp4-format",
-    "fp4-param-gather",
-    "grad-reduce-in-bf16",
-    "reduce-scatter-with-fp32-accumulation",
-    "use-precision-aware-optimizer",
-    "standalone-embedding-stage",
-    "hybrid-layer-pattern",
-    "hybrid-override-pattern",
-    "is-hybrid-model",
-    "heterogeneous-layers-config-path",
-    "squared-relu",
-    "experimental-attention-variant",
-    "linear-attention-type",
-    "cpu-offloading",
-    "fine-grained-activation-offloading",
-];
-
 pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
     let ranks = surroundings.ranks;
-    let mut stated = flags(text, ranks)?;
-    if stated.is_empty() {
-        return Err(FrameworkError::Form {
-            reason: "there are no arguments of Megatron-LM".into(),
-            hint: "give the arguments of `pretrain_gpt.py`, or a script that has them".into(),
-        });
+    let started = shell::launch(text)?;
+    check_script(&started)?;
+    let mut stated = flags_of(started, ranks, Spelling::Dashes)?;
+    for (older, newer) in RENAMED {
+        stated.rename(older, newer)?;
     }
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, precision or memory")?;
+    stated.refuse_with(
+        &BY_REWARDS,
+        "training by rewards is not planned: it has other models and passes",
+        "leave out the settings of rewards and rollouts to plan the policy's training alone",
+    )?;
     for switch in NEUTRAL_SWITCHES {
         stated.flag(switch)?;
     }
@@ -195,19 +35,48 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     for name in ["main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"] {
         stated.usual(name, &json!("fp32"));
     }
-    let (model, sequence_is_stated) = model::read(&mut stated)?;
+    let (model, sequence_is_stated) = model::read(&mut stated, surroundings)?;
     stated.neutral(&NEUTRAL);
     let mut layout = read_layout(&mut stated, ranks)?;
     layout.recompute = read_recompute(&mut stated)?;
     let plan = read_training(&mut stated, layout, surroundings)?;
     if model.is_some() && !sequence_is_stated {
-        return Err(impossible("there is no `--seq-length`".into(), "add it: Megatron demands the length of a sample"));
+        return Err(FrameworkError::Form {
+            reason: "there is no `--seq-length`, which Megatron demands".into(),
+            hint: "say the length of a sample with `--sequence`".into(),
+        });
     }
     Ok(ImportedPlan { model, ..ImportedPlan::new(plan, stated.finish()?) })
 }
 
+/// Refuses a text without arguments of Megatron-LM's GPT, and says what it has.
+fn check_script(started: &Started) -> Result<(), FrameworkError> {
+    let name = started.script.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+    if let Some(other) = OTHER_MODELS.iter().find(|other| name.split(['_', '.', '-']).any(|word| word == **other)) {
+        return Err(FrameworkError::Form {
+            reason: format!(
+                "`{name}` trains a model with parts ({other}) that the arguments of `pretrain_gpt.py` do not describe"
+            ),
+            hint:
+                "describe the model in a file of its own (`foretell models show`), and use `foretell plan --stack megatron-core`"
+                    .into(),
+        });
+    }
+    if !started.arguments.is_empty() {
+        return Ok(());
+    }
+    let reason = match (&started.foreign, started.unexpanded.first_key_value()) {
+        (Some(command), _) => format!("the script starts {command}, which takes no arguments of Megatron-LM"),
+        (None, Some((variable, why))) => format!("no command with arguments is known: `${variable}` {why}"),
+        (None, None) => "there are no arguments of Megatron-LM".into(),
+    };
+    Err(FrameworkError::Form {
+        reason,
+        hint: "give the arguments of `pretrain_gpt.py` as the shell expands them, or a script that has them".into(),
+    })
+}
+
 fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkError> {
-    stated.rename("model-parallel-size", "tensor-model-parallel-size")?;
     let tensor = stated.size("tensor-model-parallel-size")?.unwrap_or(1);
     let pipeline = stated.size("pipeline-model-parallel-size")?.unwrap_or(1);
     let context = stated.size("context-parallel-size")?.unwrap_or(1);
@@ -217,8 +86,19 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
             format!("{ranks} ranks are no multiple of tensor x pipeline x context, which is {tensor} x {pipeline} x {context}");
         return Err(impossible(reason, "say the cluster with `--topology` and `--nodes`"));
     }
-    let expert_tensor = stated.size("expert-tensor-parallel-size")?.unwrap_or(tensor);
-    let experts = stated.size("expert-model-parallel-size")?.unwrap_or(1);
+    // Without experts their sizes lay out nothing.
+    let has_experts = stated.has("num-experts");
+    let expert_tensor = stated.size("expert-tensor-parallel-size")?.filter(|_| has_experts).unwrap_or(tensor);
+    let experts = stated.size("expert-model-parallel-size")?.filter(|_| has_experts).unwrap_or(1);
+    if experts.saturating_mul(expert_tensor) < tensor {
+        let reason = format!(
+            "experts on {experts} x {expert_tensor} ranks beside `tensor` {tensor}: Megatron lays them out so, and no plan does"
+        );
+        let hint = format!(
+            "choose `--expert-model-parallel-size` and `--expert-tensor-parallel-size` whose product is {tensor} or a multiple"
+        );
+        return Err(FrameworkError::Form { reason, hint });
+    }
     let expert = experts.saturating_mul(expert_tensor) / tensor.max(1);
     let data_ranks = ranks / model_ranks;
     if expert == 0 || experts.checked_mul(expert_tensor) != Some(expert * tensor) || !data_ranks.is_multiple_of(expert) {
@@ -297,6 +177,12 @@ fn read_recompute(stated: &mut Stated) -> Result<Recompute, FrameworkError> {
     let modules = stated.list("recompute-modules")?;
     // An older name of the selective granularity.
     let is_selective = stated.is_on("recompute-activations")?;
+    // Names of Megatron before granularities.
+    let is_full = stated.is_on("checkpoint-activations")? || (granularity.is_none() && method.is_some() && !is_selective);
+    if is_full && granularity.is_none() {
+        let method = if stated.has("recompute-method") { method } else { Some("uniform".into()) };
+        return recompute_fully(stated, method.as_deref(), layers);
+    }
     match granularity.as_deref().or(is_selective.then_some("selective")) {
         None => Ok(Recompute::None),
         Some("selective") => {
@@ -308,28 +194,31 @@ fn read_recompute(stated: &mut Stated) -> Result<Recompute, FrameworkError> {
                 hint: "leave the other modules out of the file to plan the job without them".into(),
             })
         }
-        Some("full") => match method.as_deref() {
-            Some("block") => Ok(Recompute::full_layers(vec![layers.unwrap_or(1)])),
-            Some("uniform") => {
-                // One input is kept for each group of layers, and ours are groups of one.
-                if layers.is_some_and(|layers| layers > 1) {
-                    stated.in_part("recompute-num-layers");
-                }
-                Ok(Recompute::Full)
-            }
-            None => Err(impossible(
-                "`--recompute-granularity full` without `--recompute-method`".into(),
-                "add `--recompute-method uniform` or `block`, as Megatron demands",
-            )),
-            Some(_) => Err(stated.unknown("recompute-method", "methods: uniform, block")),
-        },
+        Some("full") => recompute_fully(stated, method.as_deref(), layers),
         Some(_) => Err(stated.unknown("recompute-granularity", "granularities: full, selective")),
+    }
+}
+
+fn recompute_fully(stated: &mut Stated, method: Option<&str>, layers: Option<usize>) -> Result<Recompute, FrameworkError> {
+    match method {
+        Some("block") => Ok(Recompute::full_layers(vec![layers.unwrap_or(1)])),
+        Some("uniform") => {
+            // One input is kept for each group of layers, and ours are groups of one.
+            if layers.is_some_and(|layers| layers > 1) {
+                stated.in_part("recompute-num-layers");
+            }
+            Ok(Recompute::Full)
+        }
+        None => Err(impossible(
+            "`--recompute-granularity full` without `--recompute-method`".into(),
+            "add `--recompute-method uniform` or `block`, as Megatron demands",
+        )),
+        Some(_) => Err(stated.unknown("recompute-method", "methods: uniform, block")),
     }
 }
 
 fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surroundings<'_>) -> Result<Plan, FrameworkError> {
     let usual = Training::default();
-    stated.rename("batch-size", "micro-batch-size")?;
     let micro_batch = match stated.size("micro-batch-size")?.or(surroundings.micro_batch) {
         Some(size) => size,
         None => {

@@ -7,6 +7,10 @@ pub(super) enum Token {
     Word(Word),
     /// The end of a command.
     End,
+    /// `&&`
+    And,
+    /// `||`
+    Or,
     /// `(`
     Open,
     /// `)`
@@ -134,7 +138,12 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
             (None, '\n' | ';' | '|' | '&') => {
                 end_word!();
                 skips_word = false;
-                tokens.push(Token::End);
+                let is_twice = matches!(character, '|' | '&') && characters.next_if_eq(&character).is_some();
+                tokens.push(match (is_twice, character) {
+                    (true, '&') => Token::And,
+                    (true, _) => Token::Or,
+                    (false, _) => Token::End,
+                });
             }
             (None, '(' | ')') => {
                 end_word!();

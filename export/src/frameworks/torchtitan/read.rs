@@ -123,7 +123,6 @@ fn finish(mut stated: Stated) -> Result<Account, FrameworkError> {
         }
     }
     stated.usual("training.mixed_precision_reduce", &json!("float32"));
-    stated.usual("training.dtype", &json!("float32"));
     stated.usual("parallelism.expert_tensor_parallel_degree", &json!(1));
     stated.usual("parallelism.pipeline_parallel_first_stage_less_layers", &json!(1));
     stated.usual("parallelism.pipeline_parallel_last_stage_less_layers", &json!(1));
@@ -346,6 +345,14 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     let mut plan = Plan::new(Layout { micro_batch, ..layout }, global);
     plan.stack = Stack::new(STACK);
     plan.precision = read_precision(stated)?;
+    match stated.text("training.dtype")?.as_deref() {
+        None | Some("float32") => {}
+        Some("bfloat16") if plan.precision == DataType::Bf16 => {
+            plan.workload.no_master_copy = true;
+            stated.assume("`workload.no_master_copy`: the file keeps parameters in bf16 (`training.dtype`)");
+        }
+        Some(_) => return Err(stated.unknown("training.dtype", "formats: float32, and bfloat16 without eight-bit products")),
+    }
     plan.optimizer = match stated.text("optimizer.name")?.as_deref() {
         Some("Adam") => Optimizer::Adam,
         None | Some("AdamW") => Optimizer::AdamW,
@@ -378,6 +385,8 @@ fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {
         stated.neutral(&["float8.*", "quantize.linear.float8.*"]);
         return Ok(DataType::Fp8);
     }
+    // Without a converter their settings configure nothing.
+    stated.neutral(&["float8.*", "quantize.*", "mx.*"]);
     match stated.text("training.mixed_precision_param")?.as_deref() {
         Some("float32") => Ok(DataType::Fp32),
         None | Some("bfloat16") => Ok(DataType::Bf16),

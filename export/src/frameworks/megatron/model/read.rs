@@ -1,19 +1,20 @@
 //! Models from Megatron-LM's arguments.
 
-use super::super::super::FrameworkError;
 use super::super::super::stated::Stated;
+use super::super::super::{FrameworkError, Surroundings};
+use super::vocabulary::read_vocabulary;
 use foretell_models::{
     CapacityFactor, Decoder, DropoutRate, FeedForward, Gpt, Mixtures, Model, NormEpsilon, NormKind, PositionKind,
 };
-
-/// The vocabulary of GPT-2's tokenizer, which Megatron has under a name of its own.
-const GPT2_VOCAB: usize = 50_257;
 
 /// Reads the model, and whether the arguments state its sequence. `None` if they state no model.
 ///
 /// # Errors
 /// If they state a part of one.
-pub(in super::super) fn read(stated: &mut Stated) -> Result<(Option<Model>, bool), FrameworkError> {
+pub(in super::super) fn read(
+    stated: &mut Stated,
+    surroundings: &Surroundings<'_>,
+) -> Result<(Option<Model>, bool), FrameworkError> {
     const SIZES: [&str; 3] = ["num-layers", "hidden-size", "num-attention-heads"];
     if !SIZES.iter().any(|name| stated.has(name)) {
         return Ok((None, false));
@@ -26,12 +27,17 @@ pub(in super::super) fn read(stated: &mut Stated) -> Result<(Option<Model>, bool
         })?;
     }
     let [layers, hidden, heads] = sizes;
-    let sequence = stated.size("seq-length")?;
-    let decoder = read_decoder(stated, [layers, hidden, heads], sequence.unwrap_or(1024))?;
+    let sequence = stated.size("seq-length")?.or(surroundings.sequence);
+    let vocab = read_vocabulary(stated, surroundings)?;
+    let decoder = read_decoder(stated, [layers, hidden, heads, vocab], sequence.unwrap_or(1024))?;
     Ok((Some(as_gpt(&decoder).map_or_else(|| Model::of_decoder(decoder), Model::Gpt)), sequence.is_some()))
 }
 
-fn read_decoder(stated: &mut Stated, [layers, hidden, heads]: [usize; 3], sequence: usize) -> Result<Decoder, FrameworkError> {
+fn read_decoder(
+    stated: &mut Stated,
+    [layers, hidden, heads, vocab]: [usize; 4],
+    sequence: usize,
+) -> Result<Decoder, FrameworkError> {
     let is_gated = stated.is_on("swiglu")?;
     // A width beyond any model is refused later, with its name. A gated network of Megatron has two
     // thirds of the usual width by default.
@@ -72,7 +78,7 @@ fn read_decoder(stated: &mut Stated, [layers, hidden, heads]: [usize; 3], sequen
         dropout: rate(stated.number("hidden-dropout")?)?,
         attention_dropout: rate(stated.number("attention-dropout")?)?,
         prediction_modules: stated.count("mtp-num-layers")?.unwrap_or(0),
-        ..Decoder::llama([layers, hidden, heads, ffn, read_vocabulary(stated)?, sequence])
+        ..Decoder::llama([layers, hidden, heads, ffn, vocab, sequence])
     };
     read_positions(stated, &mut decoder, longest)?;
     if stated.is_on("multi-latent-attention")? {
@@ -137,26 +143,6 @@ fn read_groups(stated: &mut Stated, heads: usize) -> Result<Option<usize>, Frame
             stated.assume("`--num-query-groups` has no effect without `--group-query-attention`, as in Megatron");
             Ok(None)
         }
-    }
-}
-
-/// Reads the size of the vocabulary. Without it the model has no definite size.
-fn read_vocabulary(stated: &mut Stated) -> Result<usize, FrameworkError> {
-    let tokenizer = stated.text("tokenizer-type").ok().flatten();
-    let padded = stated.size("padded-vocab-size")?;
-    let words = stated.size("vocab-size")?;
-    match (padded.or(words), tokenizer.as_deref()) {
-        // Megatron's tokenizer without a vocabulary adds one word.
-        (Some(words), Some("NullTokenizer")) if padded.is_none() => Ok(words.saturating_add(1)),
-        (Some(words), _) => Ok(words),
-        (None, Some("GPT2BPETokenizer")) => {
-            stated.assume(format!("`vocab` {GPT2_VOCAB}: that of GPT-2's tokenizer"));
-            Ok(GPT2_VOCAB)
-        }
-        (None, _) => Err(FrameworkError::Form {
-            reason: "the arguments do not state the size of the vocabulary, which Megatron takes from its tokenizer".into(),
-            hint: "add `--vocab-size` with the tokenizer's number of words".into(),
-        }),
     }
 }
 
@@ -226,7 +212,11 @@ fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize)
         [] => [0, 1],
         words => {
             let words: Vec<&str> = words.iter().filter_map(serde_json::Value::as_str).collect();
-            read_frequency(&words.concat(), layers)?
+            let text = words.concat();
+            if text.contains('$') {
+                return Err(stated.wrong("moe-layer-freq", "a list of 0 and 1"));
+            }
+            read_frequency(&text, layers)?
         }
     };
     let exact = |factor: f32| factor.to_string().parse::<f64>().expect("invariant: a number's text is a number");

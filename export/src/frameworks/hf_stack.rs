@@ -1,0 +1,53 @@
+//! The software stacks of Hugging Face's jobs: those that imports get, and those with which plans
+//! are exported. Profiles know each of these names. It must not know files.
+
+use super::stated::Stated;
+use foretell_program::{Layout, Plan, Stack};
+
+/// Stacks whose plans are jobs of PyTorch's DDP or FSDP under a Trainer or Accelerate.
+pub(super) const PYTORCH: [&str; 6] = ["hf-trainer", "trl", "accelerate", "axolotl", "llama-factory", FSDP2];
+
+/// Stacks whose plans are jobs of DeepSpeed's ZeRO.
+pub(super) const DEEPSPEED: [&str; 3] = ["hf-deepspeed", "deepspeed-zero", FSDP2];
+
+/// PyTorch's FSDP2 in general, for layouts that the others' profiles lack.
+pub(super) const FSDP2: &str = "fsdp2";
+
+/// Whether a layout is one that Hugging Face's libraries have without further parallelism.
+fn is_usual(layout: &Layout) -> bool {
+    layout.tensor == 1 && layout.context == 1
+}
+
+/// The stack of a layout under DDP or FSDP, where `usual` is that of the file's library.
+pub(super) fn of_pytorch(layout: &Layout, usual: &'static str) -> &'static str {
+    // Tables and profile have DDP, and FSDP that frees parameters after the forward pass.
+    if is_usual(layout) && [0, 3].contains(&layout.zero) { usual } else { FSDP2 }
+}
+
+/// The stack of a layout under DeepSpeed, where `usual` is that of the file's library.
+pub(super) fn of_deepspeed(layout: &Layout, usual: &'static str) -> &'static str {
+    if is_usual(layout) { usual } else { FSDP2 }
+}
+
+/// Puts a stack into an imported plan, and says so.
+pub(super) fn choose(stated: &mut Stated, plan: &mut Plan, name: &'static str, usual: &'static str) {
+    let what = match name {
+        "trl" => "TRL on PyTorch's DDP or FSDP",
+        "hf-trainer" => "Hugging Face's Trainer and Accelerate on PyTorch's DDP or FSDP",
+        "hf-deepspeed" => "Hugging Face's Trainer and Accelerate on DeepSpeed",
+        "deepspeed-zero" => "DeepSpeed without a Trainer",
+        _ => "PyTorch's FSDP2",
+    };
+    if name == usual {
+        stated.assume(format!("`stack` {name}: {what}"));
+    } else {
+        stated.assume(format!("`stack` {name}: {what}, as `{usual}` has no such layout"));
+    }
+    plan.stack = Stack::new(name);
+}
+
+/// The stack of an exported plan: the asked one if the framework's jobs have it, else the one with
+/// which the files are read back.
+pub(super) fn kept(asked: &Stack, accepted: &[&str], read_back: &'static str) -> Stack {
+    if accepted.contains(&asked.name()) { asked.clone() } else { Stack::new(read_back) }
+}

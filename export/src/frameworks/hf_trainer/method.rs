@@ -1,0 +1,162 @@
+//! What a fine-tuning job trains: all parameters, or adapters beside frozen weights, as TRL,
+//! Axolotl and LLaMA-Factory state it with peft's and bitsandbytes' words.
+
+use super::super::FrameworkError;
+use super::super::stated::Stated;
+use super::Tool;
+use foretell_program::{Lora, NamePatterns, Plan};
+use serde_json::Value;
+
+/// Names of one setting in the files of the three tools.
+const RENAMED: [(&str, &str); 7] = [
+    ("lora_rank", "lora_r"),
+    ("lora_target", "lora_target_modules"),
+    ("additional_target", "lora_modules_to_save"),
+    ("modules_to_save", "lora_modules_to_save"),
+    ("use_dora", "peft_use_dora"),
+    ("lora_use_dora", "peft_use_dora"),
+    ("bnb_4bit", "load_in_4bit"),
+];
+
+/// Settings that change how adapters begin or are scaled, or which constants four bits have.
+const NEUTRAL: [&str; 22] = [
+    "lora_alpha",
+    "lora_r",
+    "lora_dropout",
+    "lora_target_modules",
+    "lora_target_linear",
+    "lora_modules_to_save",
+    "lora_bias",
+    "lora_fan_in_fan_out",
+    "lora_model_dir",
+    "lora_task_type",
+    "lora_name",
+    "adapter_name_or_path",
+    "create_new_adapter",
+    "use_rslora",
+    "peft_use_rslora",
+    "pissa_*",
+    "bnb_4bit_*",
+    "use_bnb_nested_quant",
+    "bnb_config_kwargs*",
+    "quantization_type",
+    "double_quantization",
+    "quantization_method",
+];
+
+/// Reads the method of training.
+pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
+    for (older, newer) in RENAMED {
+        stated.rename(older, newer)?;
+    }
+    stated.refuse_with(
+        &["load_in_8bit", "gptq", "bnb_config_kwargs.load_in_8bit"],
+        "frozen weights of 8 bits are not planned",
+        "write `load_in_4bit: true` (QLoRA) in its place, or leave it out for frozen weights of 16 bits",
+    )?;
+    stated.refuse(&["lora_on_cpu"], "adapters lie in device memory in a plan")?;
+    stated.refuse(
+        &["peft_use_dora", "loraplus_*", "relora*", "use_badam", "lora_layers_to_transform", "lora_target_parameters"],
+        "of adapters, plain LoRA and QLoRA are planned",
+    )?;
+    let is_quantised = has_four_bits(stated)?;
+    if !has_adapters(stated, tool, is_quantised)? {
+        if is_quantised {
+            return Err(FrameworkError::Form {
+                reason: "weights of 4 bits without adapters cannot be trained".into(),
+                hint: "add `adapter: qlora` (Axolotl), `use_peft: true` (TRL) or `finetuning_type: lora` (LLaMA-Factory), or leave out the 4 bits".into(),
+            });
+        }
+        stated.neutral(&NEUTRAL);
+        return Ok(());
+    }
+    let adapters = read_adapters(stated, tool)?;
+    plan.training.lora = Some(adapters);
+    plan.workload.adapter_dropout = stated.number("lora_dropout")?.map_or(tool == Tool::Trl, |rate| rate > 0.0);
+    plan.workload.base_bits = is_quantised.then_some(4);
+    stated.noted(&["lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"]);
+    stated.neutral(&NEUTRAL);
+    Ok(())
+}
+
+/// Whether frozen weights have four bits.
+fn has_four_bits(stated: &mut Stated) -> Result<bool, FrameworkError> {
+    let is_loaded_so = stated.is_on("load_in_4bit")?;
+    match stated.count("quantization_bit")? {
+        None => Ok(is_loaded_so || stated.text("adapter")?.as_deref() == Some("qlora")),
+        Some(4) => Ok(true),
+        Some(_) => Err(FrameworkError::Form {
+            reason: format!("{}: frozen weights of 4 or 16 bits are planned", stated.written("quantization_bit")),
+            hint: "write `quantization_bit: 4`, or leave it out for 16 bits".into(),
+        }),
+    }
+}
+
+/// Whether adapters are trained beside frozen weights.
+fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<bool, FrameworkError> {
+    match stated.text("adapter")?.as_deref() {
+        None => {}
+        Some("lora" | "qlora") => return Ok(true),
+        Some(_) => return Err(stated.unknown("adapter", "adapters: lora, qlora")),
+    }
+    match stated.text("finetuning_type")?.as_deref() {
+        None if tool == Tool::LlamaFactory => {
+            stated.assume("`training.lora`: LLaMA-Factory's default of `finetuning_type` is lora");
+            return Ok(true);
+        }
+        None | Some("full") => {}
+        Some("lora") => return Ok(true),
+        Some(_) => return Err(stated.unknown("finetuning_type", "types: full, lora")),
+    }
+    // TRL loads weights of four bits only with adapters.
+    Ok(stated.is_on("use_peft")? || (tool == Tool::Trl && is_quantised && stated.has("lora_r")))
+}
+
+fn read_adapters(stated: &mut Stated, tool: Tool) -> Result<Lora, FrameworkError> {
+    let of_peft = Lora::default();
+    let usual_rank = if tool == Tool::Trl { Lora::USUAL_RANK } else { of_peft.rank };
+    let stated_rank = stated.size("lora_r")?;
+    let rank = stated_rank.unwrap_or(usual_rank);
+    let alpha = stated.size("lora_alpha")?.unwrap_or(match tool {
+        Tool::Trl => Lora::usual_alpha(Lora::USUAL_RANK),
+        Tool::LlamaFactory => Lora::usual_alpha(rank),
+        Tool::Axolotl | Tool::Trainer => of_peft.alpha,
+    });
+    if stated_rank.is_none() {
+        stated.assume(format!("`training.lora.rank` {rank}: the default of {}", tool.name()));
+    }
+    let targets = read_names(stated, "lora_target_modules")?;
+    let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
+    let targets = match (stated.is_on("lora_target_linear")?, &targets[..]) {
+        (true, _) => Lora::targets_named(["all"]),
+        (false, []) if tool == Tool::LlamaFactory => {
+            stated.assume("`training.lora.targets`: all linear layers, LLaMA-Factory's default of `lora_target`");
+            Lora::targets_named(["all"])
+        }
+        (false, []) => {
+            stated.assume("`training.lora.targets` q_proj and v_proj: peft's default for models like Llama");
+            Lora::targets_named(["q_proj", "v_proj"])
+        }
+        (false, names) => Lora::targets_named(names.iter().copied()),
+    };
+    let also_train = read_names(stated, "lora_modules_to_save")?;
+    Ok(Lora { rank, alpha, targets, also_train: also_train.iter().map(|name| format!("*{name}*")).collect::<NamePatterns>() })
+}
+
+/// Names of modules: a list, or a text with commas or blanks between them.
+fn read_names(stated: &mut Stated, setting: &str) -> Result<Vec<String>, FrameworkError> {
+    let parts = stated.list(setting)?;
+    let mut names = Vec::new();
+    for part in &parts {
+        let Value::String(text) = part else { return Err(stated.wrong(setting, "a list of names")) };
+        names.extend(text.split([',', ' ']).filter(|name| !name.is_empty()).map(String::from));
+    }
+    let is_plain = |name: &String| name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-.".contains(letter));
+    if names.iter().all(is_plain) {
+        return Ok(names);
+    }
+    Err(FrameworkError::Form {
+        reason: format!("{}: regular expressions are not read", stated.written(setting)),
+        hint: "name the modules, such as `q_proj`".into(),
+    })
+}
