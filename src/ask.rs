@@ -50,10 +50,15 @@ pub struct Limits {
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub answer_memory: Bytes,
     /// Most answers that are worked on at once; others wait
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = foretell_units::count)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub at_once: usize,
 }
 
 /// The longest question with its files, in bytes. A `config.json` has some kilobytes, and a profile
 /// of the largest model 2 MB.
 pub const LONGEST_QUESTION: usize = 4 << 20;
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let count = foretell_units::count(text).map_err(|error| error.to_string())?;
+    if count > 0 { Ok(count) } else { Err("at least one answer is worked on; hint: write 1 or more".into()) }
+}

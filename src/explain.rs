@@ -100,10 +100,17 @@ fn bound_of(search: &Search) -> String {
 
 /// Says that a search was ended early, and how far its answer may be from the best; `None` if it
 /// was not.
-pub fn cut_off(planned: &Planned) -> Option<String> {
+pub fn cut_off(planned: &Planned, objective: Objective) -> Option<String> {
     let search = &planned.search;
     let gap = if search.gap.is_finite() {
-        format!("its step may be up to {:.1} % longer than that of the best layout", search.gap * 100.0)
+        let (what, more) = match objective {
+            Objective::Time | Objective::TimeToLoss => ("its step", "longer"),
+            Objective::P90 => ("the slower end of its step", "longer"),
+            Objective::Cost => ("its price", "higher"),
+            Objective::Energy => ("its energy", "higher"),
+            Objective::Goodput => ("its time with failures", "longer"),
+        };
+        format!("{what} may be up to {:.1} % {more} than that of the best layout", search.gap * 100.0)
     } else {
         "nothing is proven about it".to_owned()
     };
@@ -178,12 +185,12 @@ fn certificate(search: &Search) -> String {
     let (named, others): (Vec<&str>, Vec<&str>) = cut.iter().partition(|name| OFTEN_MATTER.contains(name));
     let left_out = match (named.len(), others.len()) {
         (0, 0) => String::new(),
-        (0, count) => format!(", which leaves out values of {count} dimensions"),
-        (_, 0) => format!(", which leaves out values of {}", named.join(", ")),
-        (_, count) => format!(", which leaves out values of {} and {count} others", named.join(", ")),
+        (0, count) => format!("; not searched: some values of {count} dimensions"),
+        (_, 0) => format!("; not searched: some values of {}", named.join(", ")),
+        (_, count) => format!("; not searched: some values of {} and {count} others", named.join(", ")),
     };
     let of_any = match search.best_seconds / search.bound_of_any_layout_seconds - 1.0 {
-        share if share < MOST_SAID => format!("; bound over all plans: {:.0} %", share * 100.0),
+        share if share < MOST_SAID => format!("; bound over all plans: none can be more than {:.0} % faster", share * 100.0),
         _ => String::new(),
     };
     format!("{of_space}{left_out}{of_any} (`--explain` states the space)")
@@ -301,7 +308,11 @@ fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
         parts(best).into_iter().zip(parts(other)).map(|((name, best), (_, other))| (name, other - best)).collect();
     differences.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
     let told = differences.iter().take(3).filter(|(_, difference)| difference.abs() > 0.001 * fast.step_seconds.value());
-    let told: Vec<String> = told.map(|(name, difference)| format!("{name} {:+.1} ms", difference * 1e3)).collect();
+    let told: Vec<String> = told
+        .map(|(name, difference)| {
+            format!("{name} {}{}", if *difference < 0.0 { "-" } else { "+" }, Seconds::new(difference.abs()))
+        })
+        .collect();
     let because = if told.is_empty() { "no part differs measurably".to_owned() } else { told.join(", ") };
     format!("{change:+.1} %: {because}")
 }

@@ -87,7 +87,7 @@ pub fn read(path: &Path) -> Result<String, Failure> {
 pub fn read_beside(folder: &Path, name: &Path) -> Option<Result<String, Failure>> {
     let folder = std::path::absolute(folder).ok()?;
     let folders = folder.ancestors().map(Path::to_path_buf).chain([PathBuf::from(".")]);
-    folders.map(|folder| folder.join(name)).find(|path| path.is_file()).map(|path| read(&path))
+    folders.map(|folder| folder.join(name)).find(|path| confined::permit(path).is_ok() && path.is_file()).map(|path| read(&path))
 }
 
 /// Reads a file of a run's folder.

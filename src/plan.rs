@@ -188,7 +188,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         return output::json(&document);
     }
-    if let Some(warning) = explain::cut_off(&planned) {
+    if let Some(warning) = explain::cut_off(&planned, arguments.choices.objective) {
         output::line(&warning)?;
     }
     if let Some(line) = explain::fit(best, &setting.topology) {

@@ -18,7 +18,6 @@ use foretell_simulator::{
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{BytesPerSecond, DataType, Seconds};
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// A plan's Programs and their prediction.
@@ -341,14 +340,11 @@ pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize,
 /// Formats candidates as a table, the best first.
 pub fn layouts(candidates: &[Candidate]) -> String {
     let counts_tokens = candidates.iter().all(|candidate| candidate.prediction.tokens_per_second.is_some());
-    let formats: BTreeSet<DataType> = candidates.iter().map(|candidate| candidate.plan.precision).collect();
     let row = |candidate: &Candidate| {
         let Candidate { plan, prediction } = candidate;
         let mut dimensions = plan.layout.dimensions();
-        if formats.len() > 1 {
-            let cell = plan.precision.to_string();
-            dimensions.insert(0, LayoutDimension { title: "precision", words: Some(cell.clone()), cell, is_abridged: false });
-        }
+        let cell = plan.precision.to_string();
+        dimensions.insert(0, LayoutDimension { title: "precision", words: Some(cell.clone()), cell, is_abridged: false });
         LayoutRow {
             dimensions,
             step: prediction.step_seconds,

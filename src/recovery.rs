@@ -123,13 +123,8 @@ impl Recovery<'_> {
         let full = training.predicted.compiled.training.mesh.world_size();
         let first = training.start.step();
         let mut first_steps = vec![first];
+        check(&training)?;
         let mut outcome = loop {
-            // No rank runs a Program in which ranks race or wait for each other.
-            training.predicted.compiled.check().map_err(|fault| {
-                Failure::Undone(format!(
-                    "the plan's Program is unsound: {fault}; hint: report this fault of Foretell with the plan"
-                ))
-            })?;
             let lost = match train(&training, &signals, &mut made) {
                 Ok(outcome) => break outcome,
                 Err(ExecutorFailure::Command(failure)) => return Err(failure),
@@ -180,6 +175,7 @@ impl Recovery<'_> {
                 let missing = if has_progressed { 1 } else { full.saturating_sub(before) + 1 };
                 // The last rank is started again: this machine is still there.
                 training = self.planned_again(training, full.saturating_sub(missing).max(1))?;
+                check(&training)?;
             }
             let ranks = training.predicted.compiled.training.mesh.world_size();
             output::note(&format!("{lost}; the run goes on from step {step} with {ranks} of {before} ranks"));
@@ -230,4 +226,11 @@ impl Recovery<'_> {
         let found = plan(&request)?.candidates.into_iter().next();
         found.map(|candidate| candidate.plan).ok_or_else(|| Failure::Undone(format!("no layout of {ranks} ranks was found")))
     }
+}
+
+/// Refuses a Program in which ranks race or wait for each other. No plan leads to one.
+fn check(training: &Training<'_>) -> Result<(), Failure> {
+    training.predicted.compiled.check().map_err(|fault| {
+        Failure::Undone(format!("the plan's Program is unsound: {fault}; hint: report this fault of Foretell with the plan"))
+    })
 }

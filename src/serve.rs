@@ -100,16 +100,24 @@ fn answer_all(server: &Server, site: Arc<(Door, Served)>, signals: &StopSignals)
         let Some(request) = request else { continue };
         if open.fetch_add(1, Ordering::Relaxed) >= MOST_REQUESTS {
             open.fetch_sub(1, Ordering::Relaxed);
-            let _ = request.respond(plain(503, "too many requests at once"));
+            // Responding reads the rest of the body, which may never come.
+            std::thread::spawn(move || request.respond(plain(503, "too many requests at once")));
             continue;
         }
         let (site, open) = (Arc::clone(&site), Arc::clone(&open));
         std::thread::spawn(move || {
             let mut request = request;
-            let page = site.1.answer(&site.0, &mut request).unwrap_or_else(|(status, why)| plain(status, why));
+            let answer = site.1.answer(&site.0, &mut request);
+            let is_refused = answer.is_err();
+            // A reply reads the rest of the body: one who is refused must not hold a place by it.
+            if is_refused {
+                open.fetch_sub(1, Ordering::Relaxed);
+            }
             // The reader may have gone.
-            let _ = request.respond(page);
-            open.fetch_sub(1, Ordering::Relaxed);
+            let _ = request.respond(answer.unwrap_or_else(|(status, why)| plain(status, why)));
+            if !is_refused {
+                open.fetch_sub(1, Ordering::Relaxed);
+            }
         });
     }
     if let Served::Planner(planner) = &site.1 {

@@ -155,13 +155,13 @@ fn shared_parameters(
 }
 
 /// Returns every collective that may have to be priced: those over `tensor` for each size of an
-/// activation, and those that reduce gradients.
+/// activation or an input, and those that reduce gradients.
 fn collectives(choices: &Choices, plan: &Plan) -> BTreeSet<PricedCollective> {
     let graph = &choices.graph;
     let mut wanted = BTreeSet::new();
     let mut sizes: BTreeSet<u64> = BTreeSet::new();
     for (index, tensor) in graph.tensors.iter().enumerate() {
-        if tensor.role == Role::Activation {
+        if matches!(tensor.role, Role::Activation | Role::Input(_)) {
             let elements: usize = choices.shape_without_tensor(TensorId(index)).iter().product();
             sizes.insert(bytes(tensor, elements, plan));
         }

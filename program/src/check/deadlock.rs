@@ -16,6 +16,9 @@ struct Progress<'a> {
     next: Vec<Vec<usize>>,
     /// For each rank and instruction whether it has run.
     done: Vec<Vec<bool>>,
+    /// For each rank and group of its list whether it is the group's first member, which runs the
+    /// group's collectives for all.
+    leads: Vec<Vec<bool>>,
 }
 
 pub(super) fn check(program: &Program) -> Result<(), Unsound> {
@@ -53,6 +56,12 @@ impl<'a> Progress<'a> {
             streams: program.lists.iter().map(streams_of).collect(),
             next: world().map(|rank| vec![0; program.list_of(rank).streams.len()]).collect(),
             done: world().map(|rank| vec![false; program.list_of(rank).instructions.len()]).collect(),
+            leads: world()
+                .map(|rank| {
+                    let groups = program.list_of(rank).groups.iter();
+                    groups.map(|group| group.members(&program.mesh, rank).first() == Some(&rank)).collect()
+                })
+                .collect(),
         }
     }
 
@@ -96,6 +105,9 @@ impl<'a> Progress<'a> {
             return Some(vec![reached(other, list.streams.iter().position(is_back)?)?]);
         }
         let Operation::Collective { group, .. } = &**operation else { return Some(Vec::new()) };
+        if !self.leads[rank.0][group.0 as usize] {
+            return None;
+        }
         let group = &program.list_of(rank).groups[group.0 as usize];
         let others = group.members(&program.mesh, rank).into_iter().filter(|&other| other != rank);
         others

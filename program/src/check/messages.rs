@@ -26,8 +26,11 @@ pub(super) fn check(program: &Program) -> Result<(), Unsound> {
         for instruction in &list.instructions {
             let Some((peer, sends)) = peer_of(program, rank, &instruction.operation) else { continue };
             let buffer = if sends { instruction.reads.first() } else { instruction.writes.first() };
-            let shape = buffer.map_or(&[][..], |&id| &list.buffer(id).shape);
             let pair = if sends { (rank, peer) } else { (peer, rank) };
+            let Some(&buffer) = buffer else {
+                return Err(Unsound::Unmatched { from: pair.0, to: pair.1, message: 0 });
+            };
+            let shape = &*list.buffer(buffer).shape;
             let of_pair = messages.entry(pair).or_default();
             of_pair[usize::from(!sends)].push((list.name_of(instruction), instruction.micro_batch, shape));
         }
