@@ -250,6 +250,14 @@ fn interfaces_that_software_makes_do_not_count() {
 }
 
 #[test]
+fn gpus_of_amd_are_known_by_their_architecture() {
+    let dump = |gcn: &str| format!("<system><cpu><pci><gpu dev='0' gcn='{gcn}'/></pci></cpu></system>");
+    assert_eq!(summary(&from_nccl_xml(&dump("908"), &options(None, None)).unwrap()).1, "mi100");
+    let error = from_nccl_xml(&dump("906"), &options(None, None)).unwrap_err().to_string();
+    assert!(error.contains("MI50 or MI60") && error.contains("not in the catalogue"), "{error}");
+}
+
+#[test]
 fn the_slowest_link_on_the_way_to_the_processor_counts() {
     let dump = |above: &str, inner: &str| {
         format!(

@@ -30,7 +30,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node with NODE_RANK and MASTER_ADDR set. The\n\
          # first argument is a training script that reads TrainingArguments from a JSON file\n\
-         # (HfArgumentParser), with TRL's settings of adapters and kernels if there are any.\nset -e\n\
+         # (HfArgumentParser), with TRL's settings of adapters and kernels if any.\nset -e\n\
          here=$(dirname \"$(readlink -f \"$0\")\")\n\
          accelerate launch --config_file \"$here/accelerate.yaml\" --machine_rank \"${{NODE_RANK:-0}}\" \\\n  \
          --main_process_ip \"${{MASTER_ADDR:-localhost}}\" --main_process_port \"${{MASTER_PORT:-29500}}\" \\\n  \

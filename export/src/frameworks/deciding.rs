@@ -3,7 +3,7 @@
 /// Parts of names of settings that decide model, layout, precision, optimizer or memory. A setting
 /// that no reader knows is refused if its name has one of them, since the plan would be of another
 /// job.
-const DECIDING: [&str; 59] = [
+const DECIDING: [&str; 60] = [
     "accum",
     "activation",
     "adam",
@@ -59,6 +59,7 @@ const DECIDING: [&str; 59] = [
     "sparse",
     "teacher",
     "ulysses",
+    "vision",
     "vllm",
     "vocab",
     "window",

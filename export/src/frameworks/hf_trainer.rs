@@ -1,8 +1,9 @@
-//! The `TrainingArguments` of Hugging Face's Trainer, as JSON, YAML or the flags of a script that is
-//! launched, and the files of tools that begin with them: TRL, LLaMA-Factory, Axolotl.
+//! The `TrainingArguments` of Hugging Face's Trainer, as JSON, YAML or the flags of a script that
+//! is launched, and the files of tools that begin with them: TRL, LLaMA-Factory, Axolotl.
 
 mod formats;
 mod kernels;
+mod launch;
 mod method;
 mod names;
 mod script;
@@ -69,7 +70,7 @@ const KNOWN: [&str; 8] =
     ["per_device_train_batch_size", "num_train_epochs", "output_dir", "bf16", "fp16", "learning_rate", "optim", "fsdp"];
 
 pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
-    let mut stated = script::read(text, surroundings)?;
+    let script::Given { mut stated, launch_file } = script::read(text, surroundings)?;
     let tool = Tool::of(&stated);
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
@@ -94,12 +95,17 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         stated.neutral(&["torch_compile_*"]);
         stated.assume("`torch_compile`: kernels are those that the stack is fitted to");
     }
+    let launched = launch_file.map(|file| launch::follow(&file, &mut stated, surroundings)).transpose()?;
     let (mut plan, loaded) = read_plan(&mut stated, tool, surroundings)?;
-    let has_deepspeed = stated.has("deepspeed");
+    let mut has_deepspeed = stated.has("deepspeed");
     let usual = if tool == Tool::Trl { "trl" } else { "hf-trainer" };
     let mut is_followed = false;
     if has_deepspeed {
         is_followed = follow_deepspeed(&mut stated, surroundings, &mut plan)?;
+    }
+    if let Some(launched) = launched {
+        is_followed |= launch::put(launched, &mut stated, &mut plan)?;
+        has_deepspeed |= is_followed;
     }
     method::read(&mut stated, tool, &mut plan)?;
     kernels::read(&mut stated, &mut plan)?;

@@ -113,6 +113,12 @@ impl Stated {
         self.settings.get(name)
     }
 
+    /// Adds what became of the settings of another file.
+    pub(super) fn absorb_others(&mut self, unread: Vec<String>, without_effect: Vec<String>) {
+        self.account.unread.extend(unread);
+        self.account.without_effect.extend(without_effect);
+    }
+
     /// Whether there are no settings.
     pub(super) fn is_empty(&self) -> bool {
         self.settings.is_empty()
@@ -127,6 +133,14 @@ impl Stated {
     pub(super) fn has_section(&self, name: &str) -> bool {
         let start = format!("{name}.");
         self.settings.keys().any(|path| path.starts_with(&start))
+    }
+
+    /// Removes a switch that says nothing beside another setting.
+    pub(super) fn drop_switch(&mut self, name: &str) {
+        if self.settings.get(name) == Some(&Value::Bool(true)) {
+            self.settings.remove(name);
+            self.account.without_effect.push(self.written(name));
+        }
     }
 
     /// Whether the file leaves a setting to its caller: `"auto"`. It counts as taken.

@@ -3,7 +3,7 @@
 
 use foretell_export::{Framework, ImportedPlan, Job, PlanForm, Surroundings, export_job, import_plan};
 use foretell_models::Model;
-use foretell_program::{AttentionKernel, LossKernel, MomentFormat, NamePatterns, Offload, Optimizer};
+use foretell_program::{AttentionKernel, LossKernel, MomentFormat, NamePatterns, Offload, Optimizer, Recompute};
 use foretell_units::DataType;
 
 const BASE: &str = "per_device_train_batch_size: 1\noutput_dir: x\n";
@@ -246,7 +246,12 @@ fn a_script_that_launches_a_trainer_is_read() {
                   --per_device_train_batch_size 2 --gradient-accumulation-steps 4 $ARGS --output_dir $OUT --gradient_checkpointing True \\\n  \
                   --deepspeed zero3.json --use_lora True\n";
     let zero3 = r#"{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}"#;
-    let file = |name: &str| (name == "zero3.json").then(|| zero3.to_string());
+    let fsdp = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {fsdp_version: 2, fsdp_activation_checkpointing: true}\n";
+    let file = |name: &str| match name {
+        "zero3.json" => Some(zero3.to_string()),
+        "fsdp.yaml" => Some(fsdp.to_string()),
+        _ => None,
+    };
     let surroundings = Surroundings { file: &file, ..Surroundings::from(8) };
     let read = |text: &str| import_plan(text, PlanForm::HuggingFaceTrainer, surroundings).map_err(|error| error.to_string());
     // A setting of the script's own that decides is refused in its own words.
@@ -259,9 +264,18 @@ fn a_script_that_launches_a_trainer_is_read() {
     assert_eq!(imported.unknown_model.as_deref(), Some("org/model"));
     let one_line = "deepspeed --num_gpus 8 train.py --per_device_train_batch_size 1 --fp16 True --output_dir x";
     assert_eq!(read(one_line).expect("it is sound").plan.precision, DataType::Fp16);
+    let own_flags =
+        "deepspeed train.py --per_device_train_batch_size 1 --bf16 --output_dir x --deepspeed --deepspeed_config zero3.json";
+    assert_eq!(read(own_flags).expect("it is sound").plan.layout.zero, 3);
+    // The launcher's own file has layout and precision.
+    let launched = "accelerate launch --config_file fsdp.yaml train.py --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --output_dir x";
+    let plan = read(launched).expect("it is sound").plan;
+    assert_eq!((plan.layout.zero, plan.precision, plan.global_batch), (3, DataType::Bf16, 32));
+    assert_eq!((plan.layout.recompute, plan.stack.name()), (Recompute::Full, "hf-trainer"));
+    read(&format!("{launched} --fsdp full_shard")).expect_err("two layouts");
     for (text, expected) in [
         ("#!/bin/bash\necho hello\n", "starts no Python script"),
-        ("accelerate launch --config_file fsdp.yaml train.py --bf16 True --output_dir x", "--config_file fsdp.yaml"),
+        ("accelerate launch --config_file none.yaml train.py --bf16 True --output_dir x", "--config_file none.yaml"),
         ("torchrun train.py --per_device_train_batch_size $BATCH --output_dir x", "`--per_device_train_batch_size $BATCH`"),
     ] {
         let error = read(text).expect_err(text);

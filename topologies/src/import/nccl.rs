@@ -15,7 +15,7 @@ const SWITCH_CLASS: &str = "0x068000";
 const MOST_LINKS: usize = 1024;
 
 /// Library names of GPUs by PCI device number (The PCI ID Repository, vendors 10de and 1002).
-const DEVICES: [(&str, &str); 32] = [
+const DEVICES: [(&str, &str); 33] = [
     ("0x1db1", "v100-sxm-16g"),
     ("0x1db5", "v100-sxm-32g"),
     ("0x1db6", "v100-pcie-32g"),
@@ -46,9 +46,16 @@ const DEVICES: [(&str, &str); 32] = [
     ("0x740f", "mi210"),
     ("0x740c", "mi250"),
     ("0x74a1", "mi300x"),
+    // A virtual function of the same.
+    ("0x74b5", "mi300x"),
     ("0x74a5", "mi325x"),
     ("0x75a3", "mi355x"),
 ];
+
+/// GPUs of AMD by the architecture that RCCL writes (`gcn`), for dumps without a PCI number: the
+/// name in the library, if it has the GPU, and what it is called.
+const ARCHITECTURES: [(&str, Option<&str>, &str); 3] =
+    [("906", None, "MI50 or MI60"), ("908", Some("mi100"), "MI100"), ("942", Some("mi300x"), "MI300X")];
 
 /// PCI device numbers of virtual functions of ConnectX NICs.
 const VIRTUAL: [&str; 6] = ["0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"];
@@ -59,6 +66,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let (mut gpus, mut links, mut is_switched) = (0, 0, false);
     let (mut of_gpu, mut most): (usize, usize) = (0, 0);
     let (mut pci, mut device, mut pcie) = (None, None, None);
+    let mut architecture = None;
     // PCI addresses of GPUs, and links of a GPU with the address that they lead to.
     let (mut bus, mut buses) = (String::new(), Vec::new());
     let mut ends: Vec<(usize, String, usize)> = Vec::new();
@@ -77,6 +85,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
                 of_gpu = 0;
                 buses.push(bus.clone());
                 device = device.or(pci.clone());
+                architecture = architecture.or(element.attribute("gcn"));
                 pcie = pcie.or_else(|| slot_of(element.parent()?));
             }
             "nvlink" | "xgmi" => {
@@ -127,10 +136,16 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     };
     let nics = choose(&nics);
     notes.extend(nics.note);
+    let by_number = device.as_deref().and_then(device_of);
+    let architecture = ARCHITECTURES.iter().find(|(name, ..)| architecture == Some(*name));
+    let seen = match architecture {
+        Some((name, None, what)) => Some(format!("gcn {name}, an {what}, which is not in the catalogue")),
+        _ => device.map(|number| format!("PCI device {number}")),
+    };
     Ok(Machine {
         gpus,
-        device: device.as_deref().and_then(device_of),
-        seen: device.map(|number| format!("PCI device {number}")),
+        device: by_number.or_else(|| architecture.and_then(|(_, library, _)| library.map(str::to_owned))),
+        seen,
         joined,
         pcie,
         nics: nics.count,

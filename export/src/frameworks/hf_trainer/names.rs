@@ -141,7 +141,7 @@ pub(super) const RENAMED: [(&str, &str); 12] = [
 ];
 
 /// Settings that no plan expresses.
-pub(super) const REFUSED: [&str; 4] = ["sharded_ddp", "adafactor", "mixture_of_depths", "shift_attn"];
+pub(super) const REFUSED: [&str; 5] = ["sharded_ddp", "adafactor", "mixture_of_depths", "shift_attn", "use_llama_pro"];
 
 /// Settings of training on preferences, by rewards or from a teacher, which has other models beside
 /// the trained one and other passes. TRL's, Axolotl's and LLaMA-Factory's names.

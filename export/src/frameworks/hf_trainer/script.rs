@@ -6,19 +6,29 @@ use super::super::shell;
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};
 
+/// The settings, and what a script's launcher reads.
+pub(super) struct Given {
+    pub(super) stated: Stated,
+    /// Accelerate's configuration (`accelerate launch --config_file FILE`).
+    pub(super) launch_file: Option<String>,
+}
+
 /// Reads the settings of either form.
-pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Stated, FrameworkError> {
+pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given, FrameworkError> {
     let is_script = text.starts_with("#!");
     let parsed = Stated::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`) or YAML");
     match parsed {
-        Ok(stated) if !is_script => Ok(stated),
+        Ok(stated) if !is_script => Ok(Given { stated, launch_file: None }),
         Err(error) if !is_script && text.trim_start().starts_with(['{', '[']) => Err(error),
         other => {
             let started = shell::launch(text)?;
             if !started.arguments.is_empty() {
-                let ranks = surroundings.ranks;
-                refuse_launch_file(&started.launcher)?;
-                return flags_of(started, ranks, Spelling::Underscores);
+                let launch_file = launch_file(&started.launcher);
+                let mut stated = flags_of(started, surroundings.ranks, Spelling::Underscores)?;
+                // DeepSpeed's own flags are a switch, and the file beside it.
+                stated.drop_switch("deepspeed");
+                stated.rename("deepspeed_config", "deepspeed")?;
+                return Ok(Given { stated, launch_file });
             }
             match other {
                 Err(error) if !is_script => Err(error),
@@ -33,17 +43,10 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Stated
     }
 }
 
-/// Refuses a launch whose layout stands in another file.
-fn refuse_launch_file(launcher: &[String]) -> Result<(), FrameworkError> {
-    let named = launcher.iter().position(|word| word == "--config_file" || word.starts_with("--config_file="));
-    let Some(place) = named else { return Ok(()) };
-    let word = launcher.get(place).map_or("", String::as_str);
-    let file = word.split_once('=').map(|(_, file)| file).or_else(|| launcher.get(place + 1).map(String::as_str));
-    let file = file.unwrap_or_default();
-    Err(FrameworkError::Form {
-        reason: format!("the layout of the launch is in `--config_file {file}`, which is not followed from a script"),
-        hint: format!(
-            "import `{file}` with `foretell import accelerate`, or leave `--config_file` out to plan the arguments alone"
-        ),
-    })
+/// The file that a launcher's words name.
+fn launch_file(launcher: &[String]) -> Option<String> {
+    let is_named = |word: &String| word == "--config_file" || word.starts_with("--config_file=");
+    let place = launcher.iter().position(is_named)?;
+    let word = launcher.get(place)?;
+    word.split_once('=').map_or_else(|| launcher.get(place + 1).cloned(), |(_, file)| Some(file.into()))
 }
