@@ -85,7 +85,8 @@ pub fn read(path: &Path) -> Result<String, Failure> {
 /// Reads a file that another one names. Its path is relative to where a job is run: to the other
 /// one's folder, one above it, or the current one.
 pub fn read_beside(folder: &Path, name: &Path) -> Option<Result<String, Failure>> {
-    let folder = std::path::absolute(folder).ok()?;
+    // The folder of a bare name is empty.
+    let folder = std::path::absolute(Path::new(".").join(folder)).ok()?;
     let folders = folder.ancestors().map(Path::to_path_buf).chain([PathBuf::from(".")]);
     folders.map(|folder| folder.join(name)).find(|path| confined::permit(path).is_ok() && path.is_file()).map(|path| read(&path))
 }

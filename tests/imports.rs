@@ -58,8 +58,40 @@ fn trainer_arguments_follow_the_file_that_they_name() {
     let there = import("there.json");
     assert!(there["plan"].as_str().expect("a plan").contains("zero: 3\n"));
     assert_eq!(there["assumed"].as_array().map(Vec::len), Some(1), "the stack: {}", there["assumed"]);
+    // Its path may be relative to a folder above.
+    std::fs::create_dir_all(scratch.path("jobs/full")).expect("a folder");
+    scratch.file("jobs/full/nested.yaml", "per_device_train_batch_size: 4\nbf16: true\ndeepspeed: zero3.json\n");
+    assert!(import("jobs/full/nested.yaml")["plan"].as_str().expect("a plan").contains("zero: 3\n"));
     let missing = import("missing.json")["assumed"].to_string();
     assert!(missing.contains("zero9.json") && missing.contains("not followed"), "{missing}");
+}
+
+#[test]
+fn what_a_file_names_is_found_and_what_devices_lack_is_refused() {
+    let scratch = Scratch::new();
+    scratch.file("lora.yaml", "model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\nlora_r: 8\nper_device_train_batch_size: 1\nmax_length: 2048\nbf16: true\noutput_dir: x\nattn_implementation: flash_attention_2\n");
+    let answer = scratch.json(&["import", "hf-trainer", "lora.yaml", "--topology", "8xa100-80g", "-o", "plan.yaml"]);
+    let plan = answer["plan"].as_str().expect("a plan");
+    assert!(plan.contains("rank: 8\n") && plan.contains("stack: trl\n") && plan.contains("attention: flash\n"), "{plan}");
+    assert!(answer["assumed"].to_string().contains("`model` qwen3-8b"), "{}", answer["assumed"]);
+    scratch.json(&["simulate", "--plan", "plan.yaml"]);
+    // A stack without operators of the job has one kernel of attention.
+    let mixture = ["import", "hf-trainer", "lora.yaml", "--topology", "8xa100-80g", "--model", "mixtral-8x7b"];
+    scratch.file("tensor.yaml", "bf16: true\noutput_dir: x\nfsdp: shard_grad_op\nattn_implementation: flash_attention_2\n");
+    let other = scratch.json(&["import", "hf-trainer", "tensor.yaml", "--topology", "8xa100-80g", "--model", "llama3-8b"]);
+    assert!(!other["plan"].as_str().expect("a plan").contains("attention:"), "{}", other["plan"]);
+    assert!(scratch.run(&mixture).status.success());
+    scratch.file("gpt.yaml", "use_peft: true\nbf16: true\noutput_dir: x\n");
+    let error = refused(&scratch, &["import", "hf-trainer", "gpt.yaml", "--topology", "8xa100-80g", "--model", "gpt2"]);
+    assert!(error.contains("`*q_proj` matches no linear layer"), "{error}");
+    scratch.file("fp8.yaml", "distributed_type: MULTI_GPU\nmixed_precision: fp8\n");
+    let error = refused(&scratch, &["import", "accelerate", "fp8.yaml", "--topology", "8xa100-80g", "--model", "gpt2"]);
+    assert!(error.contains("no fp8 rate is known"), "{error}");
+    scratch.file("args", &MEGATRON.replace("--vocab-size 100 ", ""));
+    let args = ["import", "megatron-args", "args", "--topology", "8xa100-80g"];
+    assert!(refused(&scratch, &args).contains("`--vocab`"));
+    let said = scratch.json(&[&args[..], &["--vocab", "500"]].concat());
+    assert!(said["plan"].as_str().expect("a plan").contains("vocab: 500\n"), "{}", said["plan"]);
 }
 
 #[test]
