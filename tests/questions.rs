@@ -363,7 +363,7 @@ fn packed_sequences_take_less_time_where_attention_is_fused() {
 #[test]
 fn slow_networks_leave_the_second_node_idle() {
     let scratch = Scratch::new();
-    let job = ["plan", "--model", "bert-base", "--topology", "2x8xv100-sxm-32g@100Gbit/s", "--global-batch", "512", "--top", "3"];
+    let job = ["plan", "--model", "bert-base-uncased", "--topology", "2x8xv100-sxm-32g@100Gbit/s", "--global-batch", "512", "--top", "3"];
     let document = scratch.json(&[&job[..], &["--breakeven", "inter_node.bandwidth"]].concat());
     let stretches = document["breakeven"]["stretches"].as_array().expect("stretches");
     let factor = |stretch: &Value| number(stretch, "/from");
@@ -377,7 +377,16 @@ fn slow_networks_leave_the_second_node_idle() {
 #[test]
 fn a_breakeven_of_nothing_known_is_refused() {
     let scratch = Scratch::new();
-    let job = ["plan", "--model", "bert-base", "--topology", "8xv100-sxm-32g", "--global-batch", "64"];
+    let job = ["plan", "--model", "bert-base-uncased", "--topology", "8xv100-sxm-32g", "--global-batch", "64"];
     let output = scratch.run(&[&job[..], &["--breakeven", "inter_node.colour"]].concat());
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn inputs_that_several_operators_read_can_be_sharded() {
+    let scratch = Scratch::new();
+    // The products of both branches read the sharded input, whose gathering has a price.
+    let job = ["plan", "--model", "mlp", "--topology", "2xh100", "--stack", "foretell", "--method", "lora", "--top", "2"];
+    let document = scratch.json(&[&job[..], &["--fix", "tensor=2"]].concat());
+    assert!(number(&document, "/predicted/step_seconds") > 0.0, "{document}");
 }
