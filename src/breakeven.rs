@@ -1,5 +1,5 @@
-//! `foretell plan --breakeven QUANTITY`: from which bandwidth or rate on which layout is the fastest,
-//! among those that the answer shows and the best one of a single node.
+//! `foretell plan --breakeven QUANTITY`: from which bandwidth or rate on which layout is the
+//! fastest, among those that the answer shows and the best one of a single node.
 
 use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
