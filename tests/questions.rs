@@ -363,7 +363,17 @@ fn packed_sequences_take_less_time_where_attention_is_fused() {
 #[test]
 fn slow_networks_leave_the_second_node_idle() {
     let scratch = Scratch::new();
-    let job = ["plan", "--model", "bert-base-uncased", "--topology", "2x8xv100-sxm-32g@100Gbit/s", "--global-batch", "512", "--top", "3"];
+    let job = [
+        "plan",
+        "--model",
+        "bert-base-uncased",
+        "--topology",
+        "2x8xv100-sxm-32g@100Gbit/s",
+        "--global-batch",
+        "512",
+        "--top",
+        "3",
+    ];
     let document = scratch.json(&[&job[..], &["--breakeven", "inter_node.bandwidth"]].concat());
     let stretches = document["breakeven"]["stretches"].as_array().expect("stretches");
     let factor = |stretch: &Value| number(stretch, "/from");
