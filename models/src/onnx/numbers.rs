@@ -57,5 +57,6 @@ pub(super) fn range(inputs: &[Known]) -> Result<Known, String> {
     }
     let length = (i128::from(end) - i128::from(start)) * i128::from(step.signum());
     let count = (length.max(0) as u128).div_ceil(u128::from(step.unsigned_abs()));
-    Ok(Known::Constant { shape: vec![usize::try_from(count).map_err(|_| "it is too long")?] })
+    let count = i64::try_from(count).map_err(|_| "it is too long")?;
+    Ok(Known::Constant { shape: without_batch(&[count]) })
 }
