@@ -213,10 +213,7 @@ pub fn layouts_table(layouts: &[LayoutRow], rate: &str) -> String {
         let untold = dimensions.filter(|(index, dimension)| {
             !is_equal(*index) && (dimension.is_abridged || !shown.contains(index) && is_column(*index))
         });
-        let said = |dimension: &LayoutDimension| {
-            dimension.words.clone().unwrap_or_else(|| format!("{} {}", dimension.title, dimension.cell))
-        };
-        let words: Vec<String> = untold.map(|(_, dimension)| said(dimension)).collect();
+        let words: Vec<&str> = untold.filter_map(|(_, dimension)| dimension.words.as_deref()).collect();
         (!words.is_empty()).then(|| format!("\n{}: {}", index + 1, words.join(", ")))
     });
     let below: String = below.collect();
