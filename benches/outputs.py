@@ -147,7 +147,7 @@ def renewed(shown, actual):
         if line.endswith("..."):
             kept = kept[: len(line) - 4].rstrip() + " ..."
         out.append(kept)
-    if at < len(actual) and out[-1].strip() != "...":
+    if at < len(actual) and not (out and out[-1].strip() == "..."):
         out.append("...")
     return out
 

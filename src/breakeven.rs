@@ -50,8 +50,6 @@ pub fn answer(
     choices: &Choices,
     profile: Option<&Profile>,
 ) -> Result<BreakevenAnswer, Failure> {
-    // The name is checked before anything is searched.
-    question(quantity, 1.0)?;
     let mut contenders = Vec::new();
     for (index, candidate) in planned.candidates.iter().enumerate() {
         contenders.push(Contender::new(Some(index + 1), candidate, &setting.topology, setting, profile)?);
@@ -165,7 +163,12 @@ fn fastest(
 }
 
 fn question(quantity: &str, factor: f64) -> Result<WhatIf, Failure> {
-    format!("{quantity}*{factor}").parse().map_err(|error| Failure::Input(format!("`--breakeven`: {error}")))
+    format!("{quantity}*{factor}").parse().map_err(|error| Failure::Input(format!("{error}")))
+}
+
+/// Parses the name of a quantity, before anything is searched.
+pub fn quantity(text: &str) -> Result<String, String> {
+    question(text, 1.0).map(|_| text.to_owned()).map_err(|failure| failure.to_string())
 }
 
 /// The best layout of a single node, if the job fits there.

@@ -54,7 +54,7 @@ pub struct Arguments {
     compare: Option<PathBuf>,
     /// Find from which bandwidth or rate on which layout is the fastest: a quantity of `simulate
     /// --what-if`
-    #[arg(long, value_name = "inter_node.bandwidth", conflicts_with_all = ["scaling", "front", "table", "gpus_needed", "mode"])]
+    #[arg(long, value_name = "inter_node.bandwidth", value_parser = breakeven::quantity, conflicts_with_all = ["scaling", "front", "table", "gpus_needed", "mode"])]
     breakeven: Option<String>,
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]

@@ -135,7 +135,9 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
         row("tokens per second", figures(tokens));
     }
     if let Some(mfu) = summary.mfu {
-        row("model FLOPs utilisation (MFU)", format!("{}, attention counted in full", percent(mfu)));
+        // Models of sequences have attention, which others count by half where it is causal.
+        let convention = if summary.tokens_per_second.is_some() { ", attention counted in full" } else { "" };
+        row("model FLOPs utilisation (MFU)", format!("{}{convention}", percent(mfu)));
     }
     if let Some(hfu) = summary.hfu {
         row("hardware FLOPs utilisation (HFU)", percent(hfu));

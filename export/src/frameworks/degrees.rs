@@ -55,7 +55,7 @@ pub(super) fn read(
         (Names::Accelerate, Some(_)) => return Err(stated.unknown("cp_comm_strategy", "strategies: allgather, alltoall")),
     };
     stated.neutral(&["cp_backend", "sp_*", "cp_handler*", "tp_handler*", "ring_attn_func", "heads_k_stride"]);
-    let others = [replicas, layout.tensor, layout.context].into_iter().try_fold(1usize, usize::checked_mul).unwrap_or(0);
+    let others = replicas.saturating_mul(layout.tensor).saturating_mul(layout.context);
     let shards = stated.size(SHARDS)?.unwrap_or(ranks / others.max(1)).max(1);
     let product = others.saturating_mul(shards);
     if product != ranks {

@@ -94,7 +94,7 @@ pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, Framew
     Ok(found)
 }
 
-/// Whether a file without `fsdp` asks for FSDP2, as Axolotl's do.
+/// Whether a file asks for FSDP2 without the setting `fsdp`. Axolotl's files may.
 fn is_implied(stated: &Stated) -> bool {
     let names = ["fsdp_version", "fsdp_config.reshard_after_forward", "fsdp_config.auto_wrap_policy"];
     let older = ["fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_version"];

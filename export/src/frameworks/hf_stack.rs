@@ -13,7 +13,7 @@ pub(super) const DEEPSPEED: [&str; 3] = ["hf-deepspeed", "deepspeed-zero", FSDP2
 /// PyTorch's FSDP2 in general, for layouts that the others' profiles lack.
 pub(super) const FSDP2: &str = "fsdp2";
 
-/// Whether a layout is one that Hugging Face's libraries have without further parallelism.
+/// Whether neither operators nor sequences are sharded.
 fn is_usual(layout: &Layout) -> bool {
     layout.tensor == 1 && layout.context == 1
 }

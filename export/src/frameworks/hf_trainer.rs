@@ -65,7 +65,7 @@ impl Tool {
     }
 }
 
-/// What one of which a Trainer's file has.
+/// Settings of which every file of a Trainer has at least one.
 const KNOWN: [&str; 8] =
     ["per_device_train_batch_size", "num_train_epochs", "output_dir", "bf16", "fp16", "learning_rate", "optim", "fsdp"];
 
@@ -188,7 +188,7 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
     Ok((plan, loaded))
 }
 
-/// Whether blocks are recomputed. What they keep may lie in host memory.
+/// Whether blocks are recomputed. Puts their offload to host memory into the layout.
 fn recomputes(stated: &mut Stated, layout: &mut Layout) -> Result<bool, FrameworkError> {
     // Axolotl's switch has two further values.
     let is_offloaded =

@@ -1,4 +1,4 @@
-//! What a fine-tuning job trains: all parameters, or adapters beside frozen weights, as TRL,
+//! The trained parameters of a fine-tuning job: all, or adapters beside frozen weights, as TRL,
 //! Axolotl and LLaMA-Factory state it with peft's and bitsandbytes' words.
 
 use super::super::FrameworkError;
