@@ -73,6 +73,9 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
                 choices.method.loss = Some(Loss::Liger);
             });
         }
+        if choices.stack.as_deref() != Some("hf-deepspeed") {
+            add("--stack hf-deepspeed", &|choices| choices.stack = Some("hf-deepspeed".into()));
+        }
         add("--method lora", &|choices| choices.method.method = Some(Method::Lora));
         add("--method lora --loss liger", &|choices| {
             choices.method.method = Some(Method::Lora);

@@ -19,7 +19,7 @@ mod rank_state;
 mod sharding;
 mod zero;
 
-pub use of_plan::{TracedPlan, Untraced, stages_of_zero};
+pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads};
 pub use optimizer::TracedOptimizer;
 
 use foretell_models::operator_tables::{
@@ -72,6 +72,14 @@ pub struct TracedJob {
     pub optimizer: TracedOptimizer,
     /// Micro-batches of a step.
     pub micro_batches: usize,
+    /// Whether the optimizer's states, and the copy of parameters that it updates, lie in the host's
+    /// memory, where the host updates them (DeepSpeed's `offload_optimizer`).
+    pub offloads_optimizer: bool,
+    /// Whether parameters lie there too while no layer uses them (`offload_param`, stage 3).
+    pub offloads_parameters: bool,
+    /// Whether each expert of a mixture is modules with weights of their own, as in transformers
+    /// before release 5, or a row of one weight.
+    pub separate_experts: bool,
 }
 
 /// What an allocation holds.
@@ -170,6 +178,28 @@ pub enum RankEvent<'a> {
     },
     /// Kernels from here on wait for the collectives of a kind that began before.
     Wait(TracedCollective),
+    /// The host runs a wrapper's own code around modules.
+    Hooks {
+        /// How often.
+        calls: u64,
+    },
+    /// The rank takes memory of its host, for good.
+    HostMemory {
+        /// Bytes.
+        bytes: u64,
+    },
+    /// A copy between device and host, on a stream of the device, after the kernels before.
+    HostCopy {
+        /// Bytes.
+        bytes: u64,
+        /// The stream; kernels go on beside a copy on another than theirs.
+        stream: AllocationStream,
+    },
+    /// The host updates parameters by AdamW, once all kernels and copies have ended.
+    HostUpdate {
+        /// Elements of the rank.
+        elements: u64,
+    },
 }
 
 /// The phases of a step.
@@ -377,6 +407,14 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
     fn elements(&self, index: usize) -> u64 {
         let dimensions = &self.job.table.parameters[index].dimensions;
         dimensions.iter().map(|dimension| dimension.value(&self.values)).product::<f64>().round() as u64
+    }
+
+    /// The experts that have a row each of a parameter, if each is modules of its own; 0 for others.
+    fn experts(&self, index: usize) -> u64 {
+        let parameter = &self.job.table.parameters[index];
+        let is_of_experts = self.job.separate_experts && parameter.dimensions.len() == 3 && parameter.name.contains("experts");
+        let experts = parameter.dimensions.first().filter(|_| is_of_experts);
+        experts.map_or(0, |dimension| dimension.value(&self.values).round() as u64)
     }
 
     /// Elements of a parameter's shard, cut along its first dimension and padded.

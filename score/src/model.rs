@@ -4,7 +4,7 @@
 use crate::names::says;
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::{Bert, Gpt, GraphOptions, Llama, Model, Moe, Resnet, Stem};
+use foretell_models::{Bert, Gpt, GraphOptions, Llama, Model, Moe};
 use foretell_program::Layout;
 use foretell_simulator::gpu::{StackProfile, without_padding};
 
@@ -50,6 +50,21 @@ const ARCHITECTURES: [(&str, Architecture); 13] = {
     ]
 };
 
+/// Models of images that the library has, by a word of a row's model. The first match wins.
+const IMAGE_MODELS: [(&str, &str); 11] = [
+    ("resnet-18", "resnet18"),
+    ("resnet-34", "resnet34"),
+    ("resnet-50", "resnet50"),
+    ("resnet50", "resnet50"),
+    ("resnet-101", "resnet101"),
+    ("resnet-152", "resnet152"),
+    ("vgg-16 (batch norm)", "vgg16_bn"),
+    ("vgg-16", "vgg16"),
+    ("vit-b/16", "vit_b_16"),
+    ("vit-b/32", "vit_b_32"),
+    ("vit-l/16", "vit_l_16"),
+];
+
 /// Words in the names of models that no family of ours covers.
 const UNSUPPORTED: [&str; 9] =
     ["transformer-xl", "gnmt", "t5", "transformer-big", "dlrm", "nemotron-h", "mamba", "stable", "unet"];
@@ -75,8 +90,8 @@ struct Sizes {
 /// [`Refusal`] if the row does not state a required size, or no family covers the model.
 pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Model, Refusal> {
     let name = row.model.to_lowercase();
-    if says(&name, "resnet-50") || says(&name, "resnet50") {
-        return Ok(Model::Resnet(Resnet { depth: 50, stem: Stem::Imagenet, image: 224, channels: 3, classes: 1000, width: 64 }));
+    if let Some((_, library)) = IMAGE_MODELS.into_iter().find(|(word, _)| says(&name, word)) {
+        return Model::named(library).map_err(|error| Refusal(error.to_string()));
     }
     if UNSUPPORTED.iter().any(|word| says(&name, word)) {
         return Err(Refusal(format!("no model family covers `{}`", row.model)));

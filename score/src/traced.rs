@@ -19,7 +19,7 @@ use foretell_units::DataType;
 use std::collections::BTreeMap;
 
 /// Architectures of the library by words of a model's name. The first match wins.
-const ARCHITECTURES: [(&str, &str); 18] = [
+const ARCHITECTURES: [(&str, &str); 19] = [
     ("santacoder", "gpt_bigcode"),
     ("baichuan", ""),
     ("mixtral", "mixtral"),
@@ -33,11 +33,28 @@ const ARCHITECTURES: [(&str, &str); 18] = [
     ("granite", "granite"),
     ("powerlm", "granite"),
     ("llama", "llama"),
+    ("tinyllama", "llama"),
     ("vicuna", "llama"),
     ("gpt2", "gpt2"),
     ("gpt-2", "gpt2"),
     ("bert", "bert"),
     ("phi-3", "phi3"),
+];
+
+/// Words of frameworks that run Hugging Face's models; `litgpt` runs models of its own whose
+/// operators are as Llama's there.
+const HUGGING_FACE: [&str; 11] = [
+    "hugging face",
+    "hf trainer",
+    "trl",
+    "transformers",
+    "accelerate",
+    "llama-recipes",
+    "llama-factory",
+    "axolotl",
+    "openrlhf",
+    "deepspeed-chat",
+    "litgpt eager",
 ];
 
 /// Rank of adapters that a row does not state: peft's examples and most threads have 16.
@@ -63,30 +80,27 @@ fn release(row: &Row) -> &'static str {
     }
 }
 
-/// A measurement over its prediction: 10th and 90th percentile. A guess: no rows were kept apart to
-/// calibrate it on yet.
-const SPREAD: [f64; 2] = [0.88, 1.25];
-
 /// What is known of the keys of the row's tables beside its plan: framework, release, architecture,
 /// kernels of other libraries; `None` if its framework was not traced.
 fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let framework = |word: &str| says(&row.framework, word);
-    let is_hugging_face =
-        ["hugging face", "hf trainer", "trl", "transformers", "accelerate", "llama-recipes", "llama-factory", "axolotl"]
-            .into_iter()
-            .any(framework);
+    let is_hugging_face = HUGGING_FACE.into_iter().any(framework);
     let is_plain = framework("ddp") && says(&row.model, "bert");
     let is_torchtune = framework("torchtune");
     let is_other = ["scattermoe", "compiled", "unsloth", "megatron"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let is_compiled = cell("compiled") == "1" || says(&row.notes, "compile");
+    let is_offloaded = !matches!(cell("offload"), "" | "none") && !is_deepspeed(row);
     // TF32 has other rates than the tables' single precision.
-    let is_left_out = is_other || is_compiled || !cell("offload").is_empty() || run.format == ProductFormat::Tf32;
+    let is_left_out = is_other || is_compiled || is_offloaded || run.format == ProductFormat::Tf32;
     if !(is_hugging_face || is_plain || is_torchtune) || is_left_out {
         return None;
     }
     let name = row.model.to_lowercase();
-    let (_, architecture) = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word))?;
+    let named = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word));
+    // Of decoders without a table, those with gated networks are most like Llama.
+    let like_llama = (row.number("gated_ffn") == Some(1.0) && row.count("experts").is_none()).then_some(("", "llama"));
+    let (_, architecture) = named.or(like_llama)?;
     if is_torchtune {
         let keys = [("framework", "torchtune"), ("architecture", architecture), ("precision", "bf16")];
         return Some(keys.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect());
@@ -146,10 +160,8 @@ fn stores_narrow(row: &Row) -> bool {
 /// not traced.
 pub(crate) fn replace(row: &Row, run: &Run, prediction: &mut StepPrediction) {
     let Some((time, traced)) = predict(row, run) else { return };
-    let step = time.step;
-    prediction.step = step;
-    prediction.p10 = step * SPREAD[0];
-    prediction.p90 = step * SPREAD[1];
+    prediction.step = time.step;
+    [prediction.p10, prediction.p90] = time.step_range;
     prediction.compute = time.arithmetic + time.memory_bound;
     prediction.traced = Some(traced);
 }

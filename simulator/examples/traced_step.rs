@@ -43,6 +43,9 @@ fn main() {
         stored: if stored == "f32" { Element::F32 } else { Element::Bf16 },
         optimizer: if optimizer == "foreach" { TracedOptimizer::AdamWForeach } else { TracedOptimizer::AdamWFused },
         micro_batches: 1,
+        offloads_optimizer: false,
+        offloads_parameters: false,
+        separate_experts: false,
     };
     let memory = traced_memory(&job, None).unwrap();
     println!("{:?} {} in {} at {}", memory.allocated, memory.reserved, memory.phase, memory.operator);

@@ -36,7 +36,18 @@ fn sizes(layers: usize, batch: usize, sequence: usize, model: &[(&str, usize)]) 
 
 fn job(table: &Arc<OperatorTable>, sizes: TableSizes, sharding: Sharding, ranks: usize, stored: Element) -> TracedJob {
     let table = Arc::clone(table);
-    TracedJob { table, sizes, ranks, sharding, stored, optimizer: TracedOptimizer::AdamWForeach, micro_batches: 1 }
+    TracedJob {
+        table,
+        sizes,
+        ranks,
+        sharding,
+        stored,
+        optimizer: TracedOptimizer::AdamWForeach,
+        micro_batches: 1,
+        offloads_optimizer: false,
+        offloads_parameters: false,
+        separate_experts: false,
+    }
 }
 
 /// GiB that `trace_step.py` of the project's oracle printed on 28 November 2026 (torch 2.15,
@@ -154,4 +165,83 @@ fn long_steps_are_repeated_short_ones() {
         assert_eq!(repeated.launches, whole.launches);
         assert!((repeated.forward_flops / whole.forward_flops - 1.0).abs() < 1e-9);
     }
+}
+
+/// Offloaded states leave the device for the host, which updates them in the time that DeepSpeed's
+/// own optimizer takes.
+#[test]
+fn offloaded_states_lie_on_the_host() {
+    let table = table("full", "bf16", "none");
+    let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 8, None).unwrap();
+    let layer = 4096.0 * 4096.0 * 2.5 + 3.0 * 4096.0 * 14336.0;
+    let of_rank = (8.0 * layer + 2.0 * 4096.0 * 32000.0) / 8.0;
+    let with = |stage, offloads_optimizer, offloads_parameters| {
+        let job = TracedJob {
+            optimizer: TracedOptimizer::AdamWFused,
+            offloads_optimizer,
+            offloads_parameters,
+            micro_batches: 2,
+            ..job(&table, sizes(8, 1, 2048, &MISTRAL_7B), Sharding::Zero { stage }, 8, Element::Bf16)
+        };
+        (traced_time(&job, &cluster, 0).unwrap(), traced_memory(&job, None).unwrap())
+    };
+    let near = |value: f64, expected: f64| assert!((value / expected - 1.0).abs() < 0.02, "{value} beside {expected}");
+    for stage in [1, 2, 3] {
+        let ((kept_time, kept), (time, memory)) = (with(stage, false, false), with(stage, true, false));
+        assert_eq!((kept.host.value(), kept_time.host_update.value()), (0.0, 0.0));
+        // Single precision's copy, its gradient and two moments; and gradients in sixteen bits at
+        // stage 3. Before it, parameters in sixteen bits, and earlier gradients of what is the
+        // rank's in part, too.
+        let least = if stage == 3 { 18.0 } else { 20.0 };
+        assert!((least..least * 1.2).contains(&(memory.host.value() / of_rank)), "{stage}: {memory:?}");
+        let saved = (kept.allocated.value() - memory.allocated.value()) / of_rank;
+        assert!(saved > 10.0, "{stage}: {saved} bytes an element are saved");
+        near(time.host_update.value(), 0.257e-9 * of_rank * 8.0);
+        assert!(time.step > kept_time.step && time.step.value() > time.host_update.value(), "{time:?}");
+    }
+    let ((time, memory), (far_time, far)) = (with(3, true, false), with(3, true, true));
+    near(far.host.value() - memory.host.value(), 2.0 * of_rank);
+    near(memory.allocated.value() - far.allocated.value(), 2.0 * of_rank);
+    assert!(far_time.communication > time.communication, "{far_time:?} beside {time:?}");
+}
+
+/// Experts that are modules of their own wait for the host's hooks around each of them.
+#[test]
+fn separate_experts_wait_for_the_host() {
+    let key = [("framework", "hf"), ("architecture", "qwen3_moe"), ("attention", "flash"), ("checkpoint", "full")];
+    let key: Vec<_> = key.into_iter().chain([("precision", "bf16"), ("experts", "eager")]).collect();
+    let table = Arc::new(OperatorTable::library(&key).unwrap().unwrap());
+    let model =
+        [("h", 2048), ("n", 32), ("k", 4), ("d", 128), ("m", 768), ("v", 151_936), ("E", 128), ("t", 8), ("b", 1), ("s", 2048)];
+    let empty = TableSizes { layers: 4, ..TableSizes::default() };
+    let sizes = model.into_iter().fold(empty, |sizes, (symbol, size)| sizes.with(symbol, size));
+    let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 8, None).unwrap();
+    let with = |separate_experts| {
+        let job = TracedJob { separate_experts, ..job(&table, sizes.clone(), Sharding::Zero { stage: 3 }, 8, Element::Bf16) };
+        (traced_time(&job, &cluster, 0).unwrap(), traced_memory(&job, None).unwrap())
+    };
+    let ((one, whole), (other, apart)) = (with(false), with(true));
+    // Six hooks of 150 us around each of five modules of 128 experts, in four layers.
+    let hooks = 4.0 * 128.0 * 5.0 * 6.0 * 150e-6;
+    assert!((hooks..hooks + 1.3 * one.step.value()).contains(&other.step.value()), "{} beside {}", other.step, one.step);
+    assert!((apart.allocated.value() / whole.allocated.value() - 1.0).abs() < 0.1, "{apart:?} beside {whole:?}");
+}
+
+/// A step's interval is wide where it waits for the host, and where the device was not measured.
+#[test]
+fn intervals_follow_from_what_a_step_waits_for() {
+    let (profiles, table) = (Profiles::library().unwrap(), table("full", "mixed", "none"));
+    let small = [("h", 256), ("n", 4), ("k", 4), ("d", 64), ("f", 1024), ("v", 1000)];
+    let width = |device, model, batch, sequence| {
+        let cluster = profiles.cluster(device, None, 8, 1, None).unwrap();
+        // Many micro-batches, beside which the optimizer takes no time.
+        let job = job(&table, sizes(8, batch, sequence, model), Sharding::Replicated, 1, Element::F32);
+        let time = repeated_time(&TracedJob { micro_batches: 64, ..job }, &cluster, 0).unwrap();
+        let [fast, slow] = time.step_range;
+        assert!(fast < time.step && time.step < slow, "{time:?}");
+        slow / fast
+    };
+    let large = width("a100-sxm-80g", &MISTRAL_7B, 8, 2048);
+    assert!(width("a100-sxm-80g", &small, 1, 16) > 1.5 * large, "small batches wait for the host");
+    assert!(width("h20", &MISTRAL_7B, 8, 2048) > 1.2 * large, "this device was not measured");
 }

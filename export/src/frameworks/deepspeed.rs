@@ -75,8 +75,11 @@ fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {
     let layout = &plan.layout;
     let training = &plan.training;
     let mut zero = json!({"stage": layout.zero, "reduce_bucket_size": bucket_elements(layout), "overlap_comm": true});
-    if layout.offload == Offload::Optimizer {
+    if layout.offload.is_of_optimizer() {
         zero["offload_optimizer"] = json!({"device": "cpu", "pin_memory": true});
+    }
+    if layout.offload == Offload::State {
+        zero["offload_param"] = json!({"device": "cpu", "pin_memory": true});
     }
     let optimizer = match plan.optimizer {
         Optimizer::Sgd => {

@@ -82,7 +82,7 @@ fn restrict(nearest: &mut Nearest) {
     };
     nearest.coarse_recompute(&allowed);
     match nearest.plan.layout.offload {
-        Offload::Both => {
+        Offload::Both | Offload::State => {
             nearest.replace(
                 |plan| &mut plan.layout.offload,
                 Offload::Optimizer,

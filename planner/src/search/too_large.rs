@@ -144,7 +144,7 @@ impl Searcher<'_> {
         let other = match layout.offload {
             Offload::Optimizer => Offload::Activations,
             Offload::Activations => Offload::Optimizer,
-            Offload::None | Offload::Both => return None,
+            Offload::None | Offload::Both | Offload::State => return None,
         };
         let place = (index.family, Some(index.variant));
         let known = &self.offloaded_too_large;

@@ -2,14 +2,15 @@
 //! its own operators, so that nothing needs a bound.
 //!
 //! Such frameworks split batches and the state of parameters alone. The space is the number of
-//! ranks, the micro-batch, recomputation and ZeRO.
+//! ranks, the micro-batch, recomputation and ZeRO. If nothing fits, the optimizer's states are also
+//! kept in the hosts' memory, where the framework can.
 
 use super::answer::{Candidate, Planned, Search};
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
-use foretell_program::traced::{TracedPlan, stages_of_zero};
-use foretell_program::{Layout, Plan, Recompute};
+use foretell_program::traced::{TracedPlan, stages_of_zero, traced_offloads};
+use foretell_program::{Layout, Offload, Plan, Recompute};
 use foretell_simulator::{Prediction, TracedOutcome, traced_within};
 use foretell_topologies::DeviceId;
 use foretell_units::Bytes;
@@ -58,23 +59,24 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         let reason = "neither energy nor goodput is known of a framework's traced operators".to_owned();
         return Err(PlannerError::no_layout(request, reason, "choose by time or cost, or use `--stack fsdp`"));
     }
-    if let Some(field) = unknown_field(&request.fixed, stages_of_zero) {
+    let offloads = traced_offloads(tables);
+    if let Some(field) = unknown_field(&request.fixed, stages_of_zero, offloads) {
         let reason = format!("`{field}` as fixed: the operators of this stack were traced for layouts of data-parallel ranks");
         let hint = format!(
-            "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (one of {stages_of_zero:?}) alone, or use another `--stack`"
+            "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (one of {stages_of_zero:?}) alone, with DeepSpeed also `offload` (none, optimizer), or use another `--stack`"
         );
         return Err(PlannerError::no_layout(request, reason, &hint));
     }
     let limit = memory_limit(request);
-    let groups = layouts(request, stages_of_zero);
-    // Most ranks first: a search that is ended early has mostly seen the fastest.
-    let has_answer = AtomicBool::new(false);
-    let mut order: Vec<usize> = (0..groups.len()).collect();
-    order.sort_by_key(|&index| Reverse(groups[index].first().map(|layout| layout.data)));
-    let look = |&index: &usize| (index, look_at(request, &groups[index], limit, &has_answer));
-    let mut looked: Vec<(usize, Looked)> = order.par_iter().map(look).collect();
-    looked.sort_by_key(|(index, _)| *index);
-    let looked: Vec<Looked> = looked.into_iter().map(|(_, looked)| looked).collect();
+    let (mut groups, mut looked) = (Vec::new(), Vec::new());
+    for &offload in offloads.iter().filter(|&&offload| request.fixed.offload.is_none_or(|fixed| fixed == offload)) {
+        let more = layouts(request, stages_of_zero, offload);
+        looked.extend(look_at_all(request, &more, limit));
+        groups.extend(more);
+        if looked.iter().any(|looked: &Looked| !looked.fitting.is_empty()) {
+            break;
+        }
+    }
     let count = groups.iter().map(Vec::len).sum::<usize>();
     let untraced = looked.iter().map(|looked| looked.untraced).sum::<usize>();
     if untraced == count {
@@ -112,7 +114,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         indivisible: untraced,
         out_of_memory,
         simulated,
-        covers: ["data", "micro_batch", "recompute", "zero"].map(str::to_owned).into(),
+        covers: ["data", "micro_batch", "recompute", "zero", "offload"].map(str::to_owned).into(),
         space: dimensions(&groups.concat()),
         best_seconds: seconds,
         all_devices_seconds: on_all.map(|layout| layout.prediction.step_seconds.value()).reduce(f64::min),
@@ -142,7 +144,7 @@ fn prefer_simple(fitting: &mut [Fitting], margin: f64) {
 }
 
 /// The first fixed field that no layout of a traced framework has.
-fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize]) -> Option<&'static str> {
+fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) -> Option<&'static str> {
     let splits = [
         ("tensor", fixed.tensor),
         ("pipeline", fixed.pipeline),
@@ -154,7 +156,7 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize]) -> Option<&'static str
     let others = [
         ("zero", fixed.zero.is_some_and(|zero| !stages_of_zero.contains(&zero))),
         ("recompute", fixed.recompute.as_ref().is_some_and(|one| !matches!(one, Recompute::None | Recompute::Full))),
-        ("offload", fixed.offload.is_some_and(|offload| !offload.is_none())),
+        ("offload", fixed.offload.is_some_and(|offload| !offloads.contains(&offload))),
         ("schedule", fixed.schedule.is_some()),
         ("shard_group", fixed.shard_group.is_some()),
         ("sequence_parallel", fixed.sequence_parallel == Some(true)),
@@ -167,6 +169,18 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize]) -> Option<&'static str
         ("context_method", fixed.context_method.is_some()),
     ];
     split.or_else(|| others.into_iter().find(|(_, is_fixed)| *is_fixed).map(|(name, _)| name))
+}
+
+/// Looks at all groups, those with most ranks first: a search that is ended early has mostly seen
+/// the fastest.
+fn look_at_all(request: &Request<'_>, groups: &[Vec<Layout>], limit: Bytes) -> Vec<Looked> {
+    let has_answer = AtomicBool::new(false);
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by_key(|&index| Reverse(groups[index].first().map(|layout| layout.data)));
+    let look = |&index: &usize| (index, look_at(request, &groups[index], limit, &has_answer));
+    let mut looked: Vec<(usize, Looked)> = order.par_iter().map(look).collect();
+    looked.sort_by_key(|(index, _)| *index);
+    looked.into_iter().map(|(_, looked)| looked).collect()
 }
 
 /// Looks at layouts with ever larger micro-batches, until one does not fit: larger ones need more.
@@ -214,7 +228,7 @@ fn memory_limit(request: &Request<'_>) -> Bytes {
 
 /// Every layout that the framework can run, in groups that differ in the micro-batch alone, smaller
 /// ones first; groups with fewer ranks first.
-fn layouts(request: &Request<'_>, stages_of_zero: &[usize]) -> Vec<Vec<Layout>> {
+fn layouts(request: &Request<'_>, stages_of_zero: &[usize], offload: Offload) -> Vec<Vec<Layout>> {
     let (fixed, batch) = (&request.fixed, request.base.global_batch);
     let is_free = |field: Option<usize>, value: usize| field.is_none_or(|fixed| fixed == value);
     let mut groups = Vec::new();
@@ -223,11 +237,18 @@ fn layouts(request: &Request<'_>, stages_of_zero: &[usize]) -> Vec<Vec<Layout>> 
         let sizes = (1..=samples.min(MOST_MICRO_BATCH)).filter(|&size| samples.is_multiple_of(size));
         let sizes: Vec<usize> = sizes.filter(|&size| is_free(fixed.micro_batch, size)).collect();
         for recompute in [Recompute::None, Recompute::Full] {
-            let zeros: &[usize] = if data == 1 { &[0] } else { stages_of_zero };
+            // Stages of one rank differ in nothing, but that 2 copies gradients out as they are made.
+            let zeros: &[usize] = match (data, offload) {
+                (1, Offload::None) => &[0],
+                (1, Offload::State) => &[3],
+                (1, _) => &[2],
+                (_, Offload::State) => &[3],
+                _ => stages_of_zero,
+            };
             let zeros = zeros.iter().filter(|&&zero| data == 1 || is_free(fixed.zero, zero));
             if fixed.recompute.as_ref().is_none_or(|fixed| *fixed == recompute) {
                 groups.extend(zeros.map(|&zero| {
-                    let layout = Layout { data, recompute: recompute.clone(), zero, ..request.base.layout.clone() };
+                    let layout = Layout { data, recompute: recompute.clone(), zero, offload, ..request.base.layout.clone() };
                     sizes.iter().map(|&micro_batch| Layout { micro_batch, ..layout.clone() }).collect()
                 }));
             }
@@ -263,5 +284,6 @@ fn dimensions(layouts: &[Layout]) -> Vec<Dimension> {
         sizes("micro_batch", &|layout| layout.micro_batch.to_string()),
         sizes("recompute", &|layout| if layout.recompute == Recompute::Full { "full".into() } else { "none".into() }),
         sizes("zero", &|layout| layout.zero.to_string()),
+        sizes("offload", &|layout| layout.offload.name().to_owned()),
     ]
 }

@@ -163,7 +163,7 @@ impl Space<'_> {
                 1 + offloaded + partly_recomputed
             }
             Offload::Optimizer => 1 + usize::from(self.offloads.contains(&Offload::Both)),
-            Offload::Activations | Offload::Both => 1,
+            Offload::Activations | Offload::Both | Offload::State => 1,
         }
     }
 

@@ -2,7 +2,7 @@
 //! overflow or a list that fills the memory. They are far beyond any known run.
 
 use super::lowering::Lowering;
-use crate::plan::{Optimizer, Plan, PlanError};
+use crate::plan::{Offload, Optimizer, Plan, PlanError};
 use foretell_models::{Kernel, OperatorId};
 
 /// The most instructions of a step over all stages, estimated as operators times micro-batches. The
@@ -37,6 +37,10 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     let invalid = |field, reason: String, hint: &str| Err(PlanError::Invalid { field, reason, hint: hint.into() });
     if plan.layout.pipeline > MOST_STAGES {
         return invalid("pipeline", format!("{} stages", plan.layout.pipeline), "use at most 1024 stages");
+    }
+    if plan.layout.offload == Offload::State {
+        let reason = "`state` is of frameworks whose operators were traced, and this job's were not".into();
+        return invalid("offload", reason, "use `offload: optimizer` or `both`, or a job that `hf-deepspeed` was traced for");
     }
     if micro_batches > MOST_MICRO_BATCHES {
         let reason = format!("{micro_batches} micro-batches in a step, and at most {MOST_MICRO_BATCHES} are possible");

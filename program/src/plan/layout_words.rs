@@ -109,6 +109,9 @@ impl Layout {
     }
 
     fn offload_dimension(&self) -> LayoutDimension {
+        if self.offload == super::Offload::State {
+            return said("offload", "state", Some("parameters and optimizer state offloaded".to_owned()));
+        }
         let (state, activations) = (self.offload.is_of_optimizer(), self.offload.is_of_activations());
         let (cell, words) = match (state, activations) {
             (false, false) => ("none", None),

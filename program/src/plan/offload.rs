@@ -21,11 +21,15 @@ pub enum Offload {
     Activations,
     /// The optimizer's state and activations.
     Both,
+    /// Parameters, while no layer uses them, and the optimizer's state, which the host updates
+    /// (DeepSpeed's stage 3 with `offload_param` and `offload_optimizer`). For stacks whose
+    /// operators were traced; a Program never has it.
+    State,
 }
 
 impl Offload {
     /// Every choice.
-    pub const ALL: [Self; 4] = [Self::None, Self::Optimizer, Self::Activations, Self::Both];
+    pub const ALL: [Self; 5] = [Self::None, Self::Optimizer, Self::Activations, Self::Both, Self::State];
 
     /// Whether everything stays on the device.
     pub fn is_none(&self) -> bool {
@@ -39,12 +43,13 @@ impl Offload {
             Offload::Optimizer => "optimizer",
             Offload::Activations => "activations",
             Offload::Both => "both",
+            Offload::State => "state",
         }
     }
 
     /// Whether the optimizer's state lies on the host.
     pub const fn is_of_optimizer(self) -> bool {
-        matches!(self, Offload::Optimizer | Offload::Both)
+        matches!(self, Offload::Optimizer | Offload::Both | Offload::State)
     }
 
     /// Whether activations lie on the host between the passes.

@@ -4,7 +4,7 @@
 //! was traced. Where a near table stands in, the job says what it assumes.
 
 use super::{Sharding, TracedJob, TracedOptimizer};
-use crate::plan::{AttentionKernel, LossKernel, MomentFormat, Optimizer, Plan, PlanError, Recompute};
+use crate::plan::{AttentionKernel, LossKernel, MomentFormat, Offload, Optimizer, Plan, PlanError, Recompute};
 use foretell_models::operator_tables::{Element, OperatorTable, TableError, TableSizes, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_units::DataType;
@@ -84,7 +84,24 @@ impl TracedPlan {
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
         let optimizer = optimizer(plan, tables)?;
-        Ok(Self { job: TracedJob { table, sizes, ranks, sharding, stored, optimizer, micro_batches }, assumptions })
+        let separate_experts = is_before_release_5(tables);
+        let offloads_optimizer = plan.layout.offload.is_of_optimizer();
+        if offloads_optimizer && !matches!(optimizer, TracedOptimizer::AdamWFused) {
+            return Err(Untraced::new("`offload: optimizer` with another optimizer than AdamW in single precision"));
+        }
+        let job = TracedJob {
+            table,
+            sizes,
+            ranks,
+            sharding,
+            stored,
+            optimizer,
+            micro_batches,
+            offloads_optimizer,
+            offloads_parameters: plan.layout.offload == Offload::State,
+            separate_experts,
+        };
+        Ok(Self { job, assumptions })
     }
 }
 
@@ -92,6 +109,15 @@ impl TracedPlan {
 /// DDP and 3 for FSDP, or those of DeepSpeed.
 pub fn stages_of_zero(tables: &BTreeMap<String, String>) -> &'static [usize] {
     Wrapping::of(tables).stages_of_zero()
+}
+
+/// What layouts may keep in their hosts' memory under a framework with such tables. The first is
+/// nothing; others are for jobs that do not fit.
+pub fn traced_offloads(tables: &BTreeMap<String, String>) -> &'static [Offload] {
+    match Wrapping::of(tables) {
+        Wrapping::PyTorch => &[Offload::None],
+        Wrapping::DeepSpeed => &[Offload::None, Offload::Optimizer, Offload::State],
+    }
 }
 
 /// The library that shards parameters.
@@ -128,8 +154,11 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
     if layout.shard_group.is_some_and(|group| group != layout.data) {
         return Err(Untraced::new("`shard_group`"));
     }
-    if !layout.offload.is_none() {
-        return Err(Untraced::new("`offload`"));
+    match layout.offload {
+        Offload::None => {}
+        Offload::Optimizer if wrapper == Wrapping::DeepSpeed => {}
+        Offload::State if wrapper == Wrapping::DeepSpeed && layout.zero == 3 => {}
+        other => return Err(Untraced::new(format!("`offload: {}`", other.name()))),
     }
     if wrapper == Wrapping::DeepSpeed && plan.workload.no_master_copy {
         return Err(Untraced::new("DeepSpeed's states in sixteen bits"));
@@ -140,9 +169,14 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
     Ok(layout.data)
 }
 
+/// Whether the release of transformers is one before 5.
+fn is_before_release_5(tables: &BTreeMap<String, String>) -> bool {
+    tables.get("version").is_some_and(|version| version.starts_with("4."))
+}
+
 fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOptimizer, Untraced> {
     // The fused one is the Trainer's default since release 5, and DeepSpeed's own always.
-    let is_older = tables.get("version").is_some_and(|version| version.starts_with("4.")) && !tables.contains_key("wrapper");
+    let is_older = is_before_release_5(tables) && !tables.contains_key("wrapper");
     match (plan.optimizer, plan.workload.moments) {
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) if is_older => Ok(TracedOptimizer::AdamWForeach),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) => Ok(TracedOptimizer::AdamWFused),
@@ -284,7 +318,12 @@ impl TableKey {
         let family = || Untraced::new(format!("models of this kind (`{}` with its parts)", model.family()));
         let architecture = given("architecture").or_else(|| traced_architecture(model)).ok_or_else(family)?;
         let dropout = if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode") { "some" } else { "none" };
-        let experts = if matches!(architecture, "mixtral" | "qwen3_moe") { "grouped_mm" } else { "none" };
+        // Before release 5 experts run one by one, in a loop.
+        let experts: &[_] = match architecture {
+            "mixtral" | "qwen3_moe" if is_before_release_5(tables) => &["eager", "grouped_mm"],
+            "mixtral" | "qwen3_moe" => &["grouped_mm"],
+            _ => &["none"],
+        };
         // Mistral's step is Llama's, whose tables are more.
         let architectures: &[_] = if architecture == "mistral" { &["mistral", "llama"] } else { &[architecture] };
         let usual = [
@@ -292,7 +331,7 @@ impl TableKey {
             ("precision", &[precision]),
             ("architecture", architectures),
             ("dropout", &[dropout]),
-            ("experts", &[experts]),
+            ("experts", experts),
             ("loss", &[loss]),
             ("kernels", &[kernels]),
             ("head", if is_tied(model) { &["tied", "usual"] } else { &["usual"] }),

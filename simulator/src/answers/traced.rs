@@ -101,8 +101,8 @@ pub fn traced_within(
         (memory, _) = memory_within(&job, cluster, device)?;
     }
     let time = repeated_time(&job, cluster, memory.flushes)?;
-    let memory_use = memory_use(&memory, outside, topology);
-    let prediction = prediction(plan, model, &time, costs, topology).with_memory(memory_use.clone());
+    let memory_use = memory_use(&memory, outside, job.ranks, topology);
+    let prediction = prediction(plan, model, &time, memory.host, topology).with_memory(memory_use.clone());
     let prediction = Prediction {
         chance_of_running_out: Some(chance_of_running_out(&memory, device.value() - outside.value())),
         memory_peak: Some(peak_in_words(&memory)),
@@ -177,7 +177,14 @@ fn peak_in_words(memory: &TracedMemory) -> String {
     format!("{} pass, at `{}`: {} allocated, {} reserved", memory.phase, memory.operator, memory.allocated, memory.reserved)
 }
 
-fn memory_use(memory: &TracedMemory, outside: Bytes, topology: &Topology) -> MemoryUse {
+/// What the ranks of a node hold in its host's memory, if that is more than it has.
+fn overfull_host(of_rank: Bytes, ranks: usize, topology: &Topology) -> Option<Bytes> {
+    let group = topology.node_groups().first()?;
+    let held = of_rank * ranks.min(group.devices) as u64;
+    (held > group.host_memory?).then_some(held)
+}
+
+fn memory_use(memory: &TracedMemory, outside: Bytes, ranks: usize, topology: &Topology) -> MemoryUse {
     let device = topology.device_kind(DeviceId(0));
     let held = |contents: &[Contents]| contents.iter().filter_map(|contents| memory.contents.get(contents).copied()).sum();
     let named: Bytes = memory.contents.values().copied().sum();
@@ -202,13 +209,13 @@ fn memory_use(memory: &TracedMemory, outside: Bytes, topology: &Topology) -> Mem
             kind: device.name.clone(),
             memory: device.memory,
         }),
-        overfull_host: None,
+        overfull_host: overfull_host(memory.host, ranks, topology),
     }
 }
 
-fn prediction(plan: &Plan, model: &Model, time: &TracedTime, costs: &CostModel, topology: &Topology) -> Prediction {
+fn prediction(plan: &Plan, model: &Model, time: &TracedTime, host: Bytes, topology: &Topology) -> Prediction {
     let step = time.step;
-    let interval = Interval::of_spread(step, costs.step_spread.unwrap_or([1.0, 1.0]));
+    let interval = Interval::of_spread(step, time.step_range.map(|bound| bound / step));
     let hardware = time.forward_flops + time.backward_flops;
     let repeated = if plan.layout.recompute == Recompute::Full { time.forward_flops } else { 0.0 };
     // Without recomputation, which may end before the forward pass does.
@@ -224,7 +231,8 @@ fn prediction(plan: &Plan, model: &Model, time: &TracedTime, costs: &CostModel, 
     };
     let rates = amounts.rates(step);
     let kernels = time.arithmetic + time.memory_bound - time.optimizer;
-    let waits = step - kernels - time.optimizer - time.exposed;
+    let optimizer = time.optimizer + time.host_update;
+    let waits = step - kernels - optimizer - time.exposed;
     Prediction {
         step_seconds: step,
         step_seconds_p05: interval.p05,
@@ -237,7 +245,7 @@ fn prediction(plan: &Plan, model: &Model, time: &TracedTime, costs: &CostModel, 
         mfu: rates.mfu,
         hfu: rates.hfu,
         peak_memory_bytes: Vec::new(),
-        host_memory_bytes: vec![Bytes::ZERO],
+        host_memory_bytes: vec![host],
         memory_by_component: Vec::new(),
         fits: true,
         chance_of_running_out: None,
@@ -247,7 +255,7 @@ fn prediction(plan: &Plan, model: &Model, time: &TracedTime, costs: &CostModel, 
             exposed_communication: time.exposed,
             bubble: waits.max(Seconds::ZERO),
             data: Seconds::ZERO,
-            optimizer: time.optimizer,
+            optimizer,
         },
         calibrated: false,
         uncalibrated: vec!["kernels by the device's profile".into()],

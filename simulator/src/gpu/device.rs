@@ -26,6 +26,10 @@ pub struct GpuProfile {
     /// Memory bandwidth of the data sheet, of the library's device.
     #[serde(skip)]
     pub memory_bandwidth: BytesPerSecond,
+    /// Rate of copies to or from the host, one way, while all devices of a node copy; of the
+    /// library's device.
+    #[serde(skip)]
+    pub host_rate: BytesPerSecond,
     /// Share of the memory bandwidth that streaming kernels reach.
     pub memory_efficiency: f64,
     /// Bytes of an operand that the last-level cache still holds from the previous kernel.
@@ -112,6 +116,7 @@ impl GpuProfile {
         }
         self.memory = kind.memory;
         self.memory_bandwidth = kind.memory_bandwidth;
+        self.host_rate = kind.host_rate();
     }
 
     /// Multiplies the peaks of all formats and the memory bandwidth.

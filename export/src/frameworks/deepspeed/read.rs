@@ -281,10 +281,13 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
     }
     match stated.text("zero_optimization.offload_param.device")?.as_deref() {
         None | Some("none") => stated.neutral(&["zero_optimization.offload_param.*"]),
+        Some("cpu") if layout.zero == 3 && layout.offload == Offload::Optimizer => layout.offload = Offload::State,
         Some(_) => {
-            let reason =
-                format!("{}: no plan keeps parameters in host memory", stated.written("zero_optimization.offload_param.device"));
-            let hint = "remove `offload_param` to plan the job with parameters in device memory".into();
+            let reason = format!(
+                "{}: plans keep parameters in host memory only at stage 3, with the optimizer's state",
+                stated.written("zero_optimization.offload_param.device")
+            );
+            let hint = "use `offload_optimizer` too, both with the device `cpu`; or remove `offload_param`".into();
             return Err(FrameworkError::Form { reason, hint });
         }
     }

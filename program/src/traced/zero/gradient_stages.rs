@@ -5,7 +5,9 @@
 
 use super::super::rank_state::RankState;
 use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, Sharding, TracedCollective};
-use super::{ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, optimizer_group, single_gradients};
+use super::{
+    ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, offload, optimizer_group, single_gradients,
+};
 use rustc_hash::FxHashMap;
 
 /// Where a parameter's elements lie in its group's flat buffer.
@@ -52,6 +54,8 @@ pub(in super::super) struct GradientStages {
     /// Reduced gradients of the rank: of this micro-batch, and the sum of those before.
     reduced: Option<u64>,
     averaged: Option<u64>,
+    /// Micro-batches of the step that have been reduced.
+    passes: usize,
     /// Large gradients of others that stage 1 drops at the end of the backward pass.
     dropped_later: Vec<u64>,
 }
@@ -99,20 +103,32 @@ impl GradientStages {
                 offset += elements;
             }
             emitter.allocate(padded * width, Contents::Parameters, AllocationStream::Compute);
+            partitions.push(partition);
+            if emitter.job.offloads_optimizer {
+                emitter.send(RankEvent::HostMemory { bytes: (offload::STATE_BYTES + width) * partition });
+                continue;
+            }
             // The partition's clone, its copy in single precision, and
             // `initialize_optimizer_states`.
             emitter.passing(partition * width, Contents::Parameters, AllocationStream::Compute);
             emitter.allocate(partition * 4, Contents::OptimizerStates, AllocationStream::Compute);
             emitter.passing(partition * 4, Contents::Gradients, AllocationStream::Compute);
-            partitions.push(partition);
         }
-        for &partition in &partitions {
+        for &partition in partitions.iter().filter(|_| !emitter.job.offloads_optimizer) {
             for bytes in emitter.job.optimizer.state_bytes(partition, 4) {
                 emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
             }
         }
         let fullest = by_rank.iter().enumerate().max_by_key(|(rank, held)| (**held, std::cmp::Reverse(*rank)));
         let (rank, (owned, largest)) = fullest.map_or((0, (0, 0)), |(rank, held)| (rank as u64, *held));
+        if emitter.job.offloads_optimizer {
+            // `temp_grad_buffer_for_gpu_offload`, as large as the largest parameter; and on the host
+            // the gradients of earlier micro-batches.
+            let largest = spans.values().map(|span: &Span| span.elements).max().unwrap_or(0);
+            emitter.allocate(largest * width, Contents::Gradients, AllocationStream::Compute);
+            let bytes = if emitter.job.micro_batches > 1 { owned * width } else { 0 };
+            emitter.send(RankEvent::HostMemory { bytes });
+        }
         GradientStages {
             partitions_gradients: stage >= 2,
             settings: ZeroSettings::new(emitter, stage),
@@ -128,6 +144,7 @@ impl GradientStages {
             bucket_elements: 0,
             reduced: None,
             averaged: None,
+            passes: 0,
             dropped_later: Vec::new(),
         }
     }
@@ -167,7 +184,11 @@ impl GradientStages {
         }
         copy.into_iter().for_each(|id| emitter.release(id));
         for Bucketed { span, allocation } in std::mem::take(&mut self.bucket) {
-            if (span.first_rank..=span.last_rank).contains(&self.rank) {
+            let is_owned = (span.first_rank..=span.last_rank).contains(&self.rank);
+            if is_owned && emitter.job.offloads_optimizer {
+                offload::copy_gradient(emitter, [span.elements, self.elements_of_rank(span)], self.width, self.passes == 0);
+                allocation.into_iter().for_each(|id| emitter.release(id));
+            } else if is_owned {
                 // `copy_grads_in_partition`.
                 let bytes = self.owned * self.width;
                 self.reduced.get_or_insert_with(|| emitter.allocate(bytes, Contents::Gradients, AllocationStream::Compute));
@@ -180,6 +201,24 @@ impl GradientStages {
                 self.dropped_later.extend(allocation);
             }
         }
+    }
+
+    /// `all_gather_into_tensor_dp_groups`, in place.
+    fn after_update<'a, V: FnMut(RankEvent<'a>)>(&self, emitter: &mut Emitter<'a, V>) {
+        if emitter.job.ranks == 1 {
+            return;
+        }
+        for &partition in &self.partitions {
+            let bytes = partition * self.width * emitter.job.ranks as u64;
+            emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes });
+        }
+        emitter.send(RankEvent::Wait(TracedCollective::AllGather));
+    }
+
+    /// Elements of a parameter in the rank's partition: of one that lies in several, about an equal
+    /// share each.
+    fn elements_of_rank(&self, span: Span) -> u64 {
+        (span.elements / (span.last_rank - span.first_rank + 1)).min(self.largest)
     }
 
     /// Ranges of the bucket that belong to one rank each.
@@ -238,6 +277,7 @@ impl RankState for GradientStages {
             self.reduced = None;
         }
         self.averaged = self.averaged.or(self.reduced.take());
+        self.passes += 1;
         let dropped = std::mem::take(&mut self.dropped_later).into_iter().chain(self.buffer.take());
         dropped.for_each(|id| emitter.release(id));
     }
@@ -245,6 +285,11 @@ impl RankState for GradientStages {
     /// `step`.
     fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         let width = self.width;
+        self.passes = 0;
+        if emitter.job.offloads_optimizer {
+            self.partitions.iter().for_each(|&partition| offload::update(emitter, partition, width));
+            return self.after_update(emitter);
+        }
         let whole: u64 = self.partitions.iter().sum();
         // `_has_inf_or_nan` has at once: a copy in single precision, where it is not a number,
         // where it is infinite, either of these, and that in single precision.
@@ -262,13 +307,6 @@ impl RankState for GradientStages {
             emitter.release(single);
             copy_to_parameters(emitter, partition, width);
         }
-        // `all_gather_into_tensor_dp_groups`, in place.
-        if emitter.job.ranks > 1 {
-            for &partition in &self.partitions {
-                let bytes = partition * width * emitter.job.ranks as u64;
-                emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes });
-            }
-            emitter.send(RankEvent::Wait(TracedCollective::AllGather));
-        }
+        self.after_update(emitter);
     }
 }

@@ -14,11 +14,17 @@
 use super::super::rank_state::RankState;
 use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, TracedCollective};
 use super::{
-    MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order,
+    MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, offload,
     optimizer_group, single_gradients,
 };
 use foretell_models::operator_tables::ParameterRole;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Modules of an expert that is modules of its own: three layers, an activation, and itself. A table
+/// has two weights of all experts.
+const MODULES_OF_EXPERT: u64 = 5;
+const WEIGHTS_OF_EXPERTS: u64 = 2;
 
 /// Parameters that are gathered by one collective.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +41,8 @@ struct Unit {
     pieces: Vec<Piece>,
     /// Elements of all its parameters, those that stay gathered too.
     elements: u64,
+    /// Modules: those with parameters, and those around them.
+    modules: u64,
 }
 
 /// A piece that is gathered.
@@ -118,12 +126,16 @@ impl ParameterStage {
         stage.kept = stage.units_kept();
         let partitions: u64 = trained.iter().flatten().sum();
         // `defragment`: one buffer of all trained partitions.
-        emitter.allocate(partitions * stage.width, Contents::Parameters, AllocationStream::Compute);
+        stage_partition(emitter, partitions * stage.width);
         stage.allocate_states(emitter, &trained);
         // The buckets of `_setup_for_real_optimizer`.
         let bucket = stage.settings.reduce_bucket * stage.width;
         emitter.allocate(bucket, Contents::Communication, AllocationStream::Compute);
-        emitter.allocate(partitions * stage.width, Contents::Gradients, AllocationStream::Compute);
+        if emitter.job.offloads_optimizer {
+            emitter.send(RankEvent::HostMemory { bytes: partitions * stage.width });
+        } else {
+            emitter.allocate(partitions * stage.width, Contents::Gradients, AllocationStream::Compute);
+        }
         if stage.persistent_bytes > 0 {
             emitter.allocate(stage.persistent_bytes, Contents::Gathered, AllocationStream::Gather);
         }
@@ -134,6 +146,8 @@ impl ParameterStage {
     /// the elements of trained partitions, by group of the optimizer.
     fn divide<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, parameters: &[ParameterOf]) -> [Vec<u64>; 2] {
         let first_layered = parameters.iter().position(|parameter| parameter.layer.is_some());
+        let table = Arc::clone(&emitter.job.table);
+        let mut modules: BTreeSet<(usize, &str)> = BTreeSet::new();
         let mut trained: [Vec<u64>; 2] = Default::default();
         for (position, &parameter) in parameters.iter().enumerate() {
             let (elements, stored) = (emitter.elements(parameter.index), emitter.stored(parameter).bytes());
@@ -146,31 +160,39 @@ impl ParameterStage {
                 trained[optimizer_group(emitter, parameter)].push(shard);
                 self.largest = self.largest.max(shard);
             } else {
-                emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+                stage_partition(emitter, shard * stored);
             }
             let is_before = first_layered.is_none_or(|first| position < first);
-            let unit = parameter.layer.unwrap_or(if is_before { self.start() } else { self.end() });
-            let unit = &mut self.units[unit];
+            let unit_index = parameter.layer.unwrap_or(if is_before { self.start() } else { self.end() });
+            let name = table.parameters[parameter.index].name.as_str();
+            let ends = name.match_indices('.').map(|(end, _)| &name[..end]);
+            let unit = &mut self.units[unit_index];
+            unit.modules += ends.filter(|module| modules.insert((unit_index, module))).count() as u64;
             unit.elements += elements;
-            let bytes = shard * self.ranks * stored;
-            if elements <= self.settings.persistence {
-                // `mark_persistent_parameters`.
-                self.persistent_bytes += bytes;
-                continue;
-            }
-            // Gathering ahead goes on until it has a bucket of elements (`fetch_sub_module`).
-            match unit.pieces.last_mut().filter(|piece| piece.elements < self.settings.prefetch_bucket) {
-                Some(piece) => {
-                    piece.bytes += bytes;
-                    piece.elements += elements;
-                    piece.parameters += 1;
+            let experts = emitter.experts(parameter.index);
+            unit.modules += experts * MODULES_OF_EXPERT / WEIGHTS_OF_EXPERTS;
+            for _ in 0..experts.max(1) {
+                let elements = elements / experts.max(1);
+                let bytes = elements.div_ceil(self.ranks) * self.ranks * stored;
+                if elements <= self.settings.persistence {
+                    // `mark_persistent_parameters`.
+                    self.persistent_bytes += bytes;
+                    continue;
                 }
-                None => unit.pieces.push(Piece { bytes, elements, parameters: 1 }),
+                // Gathering ahead goes on until it has a bucket of elements (`fetch_sub_module`).
+                match unit.pieces.last_mut().filter(|piece| piece.elements < self.settings.prefetch_bucket) {
+                    Some(piece) => {
+                        piece.bytes += bytes;
+                        piece.elements += elements;
+                        piece.parameters += 1;
+                    }
+                    None => unit.pieces.push(Piece { bytes, elements, parameters: 1 }),
+                }
             }
         }
         if emitter.job.table.parameters.iter().any(|parameter| parameter.role == ParameterRole::Tied) {
             // The head has the embedding's weight.
-            let Unit { pieces, elements } = self.units[self.start()].clone();
+            let Unit { pieces, elements, .. } = self.units[self.start()].clone();
             let end = self.end();
             self.units[end].pieces.extend(pieces);
             self.units[end].elements += elements;
@@ -190,6 +212,10 @@ impl ParameterStage {
                 }
             }
             self.sub_groups.extend((open > 0).then_some(open));
+        }
+        if emitter.job.offloads_optimizer {
+            emitter.send(RankEvent::HostMemory { bytes: offload::STATE_BYTES * self.sub_groups.iter().sum::<u64>() });
+            return;
         }
         if self.width < 4 {
             for &elements in &self.sub_groups {
@@ -260,7 +286,13 @@ impl ParameterStage {
             self.gather(emitter, at, index);
             let Piece { bytes, parameters, .. } = self.units[unit].pieces[index];
             let Some(gathered) = self.gathered.get_mut(&(unit, index)) else { continue };
-            if std::mem::replace(&mut gathered.is_sent, true) || self.ranks == 1 {
+            if std::mem::replace(&mut gathered.is_sent, true) {
+                continue;
+            }
+            if emitter.job.offloads_parameters {
+                emitter.send(RankEvent::HostCopy { bytes: bytes / self.ranks, stream: AllocationStream::Gather });
+            }
+            if self.ranks == 1 {
                 continue;
             }
             emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes });
@@ -273,6 +305,11 @@ impl ParameterStage {
 
     /// A use begins: waits for its unit, and gathers ahead (`fetch_sub_module`).
     fn begin<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, at: usize) {
+        // Hooks before and after each module, and once more where the backward pass computes it
+        // again. The layer itself is a module, too.
+        let is_again = at >= self.uses.len() / 2 && self.is_recomputed && self.uses[at] < self.start();
+        let visits = if is_again { 2 } else { 1 };
+        emitter.send(RankEvent::Hooks { calls: 2 * visits * (self.units[self.uses[at]].modules + 1) });
         self.send(emitter, at);
         emitter.send(RankEvent::Wait(TracedCollective::AllGather));
         self.send(emitter, at + 1);
@@ -307,6 +344,14 @@ impl ParameterStage {
         }
     }
 
+    /// `_post_step`.
+    fn after_update<'a, V: FnMut(RankEvent<'a>)>(&self, emitter: &mut Emitter<'a, V>) {
+        if self.persistent_bytes > 0 && self.ranks > 1 {
+            emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes: self.persistent_bytes });
+            emitter.send(RankEvent::Wait(TracedCollective::AllGather));
+        }
+    }
+
     /// Reduces the bucket to each rank's partitions (`__reduce_and_partition_ipg_grads`).
     fn reduce<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.bucket_elements = 0;
@@ -327,6 +372,12 @@ impl ParameterStage {
             emitter.send(RankEvent::Collective { kind: TracedCollective::ReduceScatter, bytes });
         }
         // `partition_grads`.
+        if emitter.job.offloads_optimizer {
+            let is_first = self.reduced_passes == 0;
+            offload::partition_gradients(emitter, shard, self.width, is_first);
+            let large = bucket.into_iter().filter_map(|bucketed| bucketed.allocation);
+            return copy.into_iter().chain(large).for_each(|id| emitter.release(id));
+        }
         let (name, tensors) = match self.reduced_passes {
             0 => ("copy of the rank's gradients", 2),
             _ => ("accumulation of the rank's gradients", 3),
@@ -335,6 +386,15 @@ impl ParameterStage {
         emitter.send(RankEvent::Moves { name, bytes: tensors * shard * self.width, launches });
         let large = bucket.into_iter().filter_map(|bucketed| bucketed.allocation);
         copy.into_iter().chain(large).for_each(|id| emitter.release(id));
+    }
+}
+
+/// Takes memory for a rank's partition of parameters, on the device or on its host.
+fn stage_partition<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, bytes: u64) {
+    if emitter.job.offloads_parameters {
+        emitter.send(RankEvent::HostMemory { bytes });
+    } else {
+        emitter.allocate(bytes, Contents::Parameters, AllocationStream::Compute);
     }
 }
 
@@ -400,6 +460,10 @@ impl RankState for ParameterStage {
     fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.reduced_passes = 0;
         let width = self.width;
+        if emitter.job.offloads_optimizer {
+            self.sub_groups.iter().for_each(|&elements| offload::update(emitter, elements, width));
+            return self.after_update(emitter);
+        }
         gradient_norm(emitter, [self.sub_groups.iter().sum(), self.largest], width);
         for &elements in &self.sub_groups {
             // `_prepare_fp32_grad_for_sub_group`.
@@ -410,10 +474,6 @@ impl RankState for ParameterStage {
             }
             emitter.release(single);
         }
-        // `_post_step`.
-        if self.persistent_bytes > 0 && self.ranks > 1 {
-            emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes: self.persistent_bytes });
-            emitter.send(RankEvent::Wait(TracedCollective::AllGather));
-        }
+        self.after_update(emitter);
     }
 }

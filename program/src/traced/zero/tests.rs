@@ -17,7 +17,18 @@ fn job(key: &[(&str, &str)], layers: usize, model: &[(&str, usize)], stage: u8, 
     let empty = TableSizes { layers, ..TableSizes::default() };
     let sizes = model.iter().chain(&all).fold(empty, |sizes, &(symbol, size)| sizes.with(symbol, size));
     let optimizer = TracedOptimizer::AdamWFused;
-    TracedJob { table, sizes, ranks, sharding: Sharding::Zero { stage }, stored: Element::Bf16, optimizer, micro_batches: 1 }
+    TracedJob {
+        table,
+        sizes,
+        ranks,
+        sharding: Sharding::Zero { stage },
+        stored: Element::Bf16,
+        optimizer,
+        micro_batches: 1,
+        offloads_optimizer: false,
+        offloads_parameters: false,
+        separate_experts: false,
+    }
 }
 
 fn llama(stage: u8, ranks: usize, checkpoint: &str) -> TracedJob {

@@ -28,6 +28,8 @@ pub struct TracedMemory {
     /// The least bytes with which the job is known to run: what is allocated; where that would fit
     /// but for fragments, what the allocator wants.
     pub needed: Bytes,
+    /// What the rank holds in its host's memory.
+    pub host: Bytes,
     /// Whether a request finds no room even after that.
     pub runs_out: bool,
 }
@@ -79,7 +81,13 @@ pub fn traced_memory(job: &TracedJob, limit: Option<Bytes>) -> Result<TracedMemo
                 *before = contents;
             }
         }
-        RankEvent::Part(_) | RankEvent::Collective { .. } | RankEvent::Wait(_) => {}
+        RankEvent::HostMemory { bytes } => memory.host += Bytes::new(bytes),
+        RankEvent::Part(_)
+        | RankEvent::Collective { .. }
+        | RankEvent::Wait(_)
+        | RankEvent::Hooks { .. }
+        | RankEvent::HostCopy { .. }
+        | RankEvent::HostUpdate { .. } => {}
     })?;
     let held = Contents::ALL.into_iter().zip(at_peak).filter(|(_, bytes)| *bytes > 0);
     memory.contents = held.map(|(contents, bytes)| (contents, Bytes::new(bytes))).collect();

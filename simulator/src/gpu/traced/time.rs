@@ -5,18 +5,33 @@ use super::kernels::DeviceKernels;
 use crate::gpu::cluster::Cluster;
 use crate::gpu::nccl::NodeSpread;
 use foretell_models::operator_tables::{TableError, TracedOperator};
-use foretell_program::traced::{RankEvent, TracedCollective, TracedJob, TracedPhase};
+use foretell_program::traced::{AllocationStream, RankEvent, TracedCollective, TracedJob, TracedPhase};
 use foretell_program::{Collective, CollectiveAlgorithm};
 use foretell_units::Seconds;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// Host time of an operator that eager Python issues, from the call to the launch. The one value of
-/// traced stacks that is not a device's: 4 to 8 us a launch in the profiles of torchtitan and
-/// Hugging Face's Trainer.
-const HOST_OPERATOR: f64 = 6e-6;
+/// Host time of an operator that eager Python issues, from the call to the launch, with autograd's
+/// part. It and [`HOOK_OPERATORS`] are the values of traced stacks that are not a device's; both
+/// were chosen by the rows of Qwen's README with 512 and 1,024 tokens (`more-users.csv`), which wait
+/// for the host.
+const HOST_OPERATOR: f64 = 10e-6;
+/// Host time on a fast and on a slow machine over [`HOST_OPERATOR`].
+const HOSTS: [f64; 2] = [0.7, 2.5];
+/// Time of kernels on a fast and on a slow machine, of devices whose kernels were measured.
+const MEASURED_KERNELS: [f64; 2] = [0.87, 1.17];
+/// The same of devices whose rates are those of a related one.
+const ESTIMATED_KERNELS: [f64; 2] = [0.75, 1.33];
+/// Time of collectives on a fast and on a slow machine.
+const COLLECTIVES: [f64; 2] = [0.8, 1.6];
 /// Host time of a collective with the wrapper's code around it, in operators.
 const COLLECTIVE_OPERATORS: f64 = 20.0;
+/// Host time of a hook around a module, in operators: DeepSpeed's stage 3 fetches, releases and
+/// gathers ahead in Python.
+const HOOK_OPERATORS: f64 = 15.0;
+/// Time in which a node's processors update an element by `DeepSpeedCPUAdam`: 2.57 s for 10 billion
+/// (Ren et al. 2021, "ZeRO-Offload", table 4, two Xeon Platinum 8168).
+const HOST_UPDATE: f64 = 0.257e-9;
 /// Time that an empty cache of the allocator takes: it waits for the device, and frees and
 /// allocates segments.
 const FLUSH: f64 = 0.05;
@@ -26,11 +41,13 @@ const FLUSH: f64 = 0.05;
 pub struct TracedTime {
     /// The step.
     pub step: Seconds,
+    /// 10th and 90th percentile of the step: see [`Pace`].
+    pub step_range: [Seconds; 2],
     /// Kernels of matrix products and attention.
     pub arithmetic: Seconds,
     /// Kernels that move memory.
     pub memory_bound: Seconds,
-    /// Collectives, overlapped or not.
+    /// Collectives, and copies between device and host, overlapped or not.
     pub communication: Seconds,
     /// Waiting for collectives.
     pub exposed: Seconds,
@@ -38,6 +55,8 @@ pub struct TracedTime {
     pub host_bound: Seconds,
     /// Kernels of the optimizer.
     pub optimizer: Seconds,
+    /// The host's time to update parameters.
+    pub host_update: Seconds,
     /// Operations of matrix products and attention in the forward pass.
     pub forward_flops: f64,
     /// The same in the backward pass, with what it computes again.
@@ -55,12 +74,14 @@ impl TracedTime {
     pub fn extended(mut self, fewer: &Self, more: f64) -> Self {
         let add = |sum: &mut Seconds, before: Seconds| *sum += (*sum - before) * more;
         add(&mut self.step, fewer.step);
+        self.step_range.iter_mut().zip(fewer.step_range).for_each(|(sum, before)| add(sum, before));
         add(&mut self.arithmetic, fewer.arithmetic);
         add(&mut self.memory_bound, fewer.memory_bound);
         add(&mut self.communication, fewer.communication);
         add(&mut self.exposed, fewer.exposed);
         add(&mut self.host_bound, fewer.host_bound);
         add(&mut self.optimizer, fewer.optimizer);
+        add(&mut self.host_update, fewer.host_update);
         for (operator, sum) in &mut self.by_operator {
             add(sum, fewer.by_operator.get(operator).copied().unwrap_or_default());
         }
@@ -71,14 +92,102 @@ impl TracedTime {
     }
 }
 
+/// Durations of a machine over those that its profile says.
+///
+/// A step's interval follows from a fast and a slow machine, so that it is wide where the step
+/// waits for what varies most between machines: the host, which issues operators, and the network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Pace {
+    host: f64,
+    kernels: f64,
+    collectives: f64,
+}
+
+impl Pace {
+    const EXPECTED: Self = Self { host: 1.0, kernels: 1.0, collectives: 1.0 };
+
+    /// The machines at the 10th and the 90th percentile.
+    fn range(cluster: &Cluster) -> [Self; 2] {
+        let [fast, slow] = if cluster.gpu.estimated { ESTIMATED_KERNELS } else { MEASURED_KERNELS };
+        [
+            Self { host: HOSTS[0], kernels: fast, collectives: COLLECTIVES[0] },
+            Self { host: HOSTS[1], kernels: slow, collectives: COLLECTIVES[1] },
+        ]
+    }
+}
+
 /// The clocks of a rank.
-#[derive(Default)]
 struct Clocks {
+    pace: Pace,
     host: f64,
     compute: f64,
     communication: f64,
     /// When the last collective of each kind ends.
     ends: FxHashMap<TracedCollective, f64>,
+}
+
+impl Clocks {
+    fn new(pace: Pace) -> Self {
+        Self { pace, host: 0.0, compute: 0.0, communication: 0.0, ends: FxHashMap::default() }
+    }
+
+    /// Launches kernels that take `duration` together. Returns how long the device waited for the
+    /// host.
+    fn launch(&mut self, duration: f64, launches: u64) -> f64 {
+        self.host += HOST_OPERATOR * launches as f64 * self.pace.host;
+        let start = self.compute.max(self.host);
+        let waited = start - self.compute;
+        self.compute = start + duration * self.pace.kernels;
+        waited
+    }
+
+    /// Starts a collective. What it sends is there now, or once the kernels before have made it.
+    fn collective(&mut self, kind: TracedCollective, duration: f64, is_there: bool) {
+        self.host += HOST_OPERATOR * COLLECTIVE_OPERATORS * self.pace.host;
+        let ready = if is_there { 0.0 } else { self.compute };
+        self.communication = self.communication.max(self.host).max(ready) + duration * self.pace.collectives;
+        self.ends.insert(kind, self.communication);
+    }
+
+    /// Runs a wrapper's code around modules.
+    fn hooks(&mut self, calls: u64) {
+        self.host += HOST_OPERATOR * HOOK_OPERATORS * calls as f64 * self.pace.host;
+    }
+
+    /// Copies between device and host, on the stream of kernels or on that of collectives.
+    fn host_copy(&mut self, duration: f64, stream: AllocationStream) {
+        self.host += HOST_OPERATOR * self.pace.host;
+        // Parameters are there before the kernels that use them.
+        let ready = if stream == AllocationStream::Gather { 0.0 } else { self.compute };
+        let start = self.host.max(ready);
+        let duration = duration * self.pace.collectives;
+        if stream == AllocationStream::Compute {
+            self.compute = start + duration;
+        } else {
+            self.communication = self.communication.max(start) + duration;
+            let last =
+                [TracedCollective::AllGather, TracedCollective::ReduceScatter][usize::from(stream == AllocationStream::Reduce)];
+            self.ends.insert(last, self.communication);
+        }
+    }
+
+    /// The host updates parameters, once the device has done all that it was given.
+    fn host_update(&mut self, duration: f64) {
+        self.host = self.end() + duration * self.pace.host;
+        self.compute = self.host;
+    }
+
+    /// Makes kernels wait for the last collective of a kind. Returns how long.
+    fn wait(&mut self, kind: TracedCollective) -> f64 {
+        let end = self.ends.get(&kind).copied().unwrap_or(0.0);
+        let waited = (end - self.compute).max(0.0);
+        self.compute += waited;
+        waited
+    }
+
+    fn end(&self) -> f64 {
+        self.compute.max(self.host).max(self.communication)
+    }
 }
 
 /// The time of a step whose memory returned cached segments `flushes` times.
@@ -90,7 +199,10 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
     let values = job.table.values(&job.sizes)?;
     let spread = NodeSpread::of_devices(0..job.ranks, cluster);
     let mut known: FxHashMap<*const TracedOperator, (Seconds, f64)> = FxHashMap::default();
-    let mut clocks = Clocks::default();
+    let ranks_of_node = job.ranks.min(cluster.devices_per_node) as f64;
+    let [fast, slow] = Pace::range(cluster);
+    // The expected machine comes first: only its time is told apart.
+    let mut machines = [Pace::EXPECTED, fast, slow].map(Clocks::new);
     let mut time = TracedTime::default();
     let mut phase = TracedPhase::Idle;
     job.emit(1, |event| match event {
@@ -98,7 +210,7 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
         RankEvent::Operator(operator) => {
             let of_operator = || (kernels.operator(operator, &values), kernels.flops(operator, &values));
             let (duration, operations) = *known.entry(std::ptr::from_ref(operator)).or_insert_with(of_operator);
-            launch(&mut clocks, &mut time, duration.value(), 1);
+            time.launch(&mut machines, duration, 1);
             let is_arithmetic = is_arithmetic(&operator.name);
             let flops = if phase == TracedPhase::Forward { &mut time.forward_flops } else { &mut time.backward_flops };
             *flops += operations;
@@ -112,7 +224,7 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
         }
         RankEvent::Moves { name, bytes, launches } => {
             let duration = kernels.moving(bytes as f64) + cluster.gpu.launch * launches as f64;
-            launch(&mut clocks, &mut time, duration.value(), launches);
+            time.launch(&mut machines, duration, launches);
             time.memory_bound += duration;
             if phase == TracedPhase::Optimizer {
                 time.optimizer += duration;
@@ -121,7 +233,6 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
             *sum += duration;
         }
         RankEvent::Collective { kind, bytes } => {
-            clocks.host += HOST_OPERATOR * COLLECTIVE_OPERATORS;
             let collective = match kind {
                 TracedCollective::AllGather => Collective::AllGather,
                 TracedCollective::ReduceScatter => Collective::ReduceScatter,
@@ -131,30 +242,46 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
             // Gradients are reduced once the kernels before have made them, and so are parameters
             // gathered that the optimizer updates; others are there already.
             let is_there = kind == TracedCollective::AllGather && phase != TracedPhase::Optimizer;
-            let ready = if is_there { 0.0 } else { clocks.compute };
-            clocks.communication = clocks.communication.max(clocks.host).max(ready) + duration.value();
-            clocks.ends.insert(kind, clocks.communication);
+            machines.iter_mut().for_each(|clocks| clocks.collective(kind, duration.value(), is_there));
             time.communication += duration;
         }
         RankEvent::Wait(kind) => {
-            let end = clocks.ends.get(&kind).copied().unwrap_or(0.0);
-            time.exposed += Seconds::new((end - clocks.compute).max(0.0));
-            clocks.compute = clocks.compute.max(end);
+            let [exposed, ..] = machines.each_mut().map(|clocks| clocks.wait(kind));
+            time.exposed += Seconds::new(exposed);
         }
-        _ => {}
+        RankEvent::Hooks { calls } => machines.iter_mut().for_each(|clocks| clocks.hooks(calls)),
+        RankEvent::HostCopy { bytes, stream } => {
+            let duration = bytes as f64 / cluster.gpu.host_rate.value();
+            machines.iter_mut().for_each(|clocks| clocks.host_copy(duration, stream));
+            time.communication += Seconds::new(duration);
+            if stream == AllocationStream::Compute {
+                time.exposed += Seconds::new(duration);
+            }
+        }
+        RankEvent::HostUpdate { elements } => {
+            let duration = HOST_UPDATE * elements as f64 * ranks_of_node;
+            machines.iter_mut().for_each(|clocks| clocks.host_update(duration));
+            time.host_update += Seconds::new(duration);
+        }
+        RankEvent::HostMemory { .. }
+        | RankEvent::Part(_)
+        | RankEvent::Allocate { .. }
+        | RankEvent::Release { .. }
+        | RankEvent::Becomes { .. } => {}
     })?;
-    let end = clocks.compute.max(clocks.host).max(clocks.communication);
-    time.step = Seconds::new(end + flushes as f64 * FLUSH);
+    let flushing = flushes as f64 * FLUSH;
+    let [step, fast, slow] = machines.map(|clocks| Seconds::new(clocks.end() + flushing));
+    (time.step, time.step_range) = (step, [fast, slow]);
     Ok(time)
 }
 
-/// Launches kernels that take `duration` together.
-fn launch(clocks: &mut Clocks, time: &mut TracedTime, duration: f64, launches: u64) {
-    clocks.host += HOST_OPERATOR * launches as f64;
-    let start = clocks.compute.max(clocks.host);
-    time.host_bound += Seconds::new(start - clocks.compute);
-    clocks.compute = start + duration;
-    time.launches += launches;
+impl TracedTime {
+    /// Launches kernels that take `duration` together, on each of the machines.
+    fn launch(&mut self, machines: &mut [Clocks; 3], duration: Seconds, launches: u64) {
+        let [waited, ..] = machines.each_mut().map(|clocks| clocks.launch(duration.value(), launches));
+        self.host_bound += Seconds::new(waited);
+        self.launches += launches;
+    }
 }
 
 fn is_arithmetic(name: &str) -> bool {
