@@ -8,11 +8,14 @@ use crate::failure::Failure;
 use crate::method::{Attention, Loss, Method};
 use crate::usual_stack::Trainer;
 use foretell_planner::PlannerError;
-use foretell_program::Profile;
+use foretell_program::{Offload, Profile};
 use foretell_units::{Bytes, Seconds};
 
 /// Most changes that are offered.
 const MOST_OFFERED: usize = 6;
+
+/// The stack that offloads on one device, too.
+const DEEPSPEED: &str = "hf-deepspeed";
 
 /// Shortest sequence that is offered.
 const SHORTEST: usize = 512;
@@ -73,14 +76,20 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
                 choices.method.loss = Some(Loss::Liger);
             });
         }
-        if choices.stack.as_deref() != Some("hf-deepspeed") {
-            add("--stack hf-deepspeed", &|choices| choices.stack = Some("hf-deepspeed".into()));
-        }
         add("--method lora", &|choices| choices.method.method = Some(Method::Lora));
         add("--method lora --loss liger", &|choices| {
             choices.method.method = Some(Method::Lora);
             choices.method.loss = Some(Loss::Liger);
         });
+    }
+    if choices.fix.offload.is_none() {
+        add("--fix offload=state", &|choices| choices.fix.offload = Some(Offload::State));
+        if choices.stack.as_deref() != Some(DEEPSPEED) {
+            add("--stack hf-deepspeed --fix offload=state", &|choices| {
+                choices.stack = Some(DEEPSPEED.into());
+                choices.fix.offload = Some(Offload::State);
+            });
+        }
     }
     if method != Some(Method::Qlora) {
         add("--method qlora", &|choices| choices.method.method = Some(Method::Qlora));

@@ -19,7 +19,7 @@ mod rank_state;
 mod sharding;
 mod zero;
 
-pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads};
+pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads, traced_stages};
 pub use optimizer::TracedOptimizer;
 
 use foretell_models::operator_tables::{
@@ -73,9 +73,10 @@ pub struct TracedJob {
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Whether the optimizer's states, and the copy of parameters that it updates, lie in the host's
-    /// memory, where the host updates them (DeepSpeed's `offload_optimizer`).
+    /// memory, where the host updates them (DeepSpeed's `offload_optimizer`, FSDP's `CPUOffload`).
     pub offloads_optimizer: bool,
-    /// Whether parameters lie there too while no layer uses them (`offload_param`, stage 3).
+    /// Whether parameters lie there too while no layer uses them (DeepSpeed's `offload_param` at
+    /// stage 3, FSDP's `CPUOffload`).
     pub offloads_parameters: bool,
     /// Whether each expert of a mixture is modules with weights of their own, as in transformers
     /// before release 5, or a row of one weight.
@@ -199,7 +200,18 @@ pub enum RankEvent<'a> {
     HostUpdate {
         /// Elements of the rank.
         elements: u64,
+        /// Whose code does it.
+        by: HostOptimizer,
     },
+}
+
+/// An optimizer that runs on hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostOptimizer {
+    /// `DeepSpeedCPUAdam`, which vectorises an update as one loop.
+    DeepSpeed,
+    /// PyTorch's AdamW over lists of tensors.
+    PyTorch,
 }
 
 /// The phases of a step.

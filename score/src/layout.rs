@@ -1,6 +1,5 @@
 //! The layout of a row's run, from columns that use Megatron's conventions.
 
-use crate::names::says;
 use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::{Bert, Gpt, Llama, Model, Moe};
@@ -96,7 +95,7 @@ fn offload(row: &Row) -> Result<Offload, Refusal> {
         "" | "none" => Ok(Offload::None),
         "checkpoints" | "activations" => Ok(Offload::Activations),
         "optimizer" => Ok(Offload::Optimizer),
-        "parameters, optimizer" if says(&row.framework, "deepspeed") => Ok(Offload::State),
+        "parameters, optimizer" => Ok(Offload::State),
         other => Err(Refusal(format!("offloading `{other}` to hosts is not modelled"))),
     }
 }

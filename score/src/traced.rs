@@ -90,9 +90,9 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let is_other = ["scattermoe", "compiled", "unsloth", "megatron"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let is_compiled = cell("compiled") == "1" || says(&row.notes, "compile");
-    let is_offloaded = !matches!(cell("offload"), "" | "none") && !is_deepspeed(row);
+    let offloads_activations = matches!(cell("offload"), "checkpoints" | "activations");
     // TF32 has other rates than the tables' single precision.
-    let is_left_out = is_other || is_compiled || is_offloaded || run.format == ProductFormat::Tf32;
+    let is_left_out = is_other || is_compiled || offloads_activations || run.format == ProductFormat::Tf32;
     if !(is_hugging_face || is_plain || is_torchtune) || is_left_out {
         return None;
     }

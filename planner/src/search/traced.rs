@@ -2,21 +2,20 @@
 //! its own operators, so that nothing needs a bound.
 //!
 //! Such frameworks split batches and the state of parameters alone. The space is the number of
-//! ranks, the micro-batch, recomputation and ZeRO. If nothing fits, the optimizer's states are also
-//! kept in the hosts' memory, where the framework can.
+//! ranks, the micro-batch, recomputation and ZeRO; and what hosts hold, if the user says so.
 
 use super::answer::{Candidate, Planned, Search};
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
-use foretell_program::traced::{TracedPlan, stages_of_zero, traced_offloads};
+use foretell_program::traced::{TracedPlan, stages_of_zero, traced_offloads, traced_stages};
 use foretell_program::{Layout, Offload, Plan, Recompute};
 use foretell_simulator::{Prediction, TracedOutcome, traced_within};
 use foretell_topologies::DeviceId;
 use foretell_units::Bytes;
 use rayon::prelude::*;
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most numbers of ranks that are tried; larger clusters have every power of two, and whole nodes.
@@ -63,20 +62,13 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     if let Some(field) = unknown_field(&request.fixed, stages_of_zero, offloads) {
         let reason = format!("`{field}` as fixed: the operators of this stack were traced for layouts of data-parallel ranks");
         let hint = format!(
-            "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (one of {stages_of_zero:?}) alone, with DeepSpeed also `offload` (none, optimizer), or use another `--stack`"
+            "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (one of {stages_of_zero:?}) alone, or `offload` (one of {offloads:?}), or use another `--stack`"
         );
         return Err(PlannerError::no_layout(request, reason, &hint));
     }
     let limit = memory_limit(request);
-    let (mut groups, mut looked) = (Vec::new(), Vec::new());
-    for &offload in offloads.iter().filter(|&&offload| request.fixed.offload.is_none_or(|fixed| fixed == offload)) {
-        let more = layouts(request, stages_of_zero, offload);
-        looked.extend(look_at_all(request, &more, limit));
-        groups.extend(more);
-        if looked.iter().any(|looked: &Looked| !looked.fitting.is_empty()) {
-            break;
-        }
-    }
+    let groups = layouts(request, tables, request.fixed.offload.unwrap_or_default());
+    let looked = look_at_all(request, &groups, limit);
     let count = groups.iter().map(Vec::len).sum::<usize>();
     let untraced = looked.iter().map(|looked| looked.untraced).sum::<usize>();
     if untraced == count {
@@ -228,7 +220,7 @@ fn memory_limit(request: &Request<'_>) -> Bytes {
 
 /// Every layout that the framework can run, in groups that differ in the micro-batch alone, smaller
 /// ones first; groups with fewer ranks first.
-fn layouts(request: &Request<'_>, stages_of_zero: &[usize], offload: Offload) -> Vec<Vec<Layout>> {
+fn layouts(request: &Request<'_>, tables: &BTreeMap<String, String>, offload: Offload) -> Vec<Vec<Layout>> {
     let (fixed, batch) = (&request.fixed, request.base.global_batch);
     let is_free = |field: Option<usize>, value: usize| field.is_none_or(|fixed| fixed == value);
     let mut groups = Vec::new();
@@ -237,15 +229,7 @@ fn layouts(request: &Request<'_>, stages_of_zero: &[usize], offload: Offload) ->
         let sizes = (1..=samples.min(MOST_MICRO_BATCH)).filter(|&size| samples.is_multiple_of(size));
         let sizes: Vec<usize> = sizes.filter(|&size| is_free(fixed.micro_batch, size)).collect();
         for recompute in [Recompute::None, Recompute::Full] {
-            // Stages of one rank differ in nothing, but that 2 copies gradients out as they are made.
-            let zeros: &[usize] = match (data, offload) {
-                (1, Offload::None) => &[0],
-                (1, Offload::State) => &[3],
-                (1, _) => &[2],
-                (_, Offload::State) => &[3],
-                _ => stages_of_zero,
-            };
-            let zeros = zeros.iter().filter(|&&zero| data == 1 || is_free(fixed.zero, zero));
+            let zeros = traced_stages(tables, data, offload).iter().filter(|&&zero| data == 1 || is_free(fixed.zero, zero));
             if fixed.recompute.as_ref().is_none_or(|fixed| *fixed == recompute) {
                 groups.extend(zeros.map(|&zero| {
                     let layout = Layout { data, recompute: recompute.clone(), zero, offload, ..request.base.layout.clone() };

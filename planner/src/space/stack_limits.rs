@@ -32,15 +32,7 @@ const TORCHTITAN: &[Schedule] = &[Schedule::Gpipe, Schedule::OneForwardOneBackwa
 const LIMITS: &[(&str, StackLimits)] = &[
     ("megatron-deepspeed", OF_DEEPSPEED),
     ("deepspeed-zero", OF_ZERO),
-    (
-        "hf-deepspeed",
-        StackLimits {
-            offloads: true,
-            reason: "ZeRO splits batches and the state of parameters alone; hosts may hold and update the optimizer's states \
-                     (Ren et al. 2021, \"ZeRO-Offload\")",
-            ..OF_ZERO
-        },
-    ),
+    ("hf-deepspeed", OF_ZERO),
     ("deepspeed", OF_DEEPSPEED),
     ("megatron-", OF_MEGATRON),
     ("mlperf-nemo", OF_MEGATRON),

@@ -86,7 +86,7 @@ impl TracedPlan {
         let optimizer = optimizer(plan, tables)?;
         let separate_experts = is_before_release_5(tables);
         let offloads_optimizer = plan.layout.offload.is_of_optimizer();
-        if offloads_optimizer && !matches!(optimizer, TracedOptimizer::AdamWFused) {
+        if offloads_optimizer && !matches!(optimizer, TracedOptimizer::AdamWFused | TracedOptimizer::AdamWForeach) {
             return Err(Untraced::new("`offload: optimizer` with another optimizer than AdamW in single precision"));
         }
         let job = TracedJob {
@@ -115,8 +115,20 @@ pub fn stages_of_zero(tables: &BTreeMap<String, String>) -> &'static [usize] {
 /// nothing; others are for jobs that do not fit.
 pub fn traced_offloads(tables: &BTreeMap<String, String>) -> &'static [Offload] {
     match Wrapping::of(tables) {
-        Wrapping::PyTorch => &[Offload::None],
+        Wrapping::PyTorch => &[Offload::None, Offload::State],
         Wrapping::DeepSpeed => &[Offload::None, Offload::Optimizer, Offload::State],
+    }
+}
+
+/// The stages of ZeRO that are worth trying on so many ranks with such offloading.
+pub fn traced_stages(tables: &BTreeMap<String, String>, ranks: usize, offload: Offload) -> &'static [usize] {
+    match (Wrapping::of(tables), offload, ranks) {
+        (Wrapping::PyTorch, Offload::State, 1) => &[],
+        (_, Offload::State, _) => &[3],
+        // Stages of one rank differ in nothing, but that 2 copies gradients out as they are made.
+        (_, Offload::None, 1) => &[0],
+        (_, _, 1) => &[2],
+        (wrapper, ..) => wrapper.stages_of_zero(),
     }
 }
 
@@ -157,7 +169,7 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
     match layout.offload {
         Offload::None => {}
         Offload::Optimizer if wrapper == Wrapping::DeepSpeed => {}
-        Offload::State if wrapper == Wrapping::DeepSpeed && layout.zero == 3 => {}
+        Offload::State if layout.zero == 3 && (wrapper == Wrapping::DeepSpeed || layout.data > 1) => {}
         other => return Err(Untraced::new(format!("`offload: {}`", other.name()))),
     }
     if wrapper == Wrapping::DeepSpeed && plan.workload.no_master_copy {

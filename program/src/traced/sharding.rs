@@ -1,7 +1,7 @@
 //! What wrappers that shard or replicate a model allocate and send around each layer.
 
 use super::rank_state::RankState;
-use super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, Sharding, TracedCollective};
+use super::{AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent, Sharding, TracedCollective};
 use foretell_models::operator_tables::ParameterRole;
 use std::collections::BTreeMap;
 
@@ -14,7 +14,9 @@ struct Unit {
     shard: u64,
     /// Bytes of the gathered parameters: the format in which they compute.
     gathered_bytes: u64,
-    /// Bytes of the rank's shard as it is sent, and whether it must be cast for that.
+    /// Bytes of the rank's shard as it is stored.
+    stored_bytes: u64,
+    /// The same as it is sent, and whether it must be cast for that.
     sent_bytes: u64,
     is_cast: bool,
     /// Trained elements, gathered, and their shard.
@@ -82,6 +84,7 @@ impl Wrapper {
             unit.elements += shard * ranks;
             unit.shard += shard;
             unit.gathered_bytes += shard * ranks * computed;
+            unit.stored_bytes += shard * stored;
             unit.sent_bytes += shard * computed;
             unit.is_cast |= computed != stored;
             if is_trained {
@@ -100,13 +103,23 @@ impl Wrapper {
                 }
             }
         }
+        let is_offloaded = emitter.job.offloads_parameters;
         for ((_, is_trained, stored), shard) in flat {
-            emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+            if is_offloaded {
+                emitter.send(RankEvent::HostMemory { bytes: shard * stored });
+            } else {
+                emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+            }
             if is_trained {
                 trained.push((shard, stored));
             }
         }
         for &(elements, stored) in &trained {
+            if is_offloaded {
+                // Two moments and the gradient.
+                emitter.send(RankEvent::HostMemory { bytes: 3 * elements * stored });
+                continue;
+            }
             for bytes in emitter.job.optimizer.state_bytes(elements, stored) {
                 emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
             }
@@ -145,14 +158,19 @@ impl Wrapper {
         if !self.is_sharded() || self.gathered.contains_key(&unit) || self.in_flight.contains_key(&unit) {
             return;
         }
-        let Unit { gathered_bytes, sent_bytes, is_cast, shard, .. } = self.units[unit];
+        let Unit { gathered_bytes, stored_bytes, sent_bytes, is_cast, shard, .. } = self.units[unit];
+        // `FlatParamHandle.pre_unshard` copies the shard to the device.
+        let copy = emitter.job.offloads_parameters.then(|| {
+            emitter.send(RankEvent::HostCopy { bytes: stored_bytes, stream: AllocationStream::Gather });
+            emitter.allocate(stored_bytes, Contents::Communication, AllocationStream::Gather)
+        });
         let cast = is_cast.then(|| emitter.allocate(sent_bytes, Contents::Communication, AllocationStream::Gather));
         let whole = emitter.allocate(gathered_bytes, Contents::Gathered, AllocationStream::Gather);
         if is_cast {
             emitter.send(RankEvent::Moves { name: "cast of a shard", bytes: 4 * shard + sent_bytes, launches: 1 });
         }
         emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes: gathered_bytes });
-        cast.into_iter().for_each(|id| emitter.release(id));
+        cast.into_iter().chain(copy).for_each(|id| emitter.release(id));
         match self.sharding {
             Sharding::Fsdp1 => {
                 self.gathered.insert(unit, vec![whole]);
@@ -282,6 +300,11 @@ impl Wrapper {
         } else {
             shard
         };
+        if emitter.job.offloads_parameters {
+            // `_post_reduce_grad_callback` copies it to the host (`flat_param._cpu_grad`).
+            emitter.send(RankEvent::HostCopy { bytes, stream: AllocationStream::Reduce });
+            return emitter.release(kept);
+        }
         if *self.reduced.entry(unit).or_insert(kept) != kept {
             emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
             emitter.release(kept);
@@ -389,6 +412,11 @@ impl RankState for Wrapper {
 
     fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.reduce_rest(emitter);
+        if emitter.job.offloads_optimizer {
+            let elements = self.trained.iter().map(|(elements, _)| elements).sum();
+            emitter.send(RankEvent::HostUpdate { elements, by: HostOptimizer::PyTorch });
+            return;
+        }
         emitter.job.optimizer.update(emitter, &self.trained);
         self.release_gradients(emitter);
     }

@@ -20,7 +20,7 @@ mod tests;
 pub(super) use gradient_stages::GradientStages;
 pub(super) use parameter_stage::ParameterStage;
 
-use super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent};
+use super::{AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent};
 use std::collections::BTreeMap;
 
 /// Values of DeepSpeed's configuration, in elements.

@@ -4,7 +4,7 @@
 //! Gradients are copied out as they are reduced, and updated parameters back. Source: the branches
 //! of `offload_optimizer` in `zero/stage3.py` and of `cpu_offload` in `zero/stage_1_and_2.py`.
 
-use super::{AllocationStream, Contents, Emitter, RankEvent};
+use super::{AllocationStream, Contents, Emitter, HostOptimizer, RankEvent};
 
 /// Bytes of the host for an element that the rank updates, in single precision: its copy of the
 /// parameter, two moments, and the gradient.
@@ -56,7 +56,7 @@ pub(super) fn copy_gradient<'a, V: FnMut(RankEvent<'a>)>(
 
 /// The host updates a partition, and copies the model's parameters back if the device has them.
 pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, elements: u64, width: u64) {
-    emitter.send(RankEvent::HostUpdate { elements });
+    emitter.send(RankEvent::HostUpdate { elements, by: HostOptimizer::DeepSpeed });
     if emitter.job.offloads_parameters {
         return;
     }

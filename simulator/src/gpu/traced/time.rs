@@ -5,7 +5,7 @@ use super::kernels::DeviceKernels;
 use crate::gpu::cluster::Cluster;
 use crate::gpu::nccl::NodeSpread;
 use foretell_models::operator_tables::{TableError, TracedOperator};
-use foretell_program::traced::{AllocationStream, RankEvent, TracedCollective, TracedJob, TracedPhase};
+use foretell_program::traced::{AllocationStream, HostOptimizer, RankEvent, TracedCollective, TracedJob, TracedPhase};
 use foretell_program::{Collective, CollectiveAlgorithm};
 use foretell_units::Seconds;
 use rustc_hash::FxHashMap;
@@ -29,9 +29,10 @@ const COLLECTIVE_OPERATORS: f64 = 20.0;
 /// Host time of a hook around a module, in operators: DeepSpeed's stage 3 fetches, releases and
 /// gathers ahead in Python.
 const HOOK_OPERATORS: f64 = 15.0;
-/// Time in which a node's processors update an element by `DeepSpeedCPUAdam`: 2.57 s for 10 billion
-/// (Ren et al. 2021, "ZeRO-Offload", table 4, two Xeon Platinum 8168).
-const HOST_UPDATE: f64 = 0.257e-9;
+/// Time in which a node's processors update an element, by `DeepSpeedCPUAdam` and by PyTorch: 2.57
+/// and 14.76 s for 10 billion (Ren et al. 2021, "ZeRO-Offload", table 4, two Xeon Platinum 8168).
+const DEEPSPEED_UPDATE: f64 = 0.257e-9;
+const PYTORCH_UPDATE: f64 = 1.476e-9;
 /// Time that an empty cache of the allocator takes: it waits for the device, and frees and
 /// allocates segments.
 const FLUSH: f64 = 0.05;
@@ -258,8 +259,12 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
                 time.exposed += Seconds::new(duration);
             }
         }
-        RankEvent::HostUpdate { elements } => {
-            let duration = HOST_UPDATE * elements as f64 * ranks_of_node;
+        RankEvent::HostUpdate { elements, by } => {
+            let of_element = match by {
+                HostOptimizer::DeepSpeed => DEEPSPEED_UPDATE,
+                HostOptimizer::PyTorch => PYTORCH_UPDATE,
+            };
+            let duration = of_element * elements as f64 * ranks_of_node;
             machines.iter_mut().for_each(|clocks| clocks.host_update(duration));
             time.host_update += Seconds::new(duration);
         }
