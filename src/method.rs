@@ -4,14 +4,15 @@
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use foretell_models::{GraphOptions, Model, linear_layers};
-use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan};
+use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, Preference};
 
 /// Command-line choices of what is trained.
 #[derive(Debug, Clone, Default, Args)]
 pub struct MethodChoices {
     /// What is trained: everything from the start (`pretrain`), everything of a trained model
     /// (`full`), adapters beside frozen weights (`lora`), or beside frozen weights of 4 bits
-    /// (`qlora`) [default: pretrain]
+    /// (`qlora`); or on preferences, everything or adapters (`dpo`, `orpo`, `kto`) [default:
+    /// pretrain]
     #[arg(long, value_enum, value_name = "METHOD")]
     pub method: Option<Method>,
     /// Adapters: rank, alpha, targets (`all-linear`, `attention`, or names joined by `+`), dropout
@@ -38,6 +39,12 @@ pub enum Method {
     Lora,
     /// Low-rank adapters beside weights of four bits.
     Qlora,
+    /// Direct preference optimisation.
+    Dpo,
+    /// Odds ratio preference optimisation.
+    Orpo,
+    /// Kahneman-Tversky optimisation.
+    Kto,
 }
 
 impl Method {
@@ -48,6 +55,9 @@ impl Method {
             Self::Full => "full",
             Self::Lora => "lora",
             Self::Qlora => "qlora",
+            Self::Dpo => Preference::Dpo.name(),
+            Self::Orpo => Preference::Orpo.name(),
+            Self::Kto => Preference::Kto.name(),
         }
     }
 
@@ -58,6 +68,16 @@ impl Method {
 
     fn has_adapters(self) -> bool {
         matches!(self, Self::Lora | Self::Qlora)
+    }
+
+    /// The preferences that are trained on.
+    fn preference(self) -> Option<Preference> {
+        match self {
+            Self::Dpo => Some(Preference::Dpo),
+            Self::Orpo => Some(Preference::Orpo),
+            Self::Kto => Some(Preference::Kto),
+            Self::Pretrain | Self::Full | Self::Lora | Self::Qlora => None,
+        }
     }
 }
 
@@ -183,10 +203,14 @@ impl MethodChoices {
     /// Writes the choices into a plan, and the defaults that matter into `taken`.
     pub fn apply(&self, plan: &mut Plan, model: &Model, taken: &mut Vec<String>) -> Result<(), Failure> {
         let method = self.method.unwrap_or(Method::Pretrain);
-        if self.adapter.is_some() && !method.has_adapters() {
+        let preference = method.preference();
+        // Preferences are trained into all parameters, unless adapters are described.
+        let has_adapters = method.has_adapters() || preference.is_some() && self.adapter.is_some();
+        if self.adapter.is_some() && !has_adapters {
             return Err(Failure::Input("`--adapter` without adapters; hint: add `--method lora` or `--method qlora`".into()));
         }
-        if method.has_adapters() {
+        plan.workload.preference = preference;
+        if has_adapters {
             let adapter = self.adapter.clone().unwrap_or_else(|| {
                 taken.push(format!("--adapter rank={},targets=all-linear", Lora::USUAL_RANK));
                 Adapter::default()

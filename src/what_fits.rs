@@ -64,7 +64,11 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     if choices.method.attention == Some(Attention::Eager) {
         add("--attention flash", &|choices| choices.method.attention = Some(Attention::Flash));
     }
-    if !has_liger {
+    let is_on_preferences = matches!(method, Some(Method::Dpo | Method::Orpo | Method::Kto));
+    if is_on_preferences && choices.method.adapter.is_none() {
+        add("--adapter rank=16", &|choices| choices.method.adapter = "rank=16".parse().ok());
+    }
+    if !has_liger && !is_on_preferences {
         add("--loss chunked", &|choices| choices.method.loss = Some(Loss::Chunked));
         add("--loss liger", &|choices| choices.method.loss = Some(Loss::Liger));
     }
@@ -91,7 +95,7 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
             });
         }
     }
-    if method != Some(Method::Qlora) {
+    if method != Some(Method::Qlora) && !is_on_preferences {
         add("--method qlora", &|choices| choices.method.method = Some(Method::Qlora));
     }
     let setting = choices.setting(Trainer::Framework)?;

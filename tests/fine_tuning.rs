@@ -121,3 +121,51 @@ fn what_disturbs_or_changes_a_step_is_refused_where_operators_predict_it() {
         assert_eq!(output.status.code(), Some(2), "{more:?}");
     }
 }
+
+#[test]
+fn preferences_take_two_sequences_a_sample_and_a_reference() {
+    let scratch = Scratch::new();
+    let fixed = ["--global-batch", "8", "--stack", "trl", "--fix", "data=8,micro_batch=1,recompute=full,zero=3"];
+    let with = |more: &[&str]| {
+        scratch
+            .json(&[&["plan", "--model", "llama3-8b", "--topology", "1x8xh100", "--sequence", "2048"], &fixed[..], more].concat())
+    };
+    let step = |answer: &Value| answer["predicted"]["step_seconds"].as_f64().expect("a time");
+    let memory = |answer: &Value| answer["predicted"]["peak_memory_bytes"][0].as_f64().expect("memory");
+    let (full, dpo, orpo) = (with(&["--method", "full"]), with(&["--method", "dpo"]), with(&["--method", "orpo"]));
+    let adapters = with(&["--method", "dpo", "--adapter", "rank=16", "-o", "dpo.yaml"]);
+    // Forward pass, recomputation and twice that for gradients, of twice the tokens; and once more
+    // forward for the reference.
+    let longer = step(&dpo) / step(&orpo);
+    assert!((1.1..1.4).contains(&longer), "{longer}");
+    assert!(memory(&orpo) > memory(&full) && memory(&dpo) > memory(&orpo) && memory(&adapters) < memory(&orpo));
+    assert_eq!(adapters["plan"]["workload"]["preference"], "dpo");
+    let simulated = scratch.json(&["simulate", "--plan", "dpo.yaml"]);
+    assert_eq!(simulated["step_seconds"], adapters["predicted"]["step_seconds"]);
+    let refused =
+        scratch.run(&["plan", "--model", "gpt2", "--topology", "1x8xh100", "--method", "dpo", "--stack", "megatron-core"]);
+    assert_eq!(refused.status.code(), Some(2), "only traced operators know preferences");
+}
+
+#[test]
+fn state_on_hosts_is_planned_simulated_and_exported() {
+    let scratch = Scratch::new();
+    let job = ["--method", "full", "--global-batch", "8", "--stack", "hf-deepspeed"];
+    let refused = scratch.run(&[&JOB[..], &job].concat());
+    assert_eq!(refused.status.code(), Some(1), "states alone exceed the devices");
+    let answer = planned(&scratch, &[&job[..], &["--fix", "offload=state", "-o", "far.yaml"]].concat());
+    assert_eq!(answer["predicted"]["fits"], true);
+    // 16 bytes an element, and two each for parameters and gradients, over eight ranks.
+    let host = answer["predicted"]["host_memory_bytes"][0].as_f64().expect("bytes");
+    assert!((0.98..1.02).contains(&(host / (20.0 * 8.03e9 / 8.0))), "{host}");
+    let simulated = scratch.json(&["simulate", "--plan", "far.yaml"]);
+    assert_eq!(simulated["step_seconds"], answer["predicted"]["step_seconds"]);
+    let exported = scratch.run(&["export", "--plan", "far.yaml", "--to", "deepspeed", "--output", "ds.json"]);
+    assert!(exported.status.success(), "{exported:?}");
+    let exported: Value = serde_json::from_slice(&std::fs::read(scratch.path("ds.json")).expect("it was written")).expect("JSON");
+    for part in ["offload_param", "offload_optimizer"] {
+        assert_eq!(exported["zero_optimization"][part]["device"], "cpu");
+    }
+    let own = scratch.run(&[&JOB[..], &["--stack", "foretell", "--fix", "offload=state"]].concat());
+    assert_eq!(own.status.code(), Some(2), "a Program has no such offloading");
+}

@@ -23,7 +23,7 @@ pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads, traced_
 pub use optimizer::TracedOptimizer;
 
 use foretell_models::operator_tables::{
-    Element, OperatorTable, ParameterRole, StepEvent, TableError, TableSizes, TracedOperator,
+    Element, OperatorTable, ParameterRole, StepEvent, TableError, TableParameter, TableSizes, TracedOperator,
 };
 use rank_state::RankState;
 use rustc_hash::FxHashMap;
@@ -78,6 +78,11 @@ pub struct TracedJob {
     /// Whether parameters lie there too while no layer uses them (DeepSpeed's `offload_param` at
     /// stage 3, FSDP's `CPUOffload`).
     pub offloads_parameters: bool,
+    /// Forward passes without gradients between the two passes of each micro-batch, such as those of
+    /// a reference that preferences are compared with.
+    pub passes_without_gradients: usize,
+    /// Whether a frozen copy of the model runs them.
+    pub has_reference: bool,
     /// Whether each expert of a mixture is modules with weights of their own, as in transformers
     /// before release 5, or a row of one weight.
     pub separate_experts: bool,
@@ -98,12 +103,21 @@ pub enum Contents {
     Activations,
     /// What collectives read and write.
     Communication,
+    /// A frozen copy of the model that it is compared with.
+    Reference,
 }
 
 impl Contents {
     /// All, in the order of their discriminants.
-    pub const ALL: [Self; 6] =
-        [Self::Parameters, Self::Gathered, Self::Gradients, Self::OptimizerStates, Self::Activations, Self::Communication];
+    pub const ALL: [Self; 7] = [
+        Self::Parameters,
+        Self::Gathered,
+        Self::Gradients,
+        Self::OptimizerStates,
+        Self::Activations,
+        Self::Communication,
+        Self::Reference,
+    ];
 }
 
 /// The stream that an allocation belongs to: blocks of one are not reused by another.
@@ -221,6 +235,8 @@ pub enum TracedPhase {
     Idle,
     /// Forward pass and loss.
     Forward,
+    /// Forward passes without gradients.
+    Reference,
     /// Backward pass.
     Backward,
     /// The optimizer.
@@ -233,6 +249,7 @@ impl TracedPhase {
         match self {
             TracedPhase::Idle => "idle",
             TracedPhase::Forward => "forward",
+            TracedPhase::Reference => "reference's forward",
             TracedPhase::Backward => "backward",
             TracedPhase::Optimizer => "optimizer",
         }
@@ -241,6 +258,9 @@ impl TracedPhase {
 
 /// The ids of a table's own allocations begin here, those of what is around it at 0.
 const OF_TABLE: u64 = 1 << 32;
+
+/// Those of each pass without gradients are so far behind those of the pass with them.
+const OF_PASS: u64 = 1 << 28;
 
 /// A parameter of the model: an entry of the table, and its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -257,8 +277,12 @@ impl TracedJob {
     /// [`TableError`] if the table needs a size that is not given.
     pub fn emit<'a>(&'a self, steps: usize, visit: impl FnMut(RankEvent<'a>)) -> Result<(), TableError> {
         let values = self.table.values(&self.sizes)?;
+        let reference = if self.has_reference { self.reference_bytes(&values) } else { 0 };
         let mut emitter =
             Emitter { job: self, values, visit, next: 0, passes: 0, is_last_pass: false, gradients: FxHashMap::default() };
+        if reference > 0 {
+            emitter.allocate(reference, Contents::Reference, AllocationStream::Compute);
+        }
         match self.sharding {
             Sharding::Zero { stage: 3 } => {
                 let state = ParameterStage::new(&mut emitter);
@@ -313,6 +337,10 @@ impl TracedJob {
                 layer_now = layer;
                 if part.name == "backward.start" {
                     is_backward = true;
+                    for pass in 0..self.passes_without_gradients {
+                        emitter.send(RankEvent::Phase(TracedPhase::Reference));
+                        self.pass_without_gradients(emitter, state, base + (pass as u64 + 1) * OF_PASS);
+                    }
                     emitter.send(RankEvent::Phase(TracedPhase::Backward));
                     state.before_backward(emitter);
                 }
@@ -361,6 +389,73 @@ impl TracedJob {
         }
         state.after_backward(emitter);
         Ok(())
+    }
+
+    /// A forward pass of which nothing is kept: what a layer allocates is released when it ends, but
+    /// for its last allocation, which the next layer may read.
+    fn pass_without_gradients<'a, V: FnMut(RankEvent<'a>)>(
+        &'a self,
+        emitter: &mut Emitter<'a, V>,
+        state: &mut impl RankState,
+        base: u64,
+    ) {
+        let (mut live, mut before): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
+        let mut is_over = false;
+        let expanded = self.table.expand(&self.sizes, |event| match event {
+            StepEvent::Begin { part, .. } if part.name.starts_with("backward") => is_over = true,
+            _ if is_over => {}
+            StepEvent::Begin { part, layer } => {
+                emitter.send(RankEvent::Part(&part.name));
+                if let Some(layer) = layer {
+                    state.begin_layer(emitter, layer, false);
+                }
+            }
+            StepEvent::End { layer, .. } => {
+                before.drain(..).for_each(|id| emitter.release(id));
+                let last = live.pop();
+                live.drain(..).for_each(|id| emitter.release(id));
+                before.extend(last);
+                if let Some(layer) = layer {
+                    state.end_layer(emitter, layer, false);
+                }
+            }
+            StepEvent::Operator(operator) => emitter.send(RankEvent::Operator(operator)),
+            StepEvent::Allocate { id, bytes } => {
+                let id = base + u64::from(id);
+                live.push(id);
+                let (contents, stream) = (Contents::Activations, AllocationStream::Compute);
+                emitter.send(RankEvent::Allocate { id, bytes, contents, stream });
+            }
+            StepEvent::Release { id } => {
+                let id = base + u64::from(id);
+                if let Some(at) = live.iter().rposition(|&one| one == id) {
+                    live.remove(at);
+                    emitter.release(id);
+                }
+            }
+            StepEvent::Workspace { bytes } => emitter.passing(bytes, Contents::Activations, AllocationStream::Compute),
+            StepEvent::Gradient { .. } | StepEvent::Copy { .. } => {}
+        });
+        expanded.expect("invariant: the pass with gradients had every size");
+        live.into_iter().chain(before).for_each(|id| emitter.release(id));
+    }
+
+    /// Bytes of the rank's copy of a frozen reference: all parameters in the format in which they
+    /// are stored, sharded as the model is.
+    fn reference_bytes(&self, values: &[f64]) -> u64 {
+        let shards = match self.sharding {
+            Sharding::Fsdp1 | Sharding::Fsdp2 { .. } | Sharding::Zero { stage: 3 } => self.ranks.max(1) as u64,
+            Sharding::Replicated | Sharding::Ddp | Sharding::Zero { .. } => 1,
+        };
+        let of_parameter = |parameter: &TableParameter| {
+            let copies = if parameter.stack.is_some() { self.sizes.layers as f64 } else { 1.0 };
+            let elements = parameter.dimensions.iter().map(|dimension| dimension.value(values)).product::<f64>();
+            let is_trained = matches!(parameter.role, ParameterRole::Trained);
+            let width = if is_trained { self.stored.bytes() } else { parameter.element.bytes() };
+            elements * copies * width as f64
+        };
+        let own = self.table.parameters.iter().filter(|parameter| parameter.role != ParameterRole::Tied);
+        (own.map(of_parameter).sum::<f64>() / shards as f64).round() as u64
     }
 
     /// Whether the inputs of layers, and the gradients of these, live to the end of the backward

@@ -45,6 +45,8 @@ fn main() {
         micro_batches: 1,
         offloads_optimizer: false,
         offloads_parameters: false,
+        passes_without_gradients: 0,
+        has_reference: false,
         separate_experts: false,
     };
     let memory = traced_memory(&job, None).unwrap();

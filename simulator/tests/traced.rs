@@ -46,6 +46,8 @@ fn job(table: &Arc<OperatorTable>, sizes: TableSizes, sharding: Sharding, ranks:
         micro_batches: 1,
         offloads_optimizer: false,
         offloads_parameters: false,
+        passes_without_gradients: 0,
+        has_reference: false,
         separate_experts: false,
     }
 }
@@ -244,4 +246,32 @@ fn intervals_follow_from_what_a_step_waits_for() {
     let large = width("a100-sxm-80g", &MISTRAL_7B, 8, 2048);
     assert!(width("a100-sxm-80g", &small, 1, 16) > 1.5 * large, "small batches wait for the host");
     assert!(width("h20", &MISTRAL_7B, 8, 2048) > 1.2 * large, "this device was not measured");
+}
+
+/// A reference adds a copy of the model, and a forward pass of which nothing stays.
+#[test]
+fn references_add_a_copy_and_a_forward_pass() {
+    let table = table("none", "bf16", "none");
+    let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 8, None).unwrap();
+    let parameters = 8.0 * (4096.0 * 4096.0 * 2.5 + 3.0 * 4096.0 * 14336.0) + 2.0 * 4096.0 * 32000.0;
+    for (sharding, ranks) in [(Sharding::Replicated, 1), (Sharding::Fsdp1, 8), (Sharding::Zero { stage: 3 }, 8)] {
+        let with = |passes_without_gradients, has_reference| {
+            let job = TracedJob {
+                passes_without_gradients,
+                has_reference,
+                ..job(&table, sizes(8, 2, 2048, &MISTRAL_7B), sharding, ranks, Element::Bf16)
+            };
+            (traced_time(&job, &cluster, 0).unwrap(), traced_memory(&job, None).unwrap())
+        };
+        let ((alone_time, alone), (time, memory), (_, without_copy)) = (with(0, false), with(1, true), with(1, false));
+        let copy = memory.allocated.value() - without_copy.allocated.value();
+        assert!((copy / (2.0 * parameters / ranks as f64) - 1.0).abs() < 0.01, "{copy}");
+        // What the reference's pass allocates beside the model's activations is a layer's, or the
+        // logits'.
+        let beside = without_copy.allocated.value() / alone.allocated.value();
+        assert!((1.0..1.2).contains(&beside), "{beside}");
+        assert_eq!(time.reference_flops, time.forward_flops);
+        let longer = time.step / alone_time.step;
+        assert!((1.15..1.5).contains(&longer), "{longer} with {sharding:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Facts about a run under another software stack that costs depend on, besides the layout and the
 //! sizes. The compiler ignores them; the simulator reads them.
 
+use super::preference::Preference;
 use super::routing::Routing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,9 @@ pub struct PlannedWorkload {
     /// al. 2023): 4 for NF4 with double quantisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_bits: Option<u8>,
+    /// The preferences that are trained on, under a stack whose operators were traced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preference: Option<Preference>,
     /// Whether adapters drop some of their input, under a stack.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub adapter_dropout: bool,
@@ -66,6 +70,7 @@ impl PlannedWorkload {
         let stated = [
             ("attention", self.attention.is_some()),
             ("base_bits", self.base_bits.is_some()),
+            ("preference", self.preference.is_some()),
             ("adapter_dropout", self.adapter_dropout),
             // The last: profiles know what a loss in parts keeps.
             ("loss", !self.loss.is_plain()),

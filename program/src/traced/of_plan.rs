@@ -4,7 +4,7 @@
 //! was traced. Where a near table stands in, the job says what it assumes.
 
 use super::{Sharding, TracedJob, TracedOptimizer};
-use crate::plan::{AttentionKernel, LossKernel, MomentFormat, Offload, Optimizer, Plan, PlanError, Recompute};
+use crate::plan::{AttentionKernel, LossKernel, MomentFormat, Offload, Optimizer, Plan, PlanError, Preference, Recompute};
 use foretell_models::operator_tables::{Element, OperatorTable, TableError, TableSizes, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_units::DataType;
@@ -61,7 +61,9 @@ impl TracedPlan {
         let mut assumptions = Vec::new();
         let key = TableKey::of(plan, model, tables, adapter, wrapper)?;
         let table = key.table(&mut assumptions)?;
-        let sizes = TableSizes::of_model(model, plan.layout.micro_batch)
+        let preference = plan.workload.preference;
+        let sequences = preference.map_or(1, Preference::sequences);
+        let sizes = TableSizes::of_model(model, plan.layout.micro_batch.saturating_mul(sequences))
             .ok_or_else(|| Untraced::new(format!("models of the family `{}`", model.family())))?;
         let rank = plan.training.lora.as_ref().map_or(0, |lora| lora.rank);
         let sizes = sizes.with("r", rank);
@@ -99,6 +101,8 @@ impl TracedPlan {
             micro_batches,
             offloads_optimizer,
             offloads_parameters: plan.layout.offload == Offload::State,
+            passes_without_gradients: preference.map_or(0, Preference::passes_without_gradients),
+            has_reference: preference.is_some_and(Preference::has_reference) && adapter == Adapters::None,
             separate_experts,
         };
         Ok(Self { job, assumptions })
@@ -303,6 +307,13 @@ impl TableKey {
         let mut stands_in = Vec::new();
         if plan.precision == DataType::Fp16 {
             stands_in.push("kernels in `fp16` are predicted as those in `bf16`".into());
+        }
+        if let Some(preference) = plan.workload.preference {
+            if workload.loss != LossKernel::Plain {
+                return Err(Untraced::new("a loss on preferences in parts"));
+            }
+            let name = preference.name();
+            stands_in.push(format!("`{name}`: the loss over the vocabulary is predicted as that of language modelling"));
         }
         if adapters == Adapters::Fewer {
             stands_in.push("adapters on some linear layers are predicted as adapters on all of them".into());

@@ -12,7 +12,7 @@ use crate::gpu::Cluster;
 use crate::gpu::traced::{TracedMemory, TracedTime, traced_memory, traced_time};
 use foretell_models::Model;
 use foretell_program::traced::{Contents, TracedJob, TracedPlan, Untraced};
-use foretell_program::{Footprint, Plan, Recompute};
+use foretell_program::{Footprint, Plan, Preference, Recompute};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, FlopsPerSecond, Seconds};
 use statrs::distribution::{ContinuousCDF, Normal};
@@ -189,7 +189,7 @@ fn memory_use(memory: &TracedMemory, outside: Bytes, ranks: usize, topology: &To
     let held = |contents: &[Contents]| contents.iter().filter_map(|contents| memory.contents.get(contents).copied()).sum();
     let named: Bytes = memory.contents.values().copied().sum();
     let components = Footprint {
-        parameters: held(&[Contents::Parameters, Contents::Gathered]),
+        parameters: held(&[Contents::Parameters, Contents::Gathered, Contents::Reference]),
         gradients: held(&[Contents::Gradients]),
         optimizer_state: held(&[Contents::OptimizerStates]),
         activations: held(&[Contents::Activations]),
@@ -216,14 +216,15 @@ fn memory_use(memory: &TracedMemory, outside: Bytes, ranks: usize, topology: &To
 fn prediction(plan: &Plan, model: &Model, time: &TracedTime, host: Bytes, topology: &Topology) -> Prediction {
     let step = time.step;
     let interval = Interval::of_spread(step, time.step_range.map(|bound| bound / step));
-    let hardware = time.forward_flops + time.backward_flops;
+    let hardware = time.forward_flops + time.reference_flops + time.backward_flops;
+    let sequences = plan.workload.preference.map_or(1, Preference::sequences);
     let repeated = if plan.layout.recompute == Recompute::Full { time.forward_flops } else { 0.0 };
     // Without recomputation, which may end before the forward pass does.
     let flops = hardware - repeated.min(time.backward_flops);
     // The operations are those of one rank.
     let amounts = StepAmounts {
         samples: plan.global_batch as f64,
-        tokens: model.sample().tokens().map(|(tokens, _)| (tokens * plan.global_batch) as f64),
+        tokens: model.sample().tokens().map(|(tokens, _)| (tokens * plan.global_batch * sequences) as f64),
         model_flops: flops,
         hardware_flops: hardware,
         devices: 1.0,

@@ -27,6 +27,8 @@ fn job(key: &[(&str, &str)], layers: usize, model: &[(&str, usize)], stage: u8, 
         micro_batches: 1,
         offloads_optimizer: false,
         offloads_parameters: false,
+        passes_without_gradients: 0,
+        has_reference: false,
         separate_experts: false,
     }
 }

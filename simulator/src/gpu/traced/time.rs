@@ -60,6 +60,8 @@ pub struct TracedTime {
     pub host_update: Seconds,
     /// Operations of matrix products and attention in the forward pass.
     pub forward_flops: f64,
+    /// The same in passes without gradients.
+    pub reference_flops: f64,
     /// The same in the backward pass, with what it computes again.
     pub backward_flops: f64,
     /// Kernels that are launched.
@@ -87,6 +89,7 @@ impl TracedTime {
             add(sum, fewer.by_operator.get(operator).copied().unwrap_or_default());
         }
         self.forward_flops += (self.forward_flops - fewer.forward_flops) * more;
+        self.reference_flops += (self.reference_flops - fewer.reference_flops) * more;
         self.backward_flops += (self.backward_flops - fewer.backward_flops) * more;
         self.launches += ((self.launches - fewer.launches) as f64 * more).round() as u64;
         self
@@ -213,7 +216,11 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
             let (duration, operations) = *known.entry(std::ptr::from_ref(operator)).or_insert_with(of_operator);
             time.launch(&mut machines, duration, 1);
             let is_arithmetic = is_arithmetic(&operator.name);
-            let flops = if phase == TracedPhase::Forward { &mut time.forward_flops } else { &mut time.backward_flops };
+            let flops = match phase {
+                TracedPhase::Forward => &mut time.forward_flops,
+                TracedPhase::Reference => &mut time.reference_flops,
+                TracedPhase::Idle | TracedPhase::Backward | TracedPhase::Optimizer => &mut time.backward_flops,
+            };
             *flops += operations;
             let part = if is_arithmetic { &mut time.arithmetic } else { &mut time.memory_bound };
             *part += duration;

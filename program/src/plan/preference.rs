@@ -1,0 +1,57 @@
+//! Training on preferences: what a sample is, and what runs beside the model.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A method that trains on which of two answers people prefer, as TRL's trainers run it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Preference {
+    /// Direct preference optimisation (Rafailov et al. 2023): both answers of a pair go through the
+    /// model and through a frozen reference of it (`DPOTrainer`).
+    Dpo,
+    /// Odds ratio preference optimisation (Hong et al. 2024): both answers, and no reference
+    /// (`ORPOTrainer`).
+    Orpo,
+    /// Kahneman-Tversky optimisation (Ethayarajh et al. 2024): one answer, and one of another
+    /// sample, without gradients, through model and reference (`KTOTrainer`).
+    Kto,
+}
+
+impl Preference {
+    /// Every method.
+    pub const ALL: [Self; 3] = [Self::Dpo, Self::Orpo, Self::Kto];
+
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Preference::Dpo => "dpo",
+            Preference::Orpo => "orpo",
+            Preference::Kto => "kto",
+        }
+    }
+
+    /// Sequences of a sample that the model is trained on.
+    pub const fn sequences(self) -> usize {
+        match self {
+            Preference::Dpo | Preference::Orpo => 2,
+            Preference::Kto => 1,
+        }
+    }
+
+    /// Forward passes without gradients, each over as many sequences as the model's own pass.
+    pub const fn passes_without_gradients(self) -> usize {
+        match self {
+            Preference::Dpo => 1,
+            Preference::Orpo => 0,
+            // The other answer through the model, both through the reference.
+            Preference::Kto => 3,
+        }
+    }
+
+    /// Whether a frozen copy of the model stands beside it. With adapters the model without them is
+    /// the reference.
+    pub const fn has_reference(self) -> bool {
+        !matches!(self, Preference::Orpo)
+    }
+}
