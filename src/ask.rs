@@ -14,7 +14,7 @@ mod typed;
 
 pub use allowed::{Schema, commands, schema};
 pub use child::Answer;
-pub use desk::Desk;
+pub use desk::{Desk, Place};
 pub use refusal::Refusal;
 
 use clap::Args;

@@ -10,14 +10,17 @@ mod memory_error;
 mod summary;
 mod tools;
 
-use crate::ask::{Answer, Desk, LONGEST_QUESTION, Limits, Refusal};
+use crate::ask::{Answer, Desk, LONGEST_QUESTION, Limits, Place, Refusal, Request};
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 use tools::{Call, Tool};
 
 /// Answer the questions of agents: a server of the Model Context Protocol
@@ -76,6 +79,7 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
         return output::line(SKILL.trim_end());
     }
     let server = Server { desk: Arc::new(Desk::new(line, arguments.limits)?), output: Arc::default() };
+    let mut calls: Vec<JoinHandle<()>> = Vec::new();
     let mut input = std::io::stdin().lock();
     let mut text = Vec::new();
     loop {
@@ -88,11 +92,27 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
         if length as u64 == LONGEST_MESSAGE && text.last() != Some(&b'\n') {
             return Err(Failure::Input("a message is too long".into()));
         }
-        server.take(text.trim_ascii());
+        calls.retain(|call| !call.is_finished());
+        calls.extend(server.take(text.trim_ascii()));
     }
-    // The client has gone, and with it the wish for answers.
+    // Questions that were piped are still answered, each within its limits, unless the client has
+    // gone, and with it the wish for answers.
+    while calls.iter().any(|call| !call.is_finished()) && !output_is_closed() {
+        std::thread::sleep(LOOK);
+    }
     server.desk.close();
     Ok(())
+}
+
+/// Time between two looks at whether the last calls are answered.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Whether nobody reads standard output any longer.
+fn output_is_closed() -> bool {
+    let output = std::io::stdout();
+    let mut looked = [PollFd::new(&output, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut looked, Some(&now)).is_ok_and(|ready| ready > 0) && looked[0].revents().contains(PollFlags::ERR)
 }
 
 /// The state of the server.
@@ -104,61 +124,76 @@ struct Server {
 }
 
 impl Server {
-    /// Takes a message.
-    fn take(&self, text: &[u8]) {
+    /// Takes a message. Returns the thread of a tool call.
+    fn take(&self, text: &[u8]) -> Option<JoinHandle<()>> {
         if text.is_empty() {
-            return;
+            return None;
         }
         let Ok(document) = serde_json::from_slice::<Value>(text) else {
-            return self.fail(&Value::Null, Code::Parse, "the message is not JSON");
+            self.fail(&Value::Null, Code::Parse, "the message is not JSON");
+            return None;
         };
         let Ok(message) = Message::deserialize(&document) else {
-            return self.fail(&Value::Null, Code::Request, "the message is no request");
+            self.fail(&Value::Null, Code::Request, "the message is no request");
+            return None;
         };
         match (message.method.as_deref(), message.id) {
             (Some("notifications/cancelled"), _) => self.desk.cancel(&lane(&message.params["requestId"])),
             (Some(_), None) => {}
-            (Some(method), Some(id)) => self.request(method, id, message.params),
+            (Some("tools/call"), Some(id)) => return self.begin(id, &message.params),
+            (Some(method), Some(id)) => self.request(method, &id, &message.params),
             // An answer of the client, which is asked nothing.
             (None, Some(_)) if document.get("result").is_some() || document.get("error").is_some() => {}
             (None, id) => self.fail(&id.unwrap_or_default(), Code::Request, "the message has no method"),
         }
+        None
     }
 
-    fn request(&self, method: &str, id: Value, parameters: Value) {
+    /// Begins a tool call. It can be cancelled from here on.
+    fn begin(&self, id: Value, parameters: &Value) -> Option<JoinHandle<()>> {
+        let lane = lane(&id);
+        if self.desk.is_taken(&lane) {
+            self.fail(&id, Code::Request, "a request with this id is being answered");
+            return None;
+        }
+        let call = match Call::read(parameters) {
+            Ok(call) => call,
+            Err(why) => {
+                self.fail(&id, Code::Parameters, &why);
+                return None;
+            }
+        };
+        let entered = call.request().and_then(|request| Ok((request, self.desk.enter(&lane)?)));
+        match entered {
+            Ok((request, place)) => {
+                let server = self.clone();
+                Some(std::thread::spawn(move || server.call(&id, place, &request, &call)))
+            }
+            Err(refusal) => {
+                self.answer(&id, refused(&refusal));
+                None
+            }
+        }
+    }
+
+    fn request(&self, method: &str, id: &Value, parameters: &Value) {
         match method {
-            "initialize" => self.answer(&id, initialized(&parameters)),
-            "ping" => self.answer(&id, json!({})),
+            "initialize" => self.answer(id, initialized(parameters)),
+            "ping" => self.answer(id, json!({})),
             "tools/list" => {
                 let tools: Vec<Value> = tools::TOOLS.iter().map(|tool| tool.document(self.desk.line())).collect();
-                self.answer(&id, json!({"tools": tools}));
+                self.answer(id, json!({"tools": tools}));
             }
-            "tools/call" => match Call::read(&parameters) {
-                Ok(call) => {
-                    let server = self.clone();
-                    std::thread::spawn(move || server.call(&id, call));
-                }
-                Err(why) => self.fail(&id, Code::Parameters, &why),
-            },
-            _ => self.fail(&id, Code::Method, &format!("there is no method `{method}`")),
+            _ => self.fail(id, Code::Method, &format!("there is no method `{method}`")),
         }
     }
 
     /// Answers a tool call. What the client cancelled gets no answer.
-    fn call(&self, id: &Value, call: Call) {
-        match call.request() {
-            Ok(request) => match self.desk.ask(&lane(id), &request) {
-                Err(Refusal::Cancelled) => {}
-                Err(refusal) => {
-                    let document = serde_json::to_value(refusal.document()).unwrap_or_default();
-                    self.answer(id, failed(&document));
-                }
-                Ok(answer) => self.answer(id, result(call.tool, &call, &answer)),
-            },
-            Err(refusal) => {
-                let document = serde_json::to_value(refusal.document()).unwrap_or_default();
-                self.answer(id, failed(&document));
-            }
+    fn call(&self, id: &Value, place: Place, request: &Request, call: &Call) {
+        match self.desk.ask_in(place, request) {
+            Err(Refusal::Cancelled) => {}
+            Err(refusal) => self.answer(id, refused(&refusal)),
+            Ok(answer) => self.answer(id, result(call.tool, call, &answer)),
         }
     }
 
@@ -192,6 +227,11 @@ fn initialized(parameters: &Value) -> Value {
         "serverInfo": {"name": "foretell", "version": env!("CARGO_PKG_VERSION")},
         "instructions": INSTRUCTIONS,
     })
+}
+
+/// The result of a tool call that was refused.
+fn refused(refusal: &Refusal) -> Value {
+    failed(&serde_json::to_value(refusal.document()).unwrap_or_default())
 }
 
 /// The result of a tool call that failed: the message with its hint, and the document.

@@ -54,7 +54,7 @@ const HUGGING_FACE: [&str; 11] = [
     "axolotl",
     "openrlhf",
     "deepspeed-chat",
-    "litgpt eager",
+    "litgpt",
 ];
 
 /// Rank of adapters that a row does not state: peft's examples and most threads have 16.

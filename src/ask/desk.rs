@@ -39,6 +39,12 @@ struct State {
     lanes: HashMap<String, Arc<Lane>>,
 }
 
+/// A question's place in its lane.
+pub struct Place {
+    name: String,
+    lane: Arc<Lane>,
+}
+
 /// A question that waits or is worked on.
 #[derive(Default)]
 struct Lane {
@@ -62,19 +68,30 @@ impl Desk {
 
     /// Answers a question. Blocks until the answer is there, or the question is cancelled.
     pub fn ask(&self, lane: &str, request: &Request) -> Result<Answer, Refusal> {
-        let typed = Typed::new(&self.line, request)?;
-        let own = self.enter(lane)?;
-        let answer = self.turn(&own).and_then(|_turn| {
-            let working = Working::start(&self.program, request, typed, &self.limits)?;
-            *lock(&own.progress) = request.progress.then(|| working.progress_file());
-            working.finish(&self.limits, &own.is_cancelled)
-        });
+        self.ask_in(self.enter(lane)?, request)
+    }
+
+    /// Answers a question that has its place, so that it could be cancelled already.
+    pub fn ask_in(&self, Place { name, lane: own }: Place, request: &Request) -> Result<Answer, Refusal> {
+        let answer = Typed::new(&self.line, request).and_then(|typed| self.answer(&own, typed, request));
         let mut state = lock(&self.state);
         // A later question may have the lane by now.
-        if state.lanes.get(lane).is_some_and(|known| Arc::ptr_eq(known, &own)) {
-            state.lanes.remove(lane);
+        if state.lanes.get(&name).is_some_and(|known| Arc::ptr_eq(known, &own)) {
+            state.lanes.remove(&name);
         }
         answer
+    }
+
+    fn answer(&self, own: &Lane, typed: Typed, request: &Request) -> Result<Answer, Refusal> {
+        let _turn = self.turn(own)?;
+        let working = Working::start(&self.program, request, typed, &self.limits)?;
+        *lock(&own.progress) = request.progress.then(|| working.progress_file());
+        working.finish(&self.limits, &own.is_cancelled)
+    }
+
+    /// Whether a question has this lane.
+    pub fn is_taken(&self, lane: &str) -> bool {
+        lock(&self.state).lanes.contains_key(lane)
     }
 
     /// Cancels the questions whose lane starts so.
@@ -101,7 +118,7 @@ impl Desk {
     }
 
     /// Takes a lane, and cancels the question that had it.
-    fn enter(&self, lane: &str) -> Result<Arc<Lane>, Refusal> {
+    pub fn enter(&self, lane: &str) -> Result<Place, Refusal> {
         let mut state = lock(&self.state);
         if state.waiting >= MOST_WAITING {
             return Err(Refusal::Busy);
@@ -110,7 +127,7 @@ impl Desk {
         if let Some(before) = state.lanes.insert(lane.to_owned(), Arc::clone(&own)) {
             before.is_cancelled.store(true, Ordering::Relaxed);
         }
-        Ok(own)
+        Ok(Place { name: lane.to_owned(), lane: own })
     }
 
     /// Waits until fewer than the most questions are worked on.

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 struct Tools {
     child: Child,
     input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    output: Option<BufReader<ChildStdout>>,
 }
 
 impl Tools {
@@ -18,7 +18,7 @@ impl Tools {
         let mut command = scratch.command(&[&["mcp"][..], options].concat());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
         let (input, output) = (child.stdin.take(), child.stdout.take().expect("a pipe"));
-        Self { child, input, output: BufReader::new(output) }
+        Self { child, input, output: Some(BufReader::new(output)) }
     }
 
     fn send(&mut self, line: &str) {
@@ -27,7 +27,7 @@ impl Tools {
 
     fn receive(&mut self) -> Value {
         let mut line = String::new();
-        self.output.read_line(&mut line).expect("it writes");
+        self.output.as_mut().expect("it is open").read_line(&mut line).expect("it writes");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
@@ -151,8 +151,30 @@ fn a_cancelled_call_ends_and_has_no_answer() {
     tools.send(&call(3).to_string());
     wait_until("it begins", || children(process).len() == 1);
     let child = children(process)[0];
-    tools.input = None;
+    (tools.input, tools.output) = (None, None);
     wait_until("the server ends", || !std::path::Path::new(&format!("/proc/{child}")).exists());
+    assert!(tools.child.wait().expect("it ends").success());
+}
+
+/// A client may write all its messages at once, and close its end.
+#[test]
+fn piped_calls_are_answered_and_an_early_cancellation_counts() {
+    let scratch = Scratch::new();
+    let mut tools = Tools::start(&scratch, &[]);
+    let call = |id: u64, name: &str, arguments: &Value| {
+        let parameters = json!({"name": name, "arguments": arguments});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": parameters}).to_string()
+    };
+    let options = long_search()["options"].take();
+    // Cancelled before it has begun; and an id that is in use.
+    tools.send(&call(1, "plan", &options));
+    tools.send(&call(1, "plan", &options));
+    tools.send(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#);
+    tools.send(&call(2, "fits", &json!({"model": "gpt2", "topology": "1xrtx-4090", "global_batch": 8})));
+    tools.input = None;
+    let answers = [tools.receive(), tools.receive()];
+    assert_eq!((&answers[0]["id"], &answers[0]["error"]["code"]), (&json!(1), &json!(-32600)));
+    assert_eq!((&answers[1]["id"], &answers[1]["result"]["isError"]), (&json!(2), &json!(false)));
     assert!(tools.child.wait().expect("it ends").success());
 }
 
