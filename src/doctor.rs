@@ -6,6 +6,7 @@ use clap::Args;
 use foretell_executor::backend::{CudaError, DeviceDescription, Library, devices};
 use foretell_executor::machine;
 use foretell_executor::transport::Mpi;
+use foretell_units::diagnostic::one_line;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -73,7 +74,7 @@ fn findings() -> Vec<Finding> {
             match mpi {
                 Ok(version) if command("mpirun") => format!("{version}: `mpirun` can start ranks with `--transport mpi`"),
                 Ok(version) => format!("{version}, without an mpirun that starts ranks"),
-                Err(error) => format!("not needed: {error}"),
+                Err(error) => format!("not needed: {}", one_line(&error)),
             },
         ),
         finding(
@@ -107,7 +108,7 @@ fn said_of(gpus: &Result<Vec<DeviceDescription>, CudaError>) -> String {
             };
             gpus.iter().map(each).collect::<Vec<_>>().join(", ")
         }
-        Err(error) => error.to_string(),
+        Err(error) => one_line(error),
     }
 }
 

@@ -11,9 +11,10 @@ mod summary;
 mod tools;
 
 use crate::ask::{Answer, Desk, LONGEST_QUESTION, Limits, Refusal};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output;
 use clap::Args;
+use foretell_units::diagnostic::one_line;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, Read, Write};
@@ -81,12 +82,13 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
     loop {
         text.clear();
         let read = input.by_ref().take(LONGEST_MESSAGE).read_until(b'\n', &mut text);
-        let length = read.map_err(|error| Failure::Undone(format!("standard input cannot be read: {error}")))?;
+        let length =
+            read.map_err(|error| Failure::undone(code::FILE_UNREADABLE, format!("standard input cannot be read: {error}")))?;
         if length == 0 {
             break;
         }
         if length as u64 == LONGEST_MESSAGE && text.last() != Some(&b'\n') {
-            return Err(Failure::Input("a message is too long".into()));
+            return Err(Failure::input(code::OPTION_USAGE, "a message is too long"));
         }
         server.take(text.trim_ascii());
     }
@@ -138,7 +140,7 @@ impl Server {
                     let server = self.clone();
                     std::thread::spawn(move || server.call(&id, call));
                 }
-                Err(why) => self.fail(&id, Code::Parameters, &why),
+                Err(why) => self.fail(&id, Code::Parameters, &one_line(&why)),
             },
             _ => self.fail(&id, Code::Method, &format!("there is no method `{method}`")),
         }

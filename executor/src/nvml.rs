@@ -6,6 +6,7 @@
 
 use crate::loading;
 use libloading::Library;
+use miette::Diagnostic;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::Path;
 use thiserror::Error;
@@ -18,22 +19,25 @@ const MAX_LINKS: c_uint = 18;
 const SWITCH: c_uint = 2;
 
 /// The reason why GPUs cannot be listed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum NvmlError {
     /// The library cannot be loaded.
-    #[error("NVML ({LIBRARY}) cannot be loaded: {reason}; hint: install NVIDIA's driver, or describe the topology in a file")]
+    #[error("NVML ({LIBRARY}) cannot be loaded: {reason}")]
+    #[diagnostic(code(nvml::missing), help("install NVIDIA's driver, or describe the topology in a file"))]
     Missing {
         /// The loader's message.
         reason: String,
     },
     /// The library lacks a function: it is older than 2019.
-    #[error("NVML has no `{function}`; hint: install a newer NVIDIA driver")]
+    #[error("NVML has no `{function}`")]
+    #[diagnostic(code(nvml::old), help("install a newer NVIDIA driver"))]
     Old {
         /// The function.
         function: &'static str,
     },
     /// A call failed.
     #[error("NVML's `{function}` failed: {reason}")]
+    #[diagnostic(code(nvml::call))]
     Call {
         /// The function.
         function: &'static str,
