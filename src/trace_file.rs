@@ -114,7 +114,7 @@ mod tests {
         assert_eq!("0,8..15".parse(), Ok(TraceRanks::Ranges(vec![(0, 0), (8, 15)])));
         for wrong in ["", "some", "3..1", "1,", "-1"] {
             let error = wrong.parse::<TraceRanks>().expect_err("no ranks");
-            assert!(error.contains("hint: "), "{error}");
+            assert!(!error.hint.is_empty(), "{error}");
         }
     }
 }

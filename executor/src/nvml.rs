@@ -247,6 +247,7 @@ impl Drop for Nvml {
 mod tests {
     use super::*;
     use crate::backend::cuda::tests::emulator::has_compiled;
+    use foretell_units::diagnostic::one_line;
     use std::process::Command;
 
     /// A stand-in for the library, on a machine with two GPUs. One of them has lost a link.
@@ -300,12 +301,12 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
         assert_eq!(Nvml::open(&library).and_then(|library| library.gpus()), Ok(vec![whole, degraded]));
         let failing = stand_in(folder.path(), 3).expect("there is a compiler");
         let error = Nvml::open(&failing).and_then(|library| library.gpus()).expect_err("memory cannot be queried");
-        assert_eq!(error.to_string(), "NVML's `nvmlDeviceGetMemoryInfo` failed: Not Supported");
+        assert_eq!(one_line(&error), "NVML's `nvmlDeviceGetMemoryInfo` failed: Not Supported");
     }
 
     #[test]
     fn a_missing_library_is_reported_with_a_hint() {
         let missing = Nvml::open(Path::new("/nowhere/libnvidia-ml.so.1")).err().expect("no such file");
-        assert!(missing.to_string().contains("hint: install NVIDIA's driver"), "{missing}");
+        assert!(one_line(&missing).contains("hint: install NVIDIA's driver"), "{missing}");
     }
 }

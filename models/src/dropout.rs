@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(f64::from(DropoutRate::try_from(good).unwrap()), good);
         }
         for bad in [-0.1, 1.0, 1.5, 0.12345, f64::NAN, f64::INFINITY, 0.99999] {
-            assert!(DropoutRate::try_from(bad).unwrap_err().contains("from 0 to below 1"), "{bad}");
+            assert!(DropoutRate::try_from(bad).unwrap_err().hint.contains("from 0 to below 1"), "{bad}");
         }
         assert_eq!(DropoutRate::try_from(0.5).unwrap().threshold(), 1 << 31);
         assert_eq!(DropoutRate::try_from(0.5).unwrap().scale(), 2.0);

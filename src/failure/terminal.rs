@@ -32,7 +32,7 @@ pub fn in_terminal(error: &dyn Diagnostic, colours: Colours) -> String {
         let _ = write!(text, "\n{line}");
     }
     if let Some(help) = help(error) {
-        let _ = write!(text, "\n{}: {}", strong("help", 36), escaped(&help));
+        let _ = write!(text, "\n{}: {}", strong("hint", 36), escaped(&help));
     }
     text
 }
@@ -72,16 +72,16 @@ mod tests {
     fn a_fault_in_a_file_shows_the_line_with_a_caret() {
         let shown = in_terminal(&fault(TEXT, Some(Place { line: 3, column: 17 })), Colours::Off);
         let expected = "error[file::form]: a.yaml:3:17: unknown kind `fattree`\n  |\n3 | network: {kind: fattree}\n  |                 \
-                        ^^^^^^^\nhelp: write `fat-tree`";
+                        ^^^^^^^\nhint: write `fat-tree`";
         assert_eq!(shown, expected, "{shown}");
         let end = in_terminal(&fault(TEXT, Some(Place { line: 9, column: 1 })), Colours::Off);
-        assert!(end.starts_with("error[file::form]: a.yaml:4:1: ") && end.contains("help: "), "{end}");
+        assert!(end.starts_with("error[file::form]: a.yaml:4:1: ") && end.contains("hint: "), "{end}");
     }
 
     #[test]
     fn a_fault_without_a_line_has_a_message_and_a_help() {
         let shown = in_terminal(&fault("", None), Colours::Off);
-        assert_eq!(shown, "error[file::form]: a.yaml: unknown kind `fattree`\nhelp: write `fat-tree`");
+        assert_eq!(shown, "error[file::form]: a.yaml: unknown kind `fattree`\nhint: write `fat-tree`");
         let bare = in_terminal(&Fault::new(code::SYSTEM, "it\u{1b}[2J failed"), Colours::Off);
         assert_eq!(bare, "error[system::failed]: it\\u001b[2J failed");
     }

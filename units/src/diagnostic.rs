@@ -161,7 +161,7 @@ mod tests {
             at: span_at(text, 2, 7),
             cause: Mistake::new("`fat` is no kind", "write `slim`"),
         };
-        assert_eq!(error.at, (18, 3).into());
+        assert_eq!(error.at, (16, 3).into());
         assert_eq!(one_line(&error), "a.yaml:2:7: `kind` is wrong; hint: write `slim`");
         let column = span_at(text, 1, 6);
         assert_eq!(place(&Wrong { at: column, ..error }).and_then(|place| place.position), Some((1, 6)));

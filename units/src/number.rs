@@ -60,6 +60,7 @@ fn currency(text: &str) -> Option<Option<String>> {
 mod tests {
     use super::*;
     use crate::Bytes;
+    use crate::diagnostic::one_line;
 
     #[test]
     fn counts_may_have_separators_between_digits() {

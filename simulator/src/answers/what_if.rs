@@ -200,9 +200,10 @@ impl fmt::Display for WhatIf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     fn shown(text: &str) -> String {
-        text.parse::<WhatIf>().map_or_else(|error| error.to_string(), |what_if| what_if.to_string())
+        text.parse::<WhatIf>().map_or_else(|error| one_line(&error), |what_if| what_if.to_string())
     }
 
     #[test]

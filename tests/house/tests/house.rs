@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use foretell_house::codes::{Codes, page, read_codes};
 use foretell_house::cycles::cycles;
 use foretell_house::invariants::{INVARIANTS, breaches};
 use foretell_house::modules::CrateModules;
@@ -116,4 +117,24 @@ fn every_relative_link_in_a_document_leads_to_a_file() {
         report.extend(broken.iter().map(|link| format!("{}, {link}", file.display())));
     }
     assert!(report.is_empty(), "{}", report.join("\n"));
+}
+
+/// Set this variable to write the page of errors anew.
+const WRITE_ERRORS: &str = "FORETELL_WRITE_ERRORS";
+
+#[test]
+fn the_page_of_errors_lists_every_code() {
+    let mut codes = Codes::new();
+    let is_source =
+        |path: &&PathBuf| path.components().any(|part| part.as_os_str() == "src") && !path.starts_with(root().join("tests"));
+    for file in files(&[".rs"]).iter().filter(is_source) {
+        read_codes(&read(file), &mut codes).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+    let (path, page) = (root().join("docs/reference/errors.md"), page(&codes));
+    if std::env::var_os(WRITE_ERRORS).is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert!(read(&path) == page, "docs/reference/errors.md is stale; `{WRITE_ERRORS}=1 cargo test -p foretell-house` writes it");
+    let undocumented: Vec<_> = codes.iter().filter(|(_, meaning)| meaning.is_empty()).collect();
+    assert!(undocumented.is_empty(), "codes without a meaning: {undocumented:?}");
 }
