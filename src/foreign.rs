@@ -219,7 +219,7 @@ mod tests {
         ];
         for (text, expected) in cases {
             for wanted in [Wanted::Model, Wanted::Topology, Wanted::Plan, Wanted::Profile] {
-                let failure = explain(Failure::input(code::OPTION_VALUE, "as it was"), text, Path::new("x"), wanted).to_string();
+                let failure = explain(Failure::input(code::OPTION_VALUE, "as it was"), text, Path::new("x"), wanted).one_line();
                 assert!(failure.starts_with("x: this is ") && failure.contains(expected), "{text}: {failure}");
             }
         }

@@ -228,9 +228,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("plan.yaml");
         std::fs::write(&path, "model: gpt\n").expect("it is written");
-        let error = ServedSearch::open(&path).err().expect("another file").to_string();
+        let error = ServedSearch::open(&path).err().expect("another file").one_line();
         assert!(error.contains("is not the progress of a search; hint: "), "{error}");
         let missing = folder.path().join("no/such.jsonl");
-        assert!(ProgressFile::create(&missing, "gpt", "dgx", 8).expect_err("no folder").to_string().contains("hint: "));
+        assert!(ProgressFile::create(&missing, "gpt", "dgx", 8).expect_err("no folder").one_line().contains("hint: "));
     }
 }
