@@ -160,7 +160,7 @@ fn fastest(
     let steps = contenders.par_iter().map(|contender| contender.step(&what_if, setting, profile));
     let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
     let fastest = steps.into_iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
-    fastest.ok_or_else(|| Failure::undone(code::SYSTEM, "the search returned nothing"))
+    fastest.ok_or_else(|| Failure::undone(code::NOTHING_FITS, "the search returned nothing"))
 }
 
 fn question(quantity: &str, factor: f64) -> Result<WhatIf, Failure> {

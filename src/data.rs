@@ -145,7 +145,7 @@ fn write_tokens(
         }
         read += bytes as u64;
         let encoded = tokenizer.encode_batch(texts).map_err(|error| {
-            Failure::input(code::OPTION_VALUE, format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display()))
+            Failure::input(code::TOKENIZER, format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display()))
         })?;
         for (encoding, ends_document) in encoded.iter().zip(ends) {
             writer.push(encoding).map_err(unwritten)?;

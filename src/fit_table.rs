@@ -192,7 +192,7 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
         Err(failure) => return Ok((empty(None, failure.one_line()), Some(failure))),
     };
     let Some(best) = planned.candidates.first() else {
-        let failure = Failure::undone(code::SYSTEM, "the search returned nothing");
+        let failure = Failure::undone(code::NOTHING_FITS, "the search returned nothing");
         return Ok((empty(None, failure.one_line()), Some(failure)));
     };
     let prediction = &best.prediction;

@@ -58,7 +58,7 @@ pub fn backend_here(topology: &Topology) -> Result<BackendKind, Failure> {
 /// ranks.
 pub fn backend_for(topology: &Topology, world: Option<&World>) -> Result<BackendKind, Failure> {
     let name = topology.name();
-    let refused = |why: String, hint: &str| Err(Failure::input(code::OPTION_VALUE, why).hint(hint));
+    let refused = |why: String, hint: &str| Err(Failure::input(code::OTHER_MACHINE, why).hint(hint));
     let mut architectures: Vec<Architecture> = topology.device_kinds().iter().map(|kind| kind.architecture).collect();
     architectures.dedup();
     let backend = match architectures[..] {

@@ -103,7 +103,8 @@ pub fn note(text: &str) {
     }
 }
 
-/// Prints a failure on standard error, with colours if that is a terminal and `NO_COLOR` is not set.
+/// Prints a failure on standard error: with colours if that is a terminal and `NO_COLOR` is not
+/// set.
 pub fn failure(failure: &Failure) {
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colours = if std::io::stderr().is_terminal() && !is_plain { Colours::On } else { Colours::Off };

@@ -154,7 +154,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         .transpose()?;
     let best_mode = modes.as_ref().and_then(ModeAnswers::best);
     let Some(best) = best_mode.or(planned.candidates.first()) else {
-        return Err(Failure::undone(code::SYSTEM, "the search returned nothing"));
+        return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     if let Some(path) = &arguments.output {
         let mut file = arguments.choices.plan_file(&setting, &best.plan);

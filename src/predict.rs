@@ -177,7 +177,7 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
     let of_our_kernels = kinds.iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none()).map(|(_, kind)| kind);
     if let Some(kind) = of_our_kernels.filter(|_| !plan.workload.routing.is_balanced()) {
         return Err(Failure::input(
-            code::OPTION_VALUE,
+            code::PLAN_CONTRADICTION,
             format!(
                 "`workload.routing`: costs on `{}` are those of our own kernels, which compute every slot of an expert",
                 kind.name
@@ -209,7 +209,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
         return match plan.workload.stated_kernels() {
             Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
             Some(field) => Err(Failure::input(
-                code::OPTION_VALUE,
+                code::PLAN_CONTRADICTION,
                 format!("`workload.{field}`: `stack: {stack}` does not tell such kernels apart"),
             )
             .hint(
@@ -224,7 +224,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     match (TracedPlan::new(plan, model, tables), needs_table) {
         (Ok(traced), _) => Ok(traced.assumptions),
         (Err(Untraced { reason }), Some(field)) => Err(Failure::input(
-            code::OPTION_VALUE,
+            code::PLAN_CONTRADICTION,
             format!("`workload.{field}`: the operators of `{stack}` are not known for {reason}"),
         )
         .hint(
@@ -247,7 +247,7 @@ pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Fail
         let names: Vec<String> = without.map(|kind| format!("`{}`", kind.name)).collect();
         if !names.is_empty() {
             return Err(Failure::input(
-                code::OPTION_VALUE,
+                code::PLAN_CONTRADICTION,
                 format!("`precision: fp8`: no fp8 rate is known for {}", names.join(", ")),
             )
             .hint(format!("use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`")));

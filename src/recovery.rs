@@ -108,7 +108,7 @@ impl Recovery<'_> {
         if let Some(world) = world {
             let hint = "leave out `--elastic` and `--max-restarts`, and let it start the ranks again with `--resume`";
             return Err(Failure::input(
-                code::PROGRAM_NOT_STARTED,
+                code::OPTION_VALUE,
                 format!("ranks that {} started cannot be started again here", world.starter),
             )
             .hint(hint));
@@ -233,7 +233,7 @@ impl Recovery<'_> {
         let found = plan(&request)?.candidates.into_iter().next();
         found
             .map(|candidate| candidate.plan)
-            .ok_or_else(|| Failure::undone(code::SYSTEM, format!("no layout of {ranks} ranks was found")))
+            .ok_or_else(|| Failure::undone(code::NOTHING_FITS, format!("no layout of {ranks} ranks was found")))
     }
 }
 

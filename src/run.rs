@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         predict::layouts(&planned.candidates)
     ))?;
     let Some(best) = planned.candidates.first() else {
-        return Err(Failure::undone(code::SYSTEM, "the search returned nothing"));
+        return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     let chosen = folder.file("chosen.yaml");
     let file = choices.movable_plan_file(&setting, &best.plan)?;

@@ -77,7 +77,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         write_plans(&rows, profiles, folder)?;
     }
     if let Some(folder) = &arguments.plots {
-        let undone = |error: &dyn std::fmt::Display| Failure::undone(code::SYSTEM, format!("{}: {error}", folder.display()));
+        let undone =
+            |error: &dyn std::fmt::Display| Failure::undone(code::FILE_UNWRITABLE, format!("{}: {error}", folder.display()));
         std::fs::create_dir_all(folder).map_err(|error| undone(&error))?;
         output::write(&folder.join("scores.csv"), to_csv(&scores.rows).as_bytes())?;
         let plot = plot(&scores);
@@ -121,7 +122,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 
 /// Writes a plan for each row that can be simulated.
 fn write_plans(rows: &[Row], profiles: &Profiles, folder: &Path) -> Result<(), Failure> {
-    std::fs::create_dir_all(folder).map_err(|error| Failure::undone(code::SYSTEM, format!("{}: {error}", folder.display())))?;
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Failure::undone(code::FILE_UNWRITABLE, format!("{}: {error}", folder.display())))?;
     for row in rows {
         let Ok((run, compiled)) = Run::of(row, profiles).and_then(|run| CompiledRun::new(&run).map(|compiled| (run, compiled)))
         else {

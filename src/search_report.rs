@@ -23,7 +23,7 @@ pub fn of_search(
     history: &[GapPoint],
 ) -> Result<String, Failure> {
     let Some(best) = planned.candidates.first() else {
-        return Err(Failure::undone(code::SYSTEM, "the search returned nothing"));
+        return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     let program = compile_training(&setting.model.model, &setting.model.name, &best.plan)?;
     let costs = predict::costs(profile, &setting.topology, &best.plan, &setting.model.model)?;

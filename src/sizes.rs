@@ -205,7 +205,7 @@ pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<V
         if let Some(error) = cut_off {
             return Err(error.into());
         }
-        return Err(Failure::undone(code::PLAN_TOO_MANY_RANKS, "the model fits on none of these devices").hint("use more nodes"));
+        return Err(Failure::undone(code::NOTHING_FITS, "the model fits on none of these devices").hint("use more nodes"));
     }
     Ok(with_efficiency(front))
 }

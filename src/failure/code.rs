@@ -41,7 +41,7 @@ pub const PLAN_CONTRADICTION: Code = Code("plan::contradiction");
 pub const PLAN_OTHER_JOB: Code = Code("plan::other_job");
 /// The topology does not state a fact that the question needs.
 pub const FACT_MISSING: Code = Code("topology::fact_missing");
-/// The model fits on none of the devices that are asked about.
+/// No layout was found, or the model fits on none of the devices that are asked about.
 pub const NOTHING_FITS: Code = Code("search::nothing_fits");
 /// The folder has a run or job already, or another process writes there.
 pub const RUN_TAKEN: Code = Code("run::taken");
@@ -67,5 +67,7 @@ pub const PORT: Code = Code("serve::port");
 pub const CONVERGENCE: Code = Code("calibrate::convergence");
 /// The machine's GPUs cannot be used as they are.
 pub const GPU: Code = Code("machine::gpu");
+/// The topology describes other devices or hosts than this machine has.
+pub const OTHER_MACHINE: Code = Code("machine::other");
 /// The operating system, or Foretell itself, failed.
 pub const SYSTEM: Code = Code("system::failed");

@@ -27,7 +27,11 @@ pub fn of_value(error: &clap::Error) -> Option<Failure> {
 pub fn of_command_line(error: &clap::Error) -> Failure {
     let text = error.to_string();
     let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim();
-    Failure::input(code::OPTION_USAGE, message)
+    let suggested = [ContextKind::SuggestedArg, ContextKind::SuggestedValue, ContextKind::SuggestedSubcommand]
+        .into_iter()
+        .find_map(|kind| error.get(kind));
+    let hint = suggested.map_or_else(|| "see `--help`".to_owned(), |name| format!("did you mean `{name}`?"));
+    Failure::input(code::OPTION_USAGE, message).hint(hint)
 }
 
 /// The errors of values that options take.

@@ -34,7 +34,7 @@ pub fn read_codes(source: &str, codes: &mut Codes) -> Result<(), String> {
 pub fn page(codes: &Codes) -> String {
     let mut text = "# Errors\n\n\
         Every error has a stable code. The first line on standard error is `error[CODE]: FILE:LINE:COLUMN: MESSAGE`, without the\n\
-        place where there is none; then come the line of the file, with a caret, and `help:`. With `--json` the parts are fields\n\
+        place where there is none; then come the line of the file, with a caret, and `hint:`. With `--json` the parts are fields\n\
         of [the document of a failed command](answers.md): `diagnostic` is the code. A test writes this page from the source.\n"
         .to_owned();
     let mut last = "";
