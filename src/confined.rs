@@ -23,6 +23,17 @@ pub fn enter(folder: &Path, parent: Option<i32>) -> Result<(), Failure> {
     FOLDER.set(folder).map_err(|_| Failure::undone(code::SYSTEM, "this process is confined already"))
 }
 
+/// The file of the folder that has why the process failed, in one line.
+pub const FAILURE: &str = "failure.txt";
+
+/// Tells the process that asked why this one failed, if it is confined.
+pub fn tell(failure: &Failure) {
+    if let Some(folder) = FOLDER.get() {
+        // Without the file the exit status tells the failure.
+        let _ = std::fs::write(folder.join(FAILURE), failure.one_line());
+    }
+}
+
 /// Whether this process is confined.
 pub fn is_confined() -> bool {
     FOLDER.get().is_some()

@@ -6,7 +6,7 @@ use clap::Args;
 use foretell_executor::backend::{CudaError, DeviceDescription, Library, devices};
 use foretell_executor::machine;
 use foretell_executor::transport::Mpi;
-use foretell_units::diagnostic::one_line;
+use foretell_units::diagnostic::{Mistake, one_line};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -129,7 +129,10 @@ fn library(library: Library) -> Finding {
             let file = library.file().map(|file| format!(" from {}", file.display())).unwrap_or_default();
             format!("{version}{file}: {}", library.purpose())
         }
-        (None, _) => format!("{library} cannot be loaded; only needed for GPUs: {}; hint: {}", library.purpose(), library.hint()),
+        (None, _) => {
+            let message = format!("{library} cannot be loaded; only needed for GPUs: {}", library.purpose());
+            one_line(&Mistake::new(message, library.hint()))
+        }
     };
     Finding { what, found: library.is_present() && fault.is_none(), detail }
 }

@@ -25,9 +25,9 @@ pub use terminal::{Colours, in_terminal};
 #[derive(Debug)]
 pub enum Failure {
     /// The input is wrong. The fault says where, and how to fix it.
-    Input(Fault),
+    Input(Box<Fault>),
     /// The input is right, but the command could not be carried out.
-    Undone(Fault),
+    Undone(Box<Fault>),
     /// The search ran, and found no layout.
     Unplanned(PlannerError),
     /// A signal stopped the command.
@@ -35,7 +35,7 @@ pub enum Failure {
         /// The signal's number.
         signal: u8,
         /// The state that the command left, and how to continue.
-        fault: Fault,
+        fault: Box<Fault>,
     },
 }
 
@@ -82,22 +82,22 @@ impl Failure {
 
     /// Wrong input.
     pub fn input(code: Code, message: impl Into<String>) -> Self {
-        Failure::Input(Fault::new(code, message))
+        Failure::Input(Fault::new(code, message).into())
     }
 
     /// Something that could not be done.
     pub fn undone(code: Code, message: impl Into<String>) -> Self {
-        Failure::Undone(Fault::new(code, message))
+        Failure::Undone(Fault::new(code, message).into())
     }
 
     /// Wrong input that another crate found.
     pub fn of_input(error: impl Diagnostic + Send + Sync + 'static) -> Self {
-        Failure::Input(Fault::of(error))
+        Failure::Input(Fault::of(error).into())
     }
 
     /// Something that another crate could not do.
     pub fn of_undone(error: impl Diagnostic + Send + Sync + 'static) -> Self {
-        Failure::Undone(Fault::of(error))
+        Failure::Undone(Fault::of(error).into())
     }
 
     /// Adds how to fix it, in place of what the fault says itself.
@@ -116,7 +116,7 @@ impl Failure {
     }
 
     /// The failure as one of input, with its exit status.
-    pub fn as_input(self) -> Self {
+    pub fn into_input(self) -> Self {
         match self {
             Failure::Input(fault) | Failure::Undone(fault) | Failure::Stopped { fault, .. } => Failure::Input(fault),
             Failure::Unplanned(error) => Failure::of_input(error),
@@ -125,17 +125,17 @@ impl Failure {
 
     fn with(self, change: impl FnOnce(Fault) -> Fault) -> Self {
         match self {
-            Failure::Input(fault) => Failure::Input(change(fault)),
-            Failure::Undone(fault) => Failure::Undone(change(fault)),
-            Failure::Unplanned(error) => Failure::Undone(change(Fault::of(error))),
-            Failure::Stopped { signal, fault } => Failure::Stopped { signal, fault: change(fault) },
+            Failure::Input(fault) => Failure::Input(change(*fault).into()),
+            Failure::Undone(fault) => Failure::Undone(change(*fault).into()),
+            Failure::Unplanned(error) => Failure::Undone(change(Fault::of(error)).into()),
+            Failure::Stopped { signal, fault } => Failure::Stopped { signal, fault: change(*fault).into() },
         }
     }
 
     /// What is wrong.
     pub fn diagnostic(&self) -> &dyn Diagnostic {
         match self {
-            Failure::Input(fault) | Failure::Undone(fault) | Failure::Stopped { fault, .. } => fault,
+            Failure::Input(fault) | Failure::Undone(fault) | Failure::Stopped { fault, .. } => &**fault,
             Failure::Unplanned(error) => error,
         }
     }
@@ -225,7 +225,7 @@ impl From<ExecutorError> for Failure {
     fn from(error: ExecutorError) -> Self {
         match &error {
             ExecutorError::Stopped { signal, .. } => {
-                Failure::Stopped { signal: u8::try_from(*signal).unwrap_or_default(), fault: Fault::of(error) }
+                Failure::Stopped { signal: u8::try_from(*signal).unwrap_or_default(), fault: Fault::of(error).into() }
             }
             ExecutorError::Checkpoint(cause) if cause.is_input() => Failure::of_input(error),
             ExecutorError::Plan(_) | ExecutorError::Data(_) | ExecutorError::Unsupported { .. } => Failure::of_input(error),

@@ -122,7 +122,7 @@ pub fn answer(axes: Axes, choices: &Choices, profile: Option<&Profile>) -> Resul
     }
     // If no job of the table can be planned, the first says why.
     if let Some(refusal) = refusal.filter(|_| cells.iter().all(|cell| cell.memory_bytes.is_none())) {
-        return Err(refusal.as_input());
+        return Err(refusal.into_input());
     }
     Ok(TableAnswer { rows: name(axes.rows), columns: name(axes.columns), cells })
 }

@@ -161,7 +161,7 @@ pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Fai
         let hint = "`foretell models show`, `foretell topologies show` and `foretell plan -o` print files in the right form";
         let fault = Fault::new(code::FILE_FORM, mistake.message);
         let hint = if mistake.hint.is_empty() { hint.to_owned() } else { mistake.hint };
-        Failure::Input(fault.hint(hint).in_text(path, text, place))
+        Failure::Input(fault.hint(hint).in_text(path, text, place).into())
     })
 }
 

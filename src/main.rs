@@ -147,6 +147,7 @@ enum Command {
 /// unless the command has printed its own.
 fn report(failure: &Failure, json: bool) {
     output::failure(failure);
+    confined::tell(failure);
     if json && !output::has_document() {
         // The exit status tells the failure even if standard output is closed.
         let _ = output::json(&failure.document());

@@ -250,7 +250,7 @@ pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Fail
                 code::PLAN_CONTRADICTION,
                 format!("`precision: fp8`: no fp8 rate is known for {}", names.join(", ")),
             )
-            .hint(format!("use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`")));
+            .hint("use `precision: bf16`, or state the device's `peak: {fp8: ..}`"));
         }
     }
     Ok(())
