@@ -55,8 +55,10 @@ def run(command):
     wall, user = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     # `simulate` fails for a plan that does not fit, and prints its step all the same.
     document = json.loads(done.stdout) if done.stdout else {}
-    if "error" in document or not document:
-        document = {"error": done.stderr.strip().splitlines()[-1][:90]}
+    if "error" in document:
+        document = {"error": document["error"]["message"][:90]}
+    elif not document:
+        document = {"error": done.stderr.strip()[:90]}
     return document, wall, user
 
 

@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
@@ -105,7 +104,7 @@ def train(options, program, python, scratch, name, mode):
     try:
         foretell.run(EVERY)
     except RuntimeError as error:
-        return f"| {title} | {mode} | | | skipped: {re.sub('; hint.*', '', str(error))} |"
+        return f"| {title} | {mode} | | | skipped: {str(error).splitlines()[0]} |"
     case = {"model": model, "batch": batch, "optimizer": optimizer}
     sides = {variant: PyTorch(python, scratch, case, mode, variant) for variant in variants}
     options.version = next(iter(sides.values())).version

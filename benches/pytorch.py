@@ -146,7 +146,7 @@ def train(options, programs, python, scratch, name, ranks):
     try:
         foretell.run(1)
     except RuntimeError as error:
-        return {"case": title, "ranks": ranks, "skipped": re.sub(r"^error: \S+: |; hint.*", "", str(error).splitlines()[0])}
+        return {"case": title, "ranks": ranks, "skipped": re.sub(r"^error\[\S+\]: (\S+: )?", "", str(error).splitlines()[0])}
     case = {"model": model, "batch": batch, "optimizer": optimizer}
     sides = {variant: PyTorch(python, scratch, case, variant, ranks, options.precision) for variant in ("stock", "tuned")}
     version = sides["stock"].version

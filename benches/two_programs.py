@@ -80,7 +80,7 @@ def main():
                 try:
                     command = [program, "plan", *options, *stack, "--time-limit", arguments.time_limit, "--top", "1", "--json"]
                     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-                    found, error = (json.loads(done.stdout) if done.stdout else {}), done.stderr.strip().splitlines()[-1:]
+                    found, error = (json.loads(done.stdout) if done.stdout else {}), [line for line in done.stderr.splitlines() if line.startswith("error")]
                 except subprocess.TimeoutExpired:
                     found, error = {}, ["ended after 300 s"]
                 except ValueError:

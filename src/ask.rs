@@ -18,6 +18,7 @@ pub use desk::{Desk, Place};
 pub use refusal::Refusal;
 
 use clap::Args;
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -58,7 +59,7 @@ pub struct Limits {
 /// of the largest model 2 MB.
 pub const LONGEST_QUESTION: usize = 4 << 20;
 
-fn at_least_one(text: &str) -> Result<usize, String> {
-    let count = foretell_units::count(text).map_err(|error| error.to_string())?;
-    if count > 0 { Ok(count) } else { Err("at least one answer is worked on; hint: write 1 or more".into()) }
+fn at_least_one(text: &str) -> Result<usize, Mistake> {
+    let count = foretell_units::count(text).map_err(|error| Mistake::of(&error))?;
+    if count > 0 { Ok(count) } else { Err(Mistake::new("at least one answer is worked on", "write 1 or more")) }
 }

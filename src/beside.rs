@@ -1,7 +1,7 @@
 //! `foretell simulate --beside`: other jobs on the same fabric, and how much they slow each other's
 //! steps.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict;
 use foretell_program::{Compiled, Profile};
@@ -81,11 +81,16 @@ fn prepare(loaded: &LoadedPlan, topology: &Topology, profile: Option<&Profile>, 
     }
     if devices < ranks {
         let hint = "use more `nodes`, or start it on an earlier one with `--beside plan.yaml@NODE`";
-        return Err(Failure::Input(format!(
-            "{plan}: the layout has {ranks} ranks, but from node {} on `{}` has {devices} devices; hint: {hint}",
-            first_node.0,
-            topology.name()
-        )));
+        return Err(Failure::input(
+            code::PLAN_TOO_MANY_RANKS,
+            format!(
+                "the layout has {ranks} ranks, but from node {} on `{}` has {devices} devices",
+                first_node.0,
+                topology.name()
+            ),
+        )
+        .hint(hint)
+        .in_file(&loaded.path));
     }
     let costs = predict::costs(profile, topology, &loaded.plan, &loaded.model.model)?;
     Ok(Prepared { plan, compiled, costs, first_node, nodes })
@@ -99,7 +104,7 @@ fn named_node(topology: &Topology, text: &str) -> Result<NodeId, Failure> {
     found.map(NodeId).ok_or_else(|| {
         let last = topology.node_name(NodeId(nodes.saturating_sub(1)));
         let hint = format!("nodes are numbered from 0 to {}; the last one is called `{last}`", nodes.saturating_sub(1));
-        Failure::Input(format!("`{}` has no node `{text}`; hint: {hint}", topology.name()))
+        Failure::input(code::UNKNOWN_NAME, format!("`{}` has no node `{text}`", topology.name())).hint(hint)
     })
 }
 

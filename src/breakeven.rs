@@ -2,7 +2,7 @@
 //! fastest, among those that the answer shows and the best one of a single node.
 
 use crate::choices::{Choices, Setting};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::predict;
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Profile, Program, compile_training};
@@ -10,6 +10,7 @@ use foretell_reports::{Column, table};
 use foretell_simulator::{CostModel, Folding, WhatIf, predict as simulate, traced_prediction};
 use foretell_topologies::Topology;
 use foretell_units::Seconds;
+use foretell_units::diagnostic::Mistake;
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -141,7 +142,7 @@ impl Contender {
                 let (plan, model) = (&self.candidate.plan, &setting.model.model);
                 let costs = predict::costs(profile, &topology, plan, model)?;
                 let traced = traced_prediction(plan, model, &topology, &costs);
-                traced.map(|traced| traced.prediction.step_seconds).map_err(|error| Failure::Undone(error.to_string()))
+                traced.map(|traced| traced.prediction.step_seconds).map_err(Failure::of_undone)
             }
         }
     }
@@ -159,16 +160,16 @@ fn fastest(
     let steps = contenders.par_iter().map(|contender| contender.step(&what_if, setting, profile));
     let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
     let fastest = steps.into_iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
-    fastest.ok_or_else(|| Failure::Undone("the search returned nothing".into()))
+    fastest.ok_or_else(|| Failure::undone(code::NOTHING_FITS, "the search returned nothing"))
 }
 
 fn question(quantity: &str, factor: f64) -> Result<WhatIf, Failure> {
-    format!("{quantity}*{factor}").parse().map_err(|error| Failure::Input(format!("{error}")))
+    format!("{quantity}*{factor}").parse::<WhatIf>().map_err(Failure::of_input)
 }
 
 /// Parses the name of a quantity, before anything is searched.
-pub fn quantity(text: &str) -> Result<String, String> {
-    question(text, 1.0).map(|_| text.to_owned()).map_err(|failure| failure.to_string())
+pub fn quantity(text: &str) -> Result<String, Mistake> {
+    question(text, 1.0).map(|_| text.to_owned()).map_err(|failure| Mistake::of(failure.diagnostic()))
 }
 
 /// The best layout of a single node, if the job fits there.

@@ -8,7 +8,7 @@ pub use convergence::ConvergenceAnswer;
 pub use needs::Needs;
 
 use crate::choices::Precision;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs::{self, NamedModel};
 use crate::launch::{Hosts, backend_here};
 use crate::output;
@@ -128,7 +128,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let model = models.first().map(|model| model.model.clone());
     let input = match (&arguments.data, &model) {
         (Some(_), Some(_)) if arguments.model.is_none() && arguments.plan.is_none() => {
-            return Err(Failure::Input("`--data` needs the model that reads it; hint: give `--model` or `--plan`".into()));
+            return Err(
+                Failure::input(code::OPTION_MISSING, "`--data` needs the model that reads it").hint("give `--model` or `--plan`")
+            );
         }
         (Some(data), Some(model)) => measure_input(data, model)?,
         _ => None,
@@ -160,7 +162,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 fn run_convergence(arguments: &Arguments, topology: &Topology, transport: TransportKind, json: bool) -> Result<(), Failure> {
     let Some(path) = &arguments.plan else {
         let hint = "give `--plan FILE`, whose model and recipe the runs train";
-        return Err(Failure::Input(format!("`--convergence` needs a plan; hint: {hint}")));
+        return Err(Failure::input(code::OPTION_MISSING, "`--convergence` needs a plan").hint(hint));
     };
     let loaded = PlanFile::load(path)?;
     executable(&loaded.model.model)?;

@@ -107,7 +107,7 @@ impl<'a> Changes<'a> {
 
     /// `None` if no layout is shown.
     fn verdict(&self, question: &'static str, name: &'static str) -> Result<Option<Verdict>, Failure> {
-        let what_if: WhatIf = question.parse().map_err(|error| Failure::Input(format!("{error}")))?;
+        let what_if: WhatIf = question.parse().map_err(Failure::of_input)?;
         let topology = what_if.topology(&self.setting.topology)?;
         let oversubscription = predict::oversubscription(false);
         let steps = self.programs.par_iter().map(|(program, costs)| {

@@ -1,7 +1,7 @@
 //! `foretell check`: compares a run's prediction with its measurement, instruction by instruction.
 
 use crate::binding::{self, Limits};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::input::bound_phrase;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -70,9 +70,11 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
     let totals: Measured = folder.read("measured.json")?;
     if compiled.pacing.is_some() {
         let hint = "compare `samples_per_second` and `staleness` of `simulate --json` and `execute --json`";
-        return Err(Failure::Input(format!(
-            "workers at their own pace share no step whose instructions could be compared; hint: {hint}"
-        )));
+        return Err(Failure::input(
+            code::OPTION_VALUE,
+            "workers at their own pace share no step whose instructions could be compared",
+        )
+        .hint(hint));
     }
     let world_size = compiled.training.mesh.world_size();
     let measured = read_timeline(&folder.file("timeline"), world_size)?;
@@ -219,7 +221,10 @@ impl Checked {
         let text = crate::inputs::read(&path)?;
         let point = |line: &str| {
             let line: LossLine = serde_json::from_str(line).map_err(|error| {
-                Failure::Input(format!("`{}` is not in the form that `foretell execute` writes: {error}", path.display()))
+                Failure::input(
+                    code::FILE_FORM,
+                    format!("`{}` is not in the form that `foretell execute` writes: {error}", path.display()),
+                )
             })?;
             Ok(line.loss.map(|loss| LossPoint { step: line.step as u64, loss }))
         };

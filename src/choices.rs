@@ -3,7 +3,7 @@
 
 use crate::binding::Limits;
 use crate::confined;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs::{self, NamedModel};
 use crate::method::{Method, MethodChoices};
 use crate::plan_file::{ModelReference, PlanFile};
@@ -15,6 +15,7 @@ use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
 use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Stack, Trained};
 use foretell_simulator::Stop;
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, DataType, Price, Seconds, count};
 use std::path::Path;
 use std::time::Instant;
@@ -161,7 +162,7 @@ impl Choices {
         let model = self.model()?;
         if self.topology.is_empty() {
             let hint = "name a cluster of `foretell topologies`, a file, or devices such as 8xh100";
-            return Err(Failure::Input(format!("`--topology` is missing; hint: {hint}")));
+            return Err(Failure::input(code::OPTION_MISSING, "`--topology` is missing").hint(hint));
         }
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let topology = match &self.first_nodes {
@@ -210,8 +211,7 @@ impl Choices {
         method.apply(&mut base, &model.model, &mut taken)?;
         if let Some(routing) = &self.routing {
             base.workload.routing = inputs::routing(routing)?;
-            base.validate_routing(model.model.experts(), model.model.mixture_layers())
-                .map_err(|error| Failure::Input(error.to_string()))?;
+            base.validate_routing(model.model.experts(), model.model.mixture_layers()).map_err(Failure::of_input)?;
         }
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
@@ -222,7 +222,9 @@ impl Choices {
         let Some(length) = self.sequence else { return Ok(named) };
         let Some(model) = named.model.with_sequence(length) else {
             let hint = "write its lengths into a model file with `base`";
-            return Err(Failure::Input(format!("`{}` has no one length of its samples; hint: {hint}", named.name)));
+            return Err(
+                Failure::input(code::OPTION_VALUE, format!("`{}` has no one length of its samples", named.name)).hint(hint)
+            );
         };
         inputs::sound(NamedModel { model, ..named }, Path::new("--sequence"))
     }
@@ -304,7 +306,7 @@ impl Choices {
         let formats = self.formats(setting);
         if formats.len() > 1 && !matches!(self.objective, Objective::Time | Objective::TimeToLoss) {
             let hint = "omit `--objective`, or name one format";
-            return Err(Failure::Input(format!("several number formats can only be compared by step time; hint: {hint}")));
+            return Err(Failure::input(code::OPTION_VALUE, "several number formats can only be compared by step time").hint(hint));
         }
         let devices = self.devices(&setting.topology);
         let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started, &watch);
@@ -352,7 +354,9 @@ impl Choices {
         }
         if devices == 0 {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
-            return Err(Failure::Input(format!("no node of `{}` costs so little; hint: {hint}", topology.name())));
+            return Err(
+                Failure::input(code::OPTION_VALUE, format!("no node of `{}` costs so little", topology.name())).hint(hint)
+            );
         }
         // The clock stops a search a little later if that still gives an answer.
         let (stop, give_up) = (self.stop_after(started, 0.0), self.stop_after(started, LATE_ANSWER));
@@ -462,10 +466,10 @@ const SIMPLICITY_MARGIN: f64 = 0.005;
 const MOST_KINDS_LEFT_OUT: usize = 3;
 
 /// Parses a share of something, such as `6%` or `0.06`.
-fn share(text: &str) -> Result<f64, String> {
+fn share(text: &str) -> Result<f64, Mistake> {
     let (number, unit) = text.trim().strip_suffix('%').map_or((text.trim(), 1.0), |number| (number.trim(), 100.0));
     let share = number.parse::<f64>().ok().map(|number| number / unit).filter(|share| (0.0..1.0).contains(share));
-    share.ok_or_else(|| format!("`{text}` is not a share; hint: write for example 6%"))
+    share.ok_or_else(|| Mistake::new(format!("`{text}` is not a share"), "write for example 6%"))
 }
 
 impl From<Objective> for foretell_planner::Objective {

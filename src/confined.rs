@@ -2,7 +2,7 @@
 //! only files of one folder, and ends with the process that asked. Knows no commands. Every path
 //! that a user or a user's file can name passes [`permit`], in `inputs.rs` and `output.rs`.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
@@ -16,10 +16,22 @@ pub fn enter(folder: &Path, parent: Option<i32>) -> Result<(), Failure> {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     // A parent that ended before the call sends no signal.
     if parent.is_some() && getppid().map(|parent| parent.as_raw_nonzero().get()) != parent {
-        return Err(Failure::Undone("the process that asked has ended".into()));
+        return Err(Failure::undone(code::SYSTEM, "the process that asked has ended"));
     }
-    let folder = folder.canonicalize().map_err(|error| Failure::Input(format!("`{}`: {error}", folder.display())))?;
-    FOLDER.set(folder).map_err(|_| Failure::Undone("this process is confined already".into()))
+    let folder =
+        folder.canonicalize().map_err(|error| Failure::input(code::FILE_UNREADABLE, error.to_string()).in_file(folder))?;
+    FOLDER.set(folder).map_err(|_| Failure::undone(code::SYSTEM, "this process is confined already"))
+}
+
+/// The file of the folder that has why the process failed, in one line.
+pub const FAILURE: &str = "failure.txt";
+
+/// Tells the process that asked why this one failed, if it is confined.
+pub fn tell(failure: &Failure) {
+    if let Some(folder) = FOLDER.get() {
+        // Without the file the exit status tells the failure.
+        let _ = std::fs::write(folder.join(FAILURE), failure.one_line());
+    }
 }
 
 /// Whether this process is confined.
@@ -34,7 +46,8 @@ pub fn permit(path: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let hint = "give a name of the library, or the contents of the file";
-    Err(Failure::Input(format!("`{}` is a path, and no other file is read or written here; hint: {hint}", path.display())))
+    Err(Failure::input(code::FILE_CONFINED, format!("`{}` is a path, and no other file is read or written here", path.display()))
+        .hint(hint))
 }
 
 /// Whether a path leads into a folder. Of a path that does not exist yet its nearest parent counts.

@@ -2,7 +2,7 @@
 
 mod documents;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output;
 use crate::tokenizer::{self, Tokenizer};
 use crate::training::BadSamplePolicy;
@@ -94,9 +94,9 @@ fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
     let written = written?;
     let (tokens, token_bytes) = (writer.count(), writer.token_bytes());
     if tokens == 0 {
-        return Err(Failure::Input(
-            "the texts hold no tokens, so nothing is written; hint: give texts that are not empty".into(),
-        ));
+        return Err(
+            Failure::input(code::TEXTS, "the texts hold no tokens, so nothing is written").hint("give texts that are not empty")
+        );
     }
     writer.finish().map_err(unwritten)?;
     let (bad, end) = (documents.bad(), end.map(|(_, name)| name));
@@ -144,9 +144,9 @@ fn write_tokens(
             return Ok(written);
         }
         read += bytes as u64;
-        let encoded = tokenizer
-            .encode_batch(texts)
-            .map_err(|error| Failure::Input(format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display())))?;
+        let encoded = tokenizer.encode_batch(texts).map_err(|error| {
+            Failure::input(code::TOKENIZER, format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display()))
+        })?;
         for (encoding, ends_document) in encoded.iter().zip(ends) {
             writer.push(encoding).map_err(unwritten)?;
             if let Some(id) = end.filter(|_| ends_document) {
@@ -158,5 +158,5 @@ fn write_tokens(
 }
 
 fn unwritten(error: foretell_executor::data::DataError) -> Failure {
-    Failure::Undone(error.to_string())
+    Failure::of_undone(error)
 }

@@ -6,6 +6,7 @@ use clap::Args;
 use foretell_executor::backend::{CudaError, DeviceDescription, Library, devices};
 use foretell_executor::machine;
 use foretell_executor::transport::Mpi;
+use foretell_units::diagnostic::{Mistake, one_line};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -73,7 +74,7 @@ fn findings() -> Vec<Finding> {
             match mpi {
                 Ok(version) if command("mpirun") => format!("{version}: `mpirun` can start ranks with `--transport mpi`"),
                 Ok(version) => format!("{version}, without an mpirun that starts ranks"),
-                Err(error) => format!("not needed: {error}"),
+                Err(error) => format!("not needed: {}", one_line(&error)),
             },
         ),
         finding(
@@ -107,7 +108,7 @@ fn said_of(gpus: &Result<Vec<DeviceDescription>, CudaError>) -> String {
             };
             gpus.iter().map(each).collect::<Vec<_>>().join(", ")
         }
-        Err(error) => error.to_string(),
+        Err(error) => one_line(error),
     }
 }
 
@@ -128,7 +129,10 @@ fn library(library: Library) -> Finding {
             let file = library.file().map(|file| format!(" from {}", file.display())).unwrap_or_default();
             format!("{version}{file}: {}", library.purpose())
         }
-        (None, _) => format!("{library} cannot be loaded; only needed for GPUs: {}; hint: {}", library.purpose(), library.hint()),
+        (None, _) => {
+            let message = format!("{library} cannot be loaded; only needed for GPUs: {}", library.purpose());
+            one_line(&Mistake::new(message, library.hint()))
+        }
     };
     Finding { what, found: library.is_present() && fault.is_none(), detail }
 }

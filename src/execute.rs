@@ -1,6 +1,6 @@
 //! `foretell execute`: predicts a plan, then trains as it says.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::input;
 use crate::inputs;
 use crate::launch::{backend_for, enough_devices, this_program};
@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let plan = match (&arguments.plan, &arguments.resume) {
         (Some(plan), _) => plan.clone(),
         (None, Some(run)) => run.join("plan.yaml"),
-        (None, None) => return Err(Failure::Input("a run needs a plan; hint: give one with `--plan`".into())),
+        (None, None) => return Err(Failure::input(code::OPTION_MISSING, "a run needs a plan").hint("give one with `--plan`")),
     };
     let mut loaded = PlanFile::load(&plan)?;
     arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
@@ -128,7 +128,11 @@ fn refuse_weights_in(weights: &Path, run: &Path) -> Result<(), Failure> {
         (Some(inside), Some(folder)) if inside.starts_with(&folder) => {
             let (weights, run) = (weights.display(), run.display());
             let hint = "give another folder with `--run`";
-            Err(Failure::Input(format!("`--overwrite` would delete the weights `{weights}`, which lie in `{run}`; hint: {hint}")))
+            Err(Failure::input(
+                code::OPTION_VALUE,
+                format!("`--overwrite` would delete the weights `{weights}`, which lie in `{run}`"),
+            )
+            .hint(hint))
         }
         _ => Ok(()),
     }

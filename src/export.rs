@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, export_job};
 use foretell_program::{Plan, Profile, Rank};
 use foretell_simulator::CostModel;
+use foretell_units::diagnostic::one_line;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -180,7 +181,7 @@ fn exported(loaded: &LoadedPlan, framework: Framework) -> Result<JobFiles, Failu
     let topology = &loaded.topology;
     let devices_per_node = topology.device_count() / topology.node_count().max(1);
     let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
-    export_job(&job, framework).map_err(|error| Failure::in_file(&loaded.path, &error))
+    export_job(&job, framework).map_err(|error| Failure::of_input(error).in_file(&loaded.path))
 }
 
 /// The plan that a job expresses, for a file in `folder`, which is there.
@@ -243,7 +244,7 @@ fn chakra(
             }
         }
         // The traces are complete without these files.
-        Err(error) => output::note(&format!("no network for ASTRA-sim: {error}")),
+        Err(error) => output::note(&format!("no network for ASTRA-sim: {}", one_line(error))),
     }
     let at = folder.display();
     let command = format!(

@@ -1,21 +1,33 @@
-//! Failures of commands: one sentence for the user, and the exit status.
+//! Failures of commands: a diagnostic for the user, and the exit status.
 
+pub mod code;
+mod fault;
+mod terminal;
+pub mod usage;
+
+use code::Code;
 use foretell_executor::ExecutorError;
+use foretell_lab::LabError;
 use foretell_planner::PlannerError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
+use foretell_units::diagnostic::{help, one_line, place};
+use miette::Diagnostic;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 
+pub use fault::Fault;
+pub use terminal::{Colours, in_terminal};
+
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The input is wrong. The message says where, and how to fix it.
-    Input(String),
+    /// The input is wrong. The fault says where, and how to fix it.
+    Input(Box<Fault>),
     /// The input is right, but the command could not be carried out.
-    Undone(String),
+    Undone(Box<Fault>),
     /// The search ran, and found no layout.
     Unplanned(PlannerError),
     /// A signal stopped the command.
@@ -23,7 +35,7 @@ pub enum Failure {
         /// The signal's number.
         signal: u8,
         /// The state that the command left, and how to continue.
-        message: String,
+        fault: Box<Fault>,
     },
 }
 
@@ -41,6 +53,8 @@ struct ErrorDocument {
     /// `input`: the input is wrong; `undone`: it could not be done; `stopped`: a signal ended it.
     /// From `serve` and `mcp` also `cancelled`, `time`, `memory` and `busy`.
     code: String,
+    /// The diagnostic's code, such as `topology::unknown_name`: the page of errors lists them.
+    diagnostic: Option<String>,
     /// What happened.
     message: String,
     /// How to fix it.
@@ -49,13 +63,15 @@ struct ErrorDocument {
     file: Option<String>,
     /// The line of the file.
     line: Option<usize>,
+    /// The column of the line, in characters.
+    column: Option<usize>,
 }
 
 impl FailureAnswer {
     /// The document of a failure that has a code of its own.
     pub fn new(code: &str, message: impl Into<String>, hint: Option<&str>) -> Self {
-        let hint = hint.map(str::to_owned);
-        Self { error: ErrorDocument { code: code.into(), message: message.into(), hint, file: None, line: None } }
+        let (code, message, hint) = (code.into(), message.into(), hint.map(str::to_owned));
+        Self { error: ErrorDocument { code, diagnostic: None, message, hint, file: None, line: None, column: None } }
     }
 }
 
@@ -64,9 +80,69 @@ impl Failure {
     pub const INPUT: u8 = 2;
     const UNDONE: u8 = 1;
 
-    /// An error in a file's content. The message names the file.
-    pub fn in_file(path: &Path, error: &dyn fmt::Display) -> Self {
-        Failure::Input(format!("{}: {error}", path.display()))
+    /// Wrong input.
+    pub fn input(code: Code, message: impl Into<String>) -> Self {
+        Failure::Input(Fault::new(code, message).into())
+    }
+
+    /// Something that could not be done.
+    pub fn undone(code: Code, message: impl Into<String>) -> Self {
+        Failure::Undone(Fault::new(code, message).into())
+    }
+
+    /// Wrong input that another crate found.
+    pub fn of_input(error: impl Diagnostic + Send + Sync + 'static) -> Self {
+        Failure::Input(Fault::of(error).into())
+    }
+
+    /// Something that another crate could not do.
+    pub fn of_undone(error: impl Diagnostic + Send + Sync + 'static) -> Self {
+        Failure::Undone(Fault::of(error).into())
+    }
+
+    /// Adds how to fix it, in place of what the fault says itself.
+    pub fn hint(self, hint: impl Into<String>) -> Self {
+        self.with(|fault| fault.hint(hint))
+    }
+
+    /// Adds the file that is wrong, unless the fault has a place.
+    pub fn in_file(self, path: &Path) -> Self {
+        self.with(|fault| fault.in_file(path))
+    }
+
+    /// Adds what it was about to the message, such as an option.
+    pub fn about(self, subject: &str) -> Self {
+        self.with(|fault| fault.about(subject))
+    }
+
+    /// The failure as one of input, with its exit status.
+    pub fn into_input(self) -> Self {
+        match self {
+            Failure::Input(fault) | Failure::Undone(fault) | Failure::Stopped { fault, .. } => Failure::Input(fault),
+            Failure::Unplanned(error) => Failure::of_input(error),
+        }
+    }
+
+    fn with(self, change: impl FnOnce(Fault) -> Fault) -> Self {
+        match self {
+            Failure::Input(fault) => Failure::Input(change(*fault).into()),
+            Failure::Undone(fault) => Failure::Undone(change(*fault).into()),
+            Failure::Unplanned(error) => Failure::Undone(change(Fault::of(error)).into()),
+            Failure::Stopped { signal, fault } => Failure::Stopped { signal, fault: change(*fault).into() },
+        }
+    }
+
+    /// What is wrong.
+    pub fn diagnostic(&self) -> &dyn Diagnostic {
+        match self {
+            Failure::Input(fault) | Failure::Undone(fault) | Failure::Stopped { fault, .. } => &**fault,
+            Failure::Unplanned(error) => error,
+        }
+    }
+
+    /// The failure in one line, for notes and tables.
+    pub fn one_line(&self) -> String {
+        one_line(self.diagnostic())
     }
 
     /// The failure as JSON: what happened, how to fix it, and where.
@@ -76,21 +152,18 @@ impl Failure {
             Failure::Undone(_) | Failure::Unplanned(_) => "undone",
             Failure::Stopped { .. } => "stopped",
         };
-        let text = self.to_string();
-        let (text, hint) = text.split_once("; hint: ").map_or((text.as_str(), None), |(text, hint)| (text, Some(hint)));
-        let (place, message) = text.split_once(": ").map_or((None, text), |(place, rest)| match read_place(place) {
-            Some(place) => (Some(place), rest),
-            None => (None, text),
-        });
-        let (file, line) = place.map_or((None, None), |(file, line)| (Some(file), line));
-        let owned = |text: &str| text.to_owned();
+        let diagnostic = self.diagnostic();
+        let place = place(diagnostic);
+        let position = place.as_ref().and_then(|place| place.position);
         FailureAnswer {
             error: ErrorDocument {
                 code: code.into(),
-                message: message.into(),
-                hint: hint.map(owned),
-                file: file.map(owned),
-                line,
+                diagnostic: diagnostic.code().map(|code| code.to_string()),
+                message: diagnostic.to_string(),
+                hint: help(diagnostic),
+                file: place.and_then(|place| place.file),
+                line: position.map(|(line, _)| line),
+                column: position.map(|(_, column)| column),
             },
         }
     }
@@ -106,24 +179,10 @@ impl Failure {
     }
 }
 
-/// Reads the place at the head of a message: a file that exists, with or without line and column.
-fn read_place(text: &str) -> Option<(&str, Option<usize>)> {
-    let text = text.trim_matches('`');
-    if Path::new(text).is_file() {
-        return Some((text, None));
-    }
-    let mut parts = text.rsplitn(3, ':');
-    let (column, line, file) = (parts.next()?, parts.next()?, parts.next()?);
-    column.parse::<usize>().ok()?;
-    Path::new(file).is_file().then(|| (file, line.parse().ok()))
-}
-
 impl fmt::Display for Failure {
+    /// The message alone.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Input(message) | Failure::Undone(message) | Failure::Stopped { message, .. } => formatter.write_str(message),
-            Failure::Unplanned(error) => error.fmt(formatter),
-        }
+        fmt::Display::fmt(self.diagnostic(), formatter)
     }
 }
 
@@ -132,7 +191,7 @@ macro_rules! input {
     ($($error:ty),*) => {
         $(impl From<$error> for Failure {
             fn from(error: $error) -> Self {
-                Failure::Input(error.to_string())
+                Failure::of_input(error)
             }
         })*
     };
@@ -144,7 +203,7 @@ macro_rules! undone {
     ($($error:ty),*) => {
         $(impl From<$error> for Failure {
             fn from(error: $error) -> Self {
-                Failure::Undone(error.to_string())
+                Failure::of_undone(error)
             }
         })*
     };
@@ -154,9 +213,7 @@ undone!(SimulationError, foretell_reports::ReportError, foretell_export::ExportE
 impl From<PlannerError> for Failure {
     fn from(error: PlannerError) -> Self {
         match error {
-            PlannerError::Model(_) | PlannerError::NoLayout { .. } | PlannerError::Objective { .. } => {
-                Failure::Input(error.to_string())
-            }
+            PlannerError::Model(_) | PlannerError::NoLayout { .. } | PlannerError::Objective { .. } => Failure::of_input(error),
             PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. } | PlannerError::Simulation(_) => {
                 Failure::Unplanned(error)
             }
@@ -168,25 +225,20 @@ impl From<ExecutorError> for Failure {
     fn from(error: ExecutorError) -> Self {
         match &error {
             ExecutorError::Stopped { signal, .. } => {
-                Failure::Stopped { signal: u8::try_from(*signal).unwrap_or_default(), message: error.to_string() }
+                Failure::Stopped { signal: u8::try_from(*signal).unwrap_or_default(), fault: Fault::of(error).into() }
             }
-            ExecutorError::Checkpoint(cause) if cause.is_input() => Failure::Input(error.to_string()),
-            ExecutorError::Plan(_) | ExecutorError::Data(_) | ExecutorError::Unsupported { .. } => {
-                Failure::Input(error.to_string())
-            }
-            _ => Failure::Undone(error.to_string()),
+            ExecutorError::Checkpoint(cause) if cause.is_input() => Failure::of_input(error),
+            ExecutorError::Plan(_) | ExecutorError::Data(_) | ExecutorError::Unsupported { .. } => Failure::of_input(error),
+            _ => Failure::of_undone(error),
         }
     }
 }
 
-impl From<foretell_lab::LabError> for Failure {
-    fn from(error: foretell_lab::LabError) -> Self {
-        use foretell_lab::LabError;
+impl From<LabError> for Failure {
+    fn from(error: LabError) -> Self {
         match error {
-            LabError::Unsupported { .. } | LabError::Topology(_) | LabError::NoSuchNode { .. } => {
-                Failure::Input(error.to_string())
-            }
-            _ => Failure::Undone(error.to_string()),
+            LabError::Unsupported { .. } | LabError::Topology(_) | LabError::NoSuchNode { .. } => Failure::of_input(error),
+            _ => Failure::of_undone(error),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `foretell plan --table ROWS,COLUMNS`: what fits, and how fast, over two choices of the job.
 
 use crate::choices::Choices;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::method::{Loss, Method};
 use crate::usual_stack::Trainer;
 use clap::ValueEnum;
@@ -9,6 +9,7 @@ use foretell_planner::PlannerError;
 use foretell_program::Profile;
 use foretell_reports::{Column, table};
 use foretell_units::Bytes;
+use foretell_units::diagnostic::Mistake;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -35,15 +36,15 @@ pub struct Axes {
 }
 
 impl std::str::FromStr for Axes {
-    type Err = String;
+    type Err = Mistake;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Mistake> {
         let axis = |text: &str| Axis::from_str(text.trim(), true);
         let hint = "write two of context, method, batch, nodes and loss, such as context,method";
         let axes = text.split_once(',').and_then(|(rows, columns)| Some((axis(rows).ok()?, axis(columns).ok()?)));
         match axes {
             Some((rows, columns)) if rows != columns => Ok(Self { rows, columns }),
-            _ => Err(format!("`{text}` is no table; hint: {hint}")),
+            _ => Err(Mistake::new(format!("`{text}` is no table"), hint)),
         }
     }
 }
@@ -107,18 +108,21 @@ const SHORTEST: usize = 1 << 9;
 /// Plans every job of a table.
 pub fn answer(axes: Axes, choices: &Choices, profile: Option<&Profile>) -> Result<TableAnswer, Failure> {
     let mut cells = Vec::new();
+    let mut refusal = None;
     let columns = values(axes.columns, choices)?;
     for row in values(axes.rows, choices)? {
         for column in &columns {
             let mut job = choices.clone();
             set(&mut job, axes.rows, &row);
             set(&mut job, axes.columns, column);
-            cells.push(cell(&job, &row, column, profile)?);
+            let (cell, failure) = cell(&job, &row, column, profile)?;
+            cells.push(cell);
+            refusal = refusal.or(failure);
         }
     }
     // If no job of the table can be planned, the first says why.
-    if let Some(first) = cells.first().filter(|_| cells.iter().all(|cell| cell.memory_bytes.is_none())) {
-        return Err(Failure::Input(first.layout.clone()));
+    if let Some(refusal) = refusal.filter(|_| cells.iter().all(|cell| cell.memory_bytes.is_none())) {
+        return Err(refusal.into_input());
     }
     Ok(TableAnswer { rows: name(axes.rows), columns: name(axes.columns), cells })
 }
@@ -167,7 +171,8 @@ fn set(choices: &mut Choices, axis: Axis, value: &str) {
     }
 }
 
-fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Result<Cell, Failure> {
+/// A job of the table, and why it cannot be planned if it cannot.
+fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Result<(Cell, Option<Failure>), Failure> {
     let empty = |memory: Option<Bytes>, why: String| Cell {
         row: row.into(),
         column: column.into(),
@@ -182,13 +187,16 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
     let planned = match planned {
         Ok(planned) => planned,
         Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, .. })) => {
-            return Ok(empty(Some(needed), "no layout fits".into()));
+            return Ok((empty(Some(needed), "no layout fits".into()), None));
         }
-        Err(error) => return Ok(empty(None, error.to_string())),
+        Err(failure) => return Ok((empty(None, failure.one_line()), Some(failure))),
     };
-    let Some(best) = planned.candidates.first() else { return Ok(empty(None, "the search returned nothing".into())) };
+    let Some(best) = planned.candidates.first() else {
+        let failure = Failure::undone(code::NOTHING_FITS, "the search returned nothing");
+        return Ok((empty(None, failure.one_line()), Some(failure)));
+    };
     let prediction = &best.prediction;
-    Ok(Cell {
+    let cell = Cell {
         fits: true,
         memory_bytes: prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count),
         step_seconds: Some(prediction.step_seconds.value()),
@@ -196,7 +204,8 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
         chance_of_running_out: prediction.chance_of_running_out,
         layout: best.plan.layout.in_words(),
         ..empty(None, String::new())
-    })
+    };
+    Ok((cell, None))
 }
 
 impl TableAnswer {

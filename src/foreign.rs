@@ -1,7 +1,7 @@
 //! Recognises files that are not what a command asks for: files of other tools, and our own of
 //! another kind. Only for messages: a file that can be read never comes here.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use foretell_export::PlanForm;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -57,7 +57,7 @@ pub fn explain(failure: Failure, text: &str, path: &Path, wanted: Wanted) -> Fai
                 Wanted::Plan => "a plan",
                 Wanted::Profile => "a profile",
             };
-            Failure::in_file(path, &format!("this is {what}, and {asked} is asked for; hint: {hint}"))
+            Failure::input(code::FILE_KIND, format!("this is {what}, and {asked} is asked for")).hint(hint).in_file(path)
         }
         _ => failure,
     }
@@ -76,7 +76,8 @@ pub fn refuse_other_kinds(text: &str, form: PlanForm, path: &Path) -> Result<(),
         // Scripts and lists of settings name each other's words.
         Some(kind) if kind != own && ![MEGATRON, TORCHTITAN, SBATCH].contains(&kind) => {
             let (what, hint, _) = kind;
-            Err(Failure::in_file(path, &format!("this is {what}, and {} is asked for; hint: {hint}", own.0)))
+            let message = format!("this is {what}, and {} is asked for", own.0);
+            Err(Failure::input(code::FILE_KIND, message).hint(hint).in_file(path))
         }
         _ => Ok(()),
     }
@@ -218,7 +219,7 @@ mod tests {
         ];
         for (text, expected) in cases {
             for wanted in [Wanted::Model, Wanted::Topology, Wanted::Plan, Wanted::Profile] {
-                let failure = explain(Failure::Input("as it was".into()), text, Path::new("x"), wanted).to_string();
+                let failure = explain(Failure::input(code::OPTION_VALUE, "as it was"), text, Path::new("x"), wanted).one_line();
                 assert!(failure.starts_with("x: this is ") && failure.contains(expected), "{text}: {failure}");
             }
         }
@@ -234,11 +235,11 @@ mod tests {
         ];
         for (text, kind) in cases {
             for wanted in [Wanted::Model, Wanted::Topology, Wanted::Plan, Wanted::Profile] {
-                let failure = explain(Failure::Input("as it was".into()), text, Path::new("x"), wanted).to_string();
+                let failure = explain(Failure::input(code::OPTION_VALUE, "as it was"), text, Path::new("x"), wanted).to_string();
                 assert_eq!(failure == "as it was", wanted == kind, "{text} for {wanted:?}: {failure}");
             }
         }
-        let unknown = explain(Failure::Input("as it was".into()), "colour: red\n", Path::new("x"), Wanted::Plan);
+        let unknown = explain(Failure::input(code::OPTION_VALUE, "as it was"), "colour: red\n", Path::new("x"), Wanted::Plan);
         assert_eq!(unknown.to_string(), "as it was");
     }
 

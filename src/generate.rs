@@ -1,6 +1,6 @@
 //! `foretell generate`: continues a text with a trained language model, to look at what it learned.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::output;
 use crate::tokenizer::{self, Tokenizer};
@@ -131,7 +131,9 @@ impl Arguments {
         let temperature = self.temperature.unwrap_or(if self.top_k.is_some() { 1.0 } else { 0.0 });
         if !temperature.is_finite() || temperature < 0.0 {
             let hint = "give a number of at least 0, such as 0.8";
-            return Err(Failure::Input(format!("the temperature {temperature} makes no probabilities; hint: {hint}")));
+            return Err(
+                Failure::input(code::TOKENIZER, format!("the temperature {temperature} makes no probabilities")).hint(hint)
+            );
         }
         Ok(Sampling { temperature, top_k: self.top_k.map(|count| count as usize), seed: self.seed })
     }
@@ -148,7 +150,7 @@ impl Arguments {
             _ if self.prompt.is_none() => Ok(Coding::Numbers),
             _ => {
                 let hint = "give its `tokenizer.json` with `--tokenizer`, or tokens with `--prompt-tokens`";
-                Err(Failure::Input(format!("a text needs the tokenizer of the model; hint: {hint}")))
+                Err(Failure::input(code::OPTION_MISSING, "a text needs the tokenizer of the model").hint(hint))
             }
         }
     }
@@ -195,5 +197,6 @@ impl Coding {
 }
 
 fn failed(path: &Path, doing: &str, error: &str) -> Failure {
-    Failure::Input(format!("`{}` cannot {doing}: {error}; hint: use the tokenizer of the model", path.display()))
+    Failure::input(code::TOKENIZER, format!("`{}` cannot {doing}: {error}", path.display()))
+        .hint("use the tokenizer of the model")
 }

@@ -3,7 +3,7 @@
 pub mod kineto;
 
 use crate::choices::usual_precision;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::foreign;
 use crate::inputs::{self, NamedModel};
 use crate::output;
@@ -133,7 +133,8 @@ impl Arguments {
     fn file(&self) -> Result<&Path, Failure> {
         match self.files.as_slice() {
             [file] => Ok(file),
-            _ => Err(Failure::Input("this format is read from one file; hint: give one file, or import `kineto`".into())),
+            _ => Err(Failure::input(code::IMPORT_OPTIONS, "this format is read from one file")
+                .hint("give one file, or import `kineto`")),
         }
     }
 
@@ -159,7 +160,8 @@ impl Arguments {
             None => Ok(()),
             Some((name, ..)) => {
                 let form = self.form.to_possible_value().map_or_else(String::new, |form| form.get_name().to_string());
-                Err(Failure::Input(format!("`{name}` has no effect on an import of `{form}`; hint: leave it out")))
+                Err(Failure::input(code::IMPORT_OPTIONS, format!("`{name}` has no effect on an import of `{form}`"))
+                    .hint("leave it out"))
             }
         }
     }
@@ -238,7 +240,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Settings), Failure> {
     let path = arguments.file()?;
     foreign::refuse_other_kinds(text, form, path)?;
-    let missing = |what: &str| Failure::Input(format!("`{}` does not say the {what}; hint: add `--{what}`", path.display()));
+    let missing = |what: &str| {
+        Failure::input(code::OPTION_MISSING, format!("`{}` does not say the {what}", path.display()))
+            .hint(format!("add `--{what}`"))
+    };
     let name = arguments.topology.as_deref().ok_or_else(|| missing("topology"))?;
     let topology = inputs::topology(name, arguments.nodes)?;
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -258,16 +263,15 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
         vocab: arguments.vocab,
         file: &read_beside,
     };
-    let imported = import_plan(text, form, surroundings).map_err(|error| Failure::in_file(path, &error));
+    let imported = import_plan(text, form, surroundings).map_err(|error| Failure::of_input(error).in_file(path));
     if let Some(failure) = unreadable.take() {
         return Err(failure);
     }
     let imported = imported?;
     if let Some(size) = arguments.micro_batch.filter(|&size| size != imported.plan.layout.micro_batch) {
         let own = imported.plan.layout.micro_batch;
-        let message =
-            format!("the file states its micro-batch, {own}, and `--micro-batch` is {size}; hint: leave one of them out");
-        return Err(Failure::in_file(path, &message));
+        let message = format!("the file states its micro-batch, {own}, and `--micro-batch` is {size}");
+        return Err(Failure::input(code::IMPORT_OPTIONS, message).hint("leave one of them out").in_file(path));
     }
     predict::has_products(&topology, imported.plan.precision)?;
     let mut imported = imported;
@@ -307,7 +311,7 @@ impl Settings {
 /// The plan's model: what the file states, or what `--model` names. The stack's framework must take
 /// the plan.
 fn model(arguments: &Arguments, imported: &mut ImportedPlan, path: &Path) -> Result<ModelReference, Failure> {
-    let in_file = |message: String| Failure::in_file(path, &message);
+    let in_file = |message: String, hint: &str| Failure::input(code::IMPORT_OPTIONS, message).hint(hint).in_file(path);
     let stated = imported.model.clone();
     let on_hub = imported.unknown_model.as_deref().filter(|_| arguments.model.is_none() && stated.is_none());
     let on_hub = on_hub.and_then(|name| Some((name.to_string(), Model::named_on_hub(name)?)));
@@ -323,17 +327,19 @@ fn model(arguments: &Arguments, imported: &mut ImportedPlan, path: &Path) -> Res
                 Some(model.with_sequence(length)? == *stated)
             };
             if stated.as_ref().is_some_and(|stated| same(stated) != Some(true)) {
-                return Err(in_file(format!("the file states its model, and it is not `{name}`; hint: leave out `--model`")));
+                return Err(in_file(format!("the file states its model, and it is not `{name}`"), "leave out `--model`"));
             }
             (Some(name.clone()), stated.unwrap_or(model))
         }
         (None, Some(model)) => (None, model),
         (None, None) => {
             return Err(match &imported.unknown_model {
-                Some(name) => in_file(format!(
-                    "the file names the model {name}, which is not known here; hint: add `--model` with its `config.json` or a model file"
-                )),
-                None => Failure::Input(format!("`{}` does not say the model; hint: add `--model`", path.display())),
+                Some(name) => in_file(
+                    format!("the file names the model {name}, which is not known here"),
+                    "add `--model` with its `config.json` or a model file",
+                ),
+                None => Failure::input(code::OPTION_MISSING, format!("`{}` does not say the model", path.display()))
+                    .hint("add `--model`"),
             });
         }
     };
@@ -348,12 +354,12 @@ fn model(arguments: &Arguments, imported: &mut ImportedPlan, path: &Path) -> Res
         None => model,
         Some(length) => model
             .with_sequence(length)
-            .ok_or_else(|| in_file("the model's samples are no sequences; hint: leave out the sequence's length".into()))?,
+            .ok_or_else(|| in_file("the model's samples are no sequences".into(), "leave out the sequence's length"))?,
     };
-    check_stack(&model, &imported.plan).map_err(|error| Failure::in_file(path, &error))?;
+    check_stack(&model, &imported.plan).map_err(|error| Failure::of_input(error).in_file(path))?;
     keep_known_attention(&model, imported);
     // Adapters name layers of the model, which are not known before.
-    imported.plan.training.graph(&model, "model", &GraphOptions::ONE).map_err(|error| Failure::in_file(path, &error))?;
+    imported.plan.training.graph(&model, "model", &GraphOptions::ONE).map_err(|error| Failure::of_input(error).in_file(path))?;
     let by_path = name.filter(|name| inputs::model(name).is_ok_and(|named| named.model == model));
     let known = by_path.or_else(|| Model::zoo().find(|(_, known)| *known == model).map(|(name, _)| name.into()));
     Ok(known.map_or(ModelReference::InPlace(model), ModelReference::Named))
@@ -386,5 +392,5 @@ fn topology(arguments: &Arguments, text: &str) -> Result<String, Failure> {
         Form::SlurmNodes => from_slurm_nodes(text, &options),
         _ => from_smi_topo(text, &options),
     };
-    imported.map_err(|error| Failure::Input(format!("`{}`: {error}", path.display())))
+    imported.map_err(|error| Failure::of_input(error).in_file(path))
 }

@@ -12,6 +12,7 @@ use foretell_program::{InputCosts, Operation, Profile, Program, RankTimeline, Ti
 use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
 use foretell_topologies::{Architecture, Topology};
+use foretell_units::diagnostic::{Mistake, one_line};
 use foretell_units::{BytesPerSecond, Picoseconds, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -49,9 +50,10 @@ pub fn waiting(loaded: &LoadedPlan, profile: Option<&Profile>, program: &Program
     let input = loaded.file.input?;
     let costs = costs(loaded, profile.and_then(|profile| profile.input));
     if costs.is_none() {
-        output::note(
-            "the plan's `input` states no `bytes_per_sample` and the profile has no costs of input, so loading is not predicted; hint: state `bytes_per_sample` and `decode`, or calibrate with `--data`",
-        );
+        let message = "the plan's `input` states no `bytes_per_sample` and the profile has no costs of input, so loading is not \
+                       predicted";
+        let hint = "state `bytes_per_sample` and `decode`, or calibrate with `--data`";
+        output::note(&one_line(&Mistake::new(message, hint)));
     }
     let source = Source { costs: costs?, workers: input.workers, prefetch: input.prefetch };
     predict(&source, &loaded.topology, program, prediction)

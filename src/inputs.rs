@@ -2,7 +2,7 @@
 //! file reading of the command line is here.
 
 use crate::confined;
-use crate::failure::Failure;
+use crate::failure::{Failure, Fault, code};
 use crate::foreign::{self, Wanted};
 use crate::output;
 use flate2::read::MultiGzDecoder;
@@ -17,7 +17,9 @@ use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{
     Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, TopologyReference, discover, from_discovered,
 };
+use foretell_topologies::{YamlError, read_yaml};
 use foretell_units::SchemaVersion;
+use foretell_units::diagnostic::{Mistake, help};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -61,7 +63,7 @@ impl ModelFile {
     /// The text of a model's file.
     pub fn to_yaml(model: &Model) -> Result<String, Failure> {
         let file = Self { schema_version: SchemaVersion, model: model.clone() };
-        serde_saphyr::to_string(&file).map_err(|error| Failure::Undone(error.to_string()))
+        serde_saphyr::to_string(&file).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))
     }
 }
 
@@ -116,7 +118,7 @@ const READ_HINT: &str = "check that the path exists and that the file is readabl
 
 /// The error for a file that cannot be read.
 fn unreadable(path: &Path, why: &dyn std::fmt::Display, hint: &str) -> Failure {
-    Failure::Input(format!("`{}` cannot be read: {why}; hint: {hint}", path.display()))
+    Failure::input(code::FILE_UNREADABLE, format!("`{}` cannot be read: {why}", path.display())).hint(hint)
 }
 
 /// Reads a text file of at most `most` bytes. Not more are read, whatever the path leads to.
@@ -127,7 +129,7 @@ fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
 /// The text of a file's bytes.
 fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|error| match foreign::of_bytes(error.as_bytes()) {
-        Some((what, hint)) => Failure::in_file(path, &format!("this is {what}, and no text; hint: {hint}")),
+        Some((what, hint)) => Failure::input(code::FILE_KIND, format!("this is {what}, and no text")).hint(hint).in_file(path),
         None => unreadable(path, &error, READ_HINT),
     })
 }
@@ -149,24 +151,17 @@ pub fn routing(text: &str) -> Result<Routing, Failure> {
     let path = Path::new(text);
     match text.parse() {
         Err(_) if path.is_file() => parse_yaml(&read(path)?, path),
-        routing => routing.map_err(|error| Failure::Input(format!("`--routing`: {error}"))),
+        routing => routing.map_err(|mistake| Failure::of_input(mistake).about("`--routing`")),
     }
 }
 
 /// Parses YAML (or JSON, a subset of it). An error names line and column.
 pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let place = error.location().map_or(String::new(), |place| format!(":{}:{}", place.line(), place.column()));
-        // The library appends the place in its own words, which `place` replaces.
-        let message = error.to_string();
-        let message = message.lines().next().unwrap_or("it is not valid YAML");
-        let message = message.split(" at line ").next().unwrap_or(message).trim_start_matches("error: ");
-        if message.contains("hint: ") {
-            return Failure::Input(format!("{}{place}: {message}", path.display()));
-        }
+    read_yaml(text).map_err(|YamlError { place, mistake }| {
         let hint = "`foretell models show`, `foretell topologies show` and `foretell plan -o` print files in the right form";
-        Failure::Input(format!("{}{place}: {message}; hint: {hint}", path.display()))
+        let fault = Fault::new(code::FILE_FORM, mistake.message);
+        let hint = if mistake.hint.is_empty() { hint.to_owned() } else { mistake.hint };
+        Failure::Input(fault.hint(hint).in_text(path, text, place).into())
     })
 }
 
@@ -208,22 +203,26 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     }
     let mut sizes: serde_json::Map<String, Value> = parse_yaml(content, path)?;
     let Some(base) = sizes.remove("base") else { return Ok(None) };
-    based(&base, sizes).map(Some).map_err(|error| Failure::in_file(path, &error))
+    based(&base, sizes).map(Some).map_err(|error| Failure::of_input(error).in_file(path))
 }
 
 /// A model of the zoo with other sizes.
-pub fn based(base: &Value, mut sizes: serde_json::Map<String, Value>) -> Result<Model, String> {
+pub fn based(base: &Value, mut sizes: serde_json::Map<String, Value>) -> Result<Model, Mistake> {
     let name = base.as_str().unwrap_or_default();
-    let base = Model::named(name).map_err(|error| error.to_string())?;
-    let written = |error: serde_json::Error| format!("{error}; hint: `foretell models show {name}` lists its sizes");
+    let base = Model::named(name).map_err(|error| Mistake::of(&error))?;
+    let written = |error: serde_json::Error| {
+        let message = error.to_string();
+        let hint = format!("`foretell models show {name}` lists its sizes");
+        Mistake::recorded(&message).unwrap_or_else(|| Mistake::new(message, hint))
+    };
     if let Some(version) = sizes.remove("schema_version") {
-        let _: SchemaVersion = serde_json::from_value(version).map_err(|error| error.to_string())?;
+        let _: SchemaVersion = serde_json::from_value(version).map_err(written)?;
     }
     let mut model = serde_json::to_value(&base).map_err(written)?;
     if let (Some(family), Some(own)) = (sizes.get("family"), model.get("family"))
         && family != own
     {
-        return Err(format!("`family` is {family}, and `{name}` is of {own}; hint: omit `family`"));
+        return Err(Mistake::new(format!("`family` is {family}, and `{name}` is of {own}"), "omit `family`"));
     }
     if let Some(model) = model.as_object_mut() {
         model.extend(sizes);
@@ -239,7 +238,7 @@ pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: O
         Some(like) => from_hugging_face_as(content, sequence, like),
         None => from_hugging_face(content, sequence),
     };
-    let imported = imported.map_err(|error| Failure::in_file(path, &error))?;
+    let imported = imported.map_err(|error| Failure::of_input(error).in_file(path))?;
     note(&imported, path);
     let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     // The file's usual name says nothing; its folder has the model's.
@@ -250,7 +249,7 @@ pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: O
 
 /// Reads an ONNX graph. Notes what differs from it.
 pub fn onnx(path: &Path) -> Result<NamedModel, Failure> {
-    let imported = from_onnx(read_bytes(path, MOST_ONNX)?).map_err(|error| Failure::in_file(path, &error))?;
+    let imported = from_onnx(read_bytes(path, MOST_ONNX)?).map_err(|error| Failure::of_input(error).in_file(path))?;
     note(&imported, path);
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     sound(NamedModel { name, model: imported.model }, path)
@@ -266,7 +265,7 @@ fn note(imported: &ImportedModel, path: &Path) {
 /// Refuses a model whose sizes contradict each other. The error names the file.
 pub fn sound(named: NamedModel, path: &Path) -> Result<NamedModel, Failure> {
     let options = GraphOptions::ONE;
-    named.model.graph(&named.name, &options).map_err(|error| Failure::in_file(path, &error))?;
+    named.model.graph(&named.name, &options).map_err(|error| Failure::of_input(error).in_file(path))?;
     Ok(named)
 }
 
@@ -288,7 +287,7 @@ pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
         Some(nodes) => topology.with_nodes(nodes)?,
         None => topology,
     };
-    topology.validate().map_err(|error| error.in_file(text))?;
+    topology.validate().map_err(|error| error.in_file(text, ""))?;
     Ok(topology)
 }
 
@@ -311,8 +310,9 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
     }
     if is_library_name(text) || !looks_like_path(text, folder) {
         return Topology::library(text).map_err(|error| {
-            let said = "; devices and nodes may also be said, such as `8xh100` or `2x8xa100-80g@200Gbit/s`";
-            Failure::Input(format!("{error}{said}"))
+            let hint = help(&error).unwrap_or_default();
+            let said = "devices and nodes may also be said, such as `8xh100` or `2x8xa100-80g@200Gbit/s`";
+            Failure::of_input(error).hint(format!("{hint}; {said}"))
         });
     }
     let path = folder.join(text);
@@ -333,9 +333,9 @@ pub fn topology_reference(text: &str) -> Result<TopologyReference, Failure> {
 
 /// Makes the topology of this machine's GPUs from NVML.
 fn local_gpus() -> Result<Topology, Failure> {
-    let gpus = nvml::gpus().map_err(|error| Failure::Input(error.to_string()))?;
+    let gpus = nvml::gpus().map_err(Failure::of_input)?;
     if gpus.is_empty() {
-        return Err(Failure::Input("NVIDIA's driver lists no GPU; hint: use `local`, this machine's CPU cores".into()));
+        return Err(Failure::input(code::GPU, "NVIDIA's driver lists no GPU").hint("use `local`, this machine's CPU cores"));
     }
     let gpu = |gpu: GpuFacts| DiscoveredGpu {
         name: gpu.name,
@@ -347,13 +347,12 @@ fn local_gpus() -> Result<Topology, Failure> {
     };
     let found = Discovered { gpus: gpus.into_iter().map(gpu).collect(), port_rates: nvml::port_rates() };
     let options = ImportOptions { name: LOCAL_GPUS.into(), ..ImportOptions::default() };
-    let text = from_discovered(&found, &options).map_err(|error| {
-        Failure::Input(match error {
-            ImportError::UnknownDevice { why, known } => format!(
-                "the library does not have this GPU{why}; hint: write a topology file with the device's figures, or with a `base` among {known}"
-            ),
-            error => error.to_string(),
-        })
+    let text = from_discovered(&found, &options).map_err(|error| match error {
+        ImportError::UnknownDevice { why, known } => {
+            let hint = format!("write a topology file with the device's figures, or with a `base` among {known}");
+            Failure::input(code::GPU, format!("the library does not have this GPU{why}")).hint(hint)
+        }
+        error => Failure::of_input(error),
     })?;
     Ok(Topology::from_yaml(&text, LOCAL_GPUS)?)
 }
@@ -369,7 +368,8 @@ pub fn profile(path: Option<&Path>) -> Result<Option<Profile>, Failure> {
 
 /// Formats a profile as YAML.
 pub fn profile_yaml(profile: &Profile) -> Result<String, Failure> {
-    serde_saphyr::to_string(profile).map_err(|error| Failure::Undone(format!("the profile cannot be written: {error}")))
+    serde_saphyr::to_string(profile)
+        .map_err(|error| Failure::undone(code::FILE_UNWRITABLE, format!("the profile cannot be written: {error}")))
 }
 
 fn looks_like_path(text: &str, folder: &Path) -> bool {
@@ -378,9 +378,9 @@ fn looks_like_path(text: &str, folder: &Path) -> bool {
 
 /// Finds a software stack by name.
 pub fn stack(name: &str) -> Result<&'static StackProfile, Failure> {
-    let profiles = Profiles::library().map_err(|error| Failure::Undone(error.to_string()))?;
+    let profiles = Profiles::library().map_err(Failure::of_undone)?;
     profiles.stack(name).map_err(|_| {
         let names: Vec<&str> = profiles.stack_names().collect();
-        Failure::Input(format!("unknown stack `{name}`; hint: use one of {}", names.join(", ")))
+        Failure::input(code::UNKNOWN_NAME, format!("unknown stack `{name}`")).hint(format!("use one of {}", names.join(", ")))
     })
 }

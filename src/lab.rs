@@ -1,6 +1,6 @@
 //! `foretell lab`: makes described hosts from network namespaces on this machine, and removes them.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::launch::this_program;
 use crate::output;
@@ -135,7 +135,9 @@ fn exec(which: &Which, node: &str, command: &[String], json: bool) -> Result<Exi
     let slots = lab.slots();
     enter(slots.get(first_device).expect("invariant: every device has a slot"))?;
     let Some((program, words)) = command.split_first() else { return Ok(ExitCode::SUCCESS) };
-    let refused = |error: std::io::Error| Failure::Input(format!("`{program}` cannot be started: {error}; hint: check its name"));
+    let refused = |error: std::io::Error| {
+        Failure::input(code::PROGRAM_NOT_STARTED, format!("`{program}` cannot be started: {error}")).hint("check its name")
+    };
     let mut command = std::process::Command::new(program);
     command.args(words);
     if !json {

@@ -1,11 +1,12 @@
 //! Where and how ranks start: on this machine or in a lab, on CPU cores or GPUs. Shared by
 //! `execute`, `calibrate`, `run` and `lab`.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use foretell_executor::backend::devices;
 use foretell_executor::{BackendKind, LaunchOptions, RankSlot, TransportKind, World, machine};
 use foretell_lab::Lab;
 use foretell_topologies::{Architecture, Topology};
+use foretell_units::diagnostic::help;
 use std::path::PathBuf;
 
 /// The hosts on which ranks run: this machine, or a lab that stays up while this value lives.
@@ -57,7 +58,7 @@ pub fn backend_here(topology: &Topology) -> Result<BackendKind, Failure> {
 /// ranks.
 pub fn backend_for(topology: &Topology, world: Option<&World>) -> Result<BackendKind, Failure> {
     let name = topology.name();
-    let refused = |why: String, hint: &str| Err(Failure::Input(format!("{why}; hint: {hint}")));
+    let refused = |why: String, hint: &str| Err(Failure::input(code::OTHER_MACHINE, why).hint(hint));
     let mut architectures: Vec<Architecture> = topology.device_kinds().iter().map(|kind| kind.architecture).collect();
     architectures.dedup();
     let backend = match architectures[..] {
@@ -65,7 +66,10 @@ pub fn backend_for(topology: &Topology, world: Option<&World>) -> Result<Backend
         [Architecture::Gpu] => match devices() {
             Ok(gpus) if !gpus.is_empty() => BackendKind::Cuda { gpus: gpus.len() },
             Ok(_) => return refused(format!("the devices of `{name}` are GPUs, but the driver lists none"), "use `local`"),
-            Err(error) => return refused(format!("the GPUs of `{name}` cannot be used: {error}"), "or use `local`"),
+            Err(error) => {
+                let hint = help(&error).map_or_else(|| "use `local`".to_owned(), |help| format!("{help}, or use `local`"));
+                return refused(format!("the GPUs of `{name}` cannot be used: {error}"), &hint);
+            }
         },
         _ => {
             return refused(format!("this machine does not have the devices of `{name}`"), "use `local` or `local-gpus`");
@@ -103,14 +107,19 @@ pub fn enough_devices(ranks: usize, topology: &Topology, backend: BackendKind, o
     };
     if ranks > devices && !oversubscribe {
         let hint = "use a smaller layout, or `--oversubscribe` to check this one without timing it";
-        return Err(Failure::Input(format!("{ranks} ranks need a {each} each, but this machine has {devices}; hint: {hint}")));
+        return Err(Failure::input(
+            code::PLAN_TOO_MANY_RANKS,
+            format!("{ranks} ranks need a {each} each, but this machine has {devices}"),
+        )
+        .hint(hint));
     }
     Ok(())
 }
 
 /// The path of this program, which starts itself again for ranks and for labs.
 pub fn this_program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|error| Failure::Undone(format!("this program cannot find its own file: {error}")))
+    std::env::current_exe()
+        .map_err(|error| Failure::undone(code::SYSTEM, format!("this program cannot find its own file: {error}")))
 }
 
 /// Options that start ranks as this program again, on this machine's cores.

@@ -1,6 +1,6 @@
 //! `foretell models` and `foretell topologies`: list and print what the library holds.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs::{self, ModelFile};
 use crate::output;
 use clap::{Args, Subcommand};
@@ -133,7 +133,7 @@ pub fn topologies(arguments: &Topologies, json: bool) -> Result<(), Failure> {
         if json {
             return output::json_as_it_is(&topology);
         }
-        let text = serde_saphyr::to_string(&topology).map_err(|error| Failure::Undone(error.to_string()))?;
+        let text = serde_saphyr::to_string(&topology).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
         return output::line(text.trim_end());
     }
     let mut rows = Vec::new();

@@ -14,6 +14,7 @@ mod choices;
 mod confined;
 mod data;
 mod doctor;
+mod escaping;
 mod execute;
 mod explain;
 mod export;
@@ -64,7 +65,7 @@ mod what_fits;
 mod what_if;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use failure::Failure;
+use failure::{Failure, usage};
 use output::Verbosity;
 use std::process::ExitCode;
 
@@ -145,7 +146,8 @@ enum Command {
 /// Prints a failure on standard error, and with `--json` also as one document on standard output,
 /// unless the command has printed its own.
 fn report(failure: &Failure, json: bool) {
-    output::message(&format!("error: {failure}"));
+    output::failure(failure);
+    confined::tell(failure);
     if json && !output::has_document() {
         // The exit status tells the failure even if standard output is closed.
         let _ = output::json(&failure.document());
@@ -159,12 +161,14 @@ fn main() -> ExitCode {
         Err(error) => {
             // A request for help or the version is not a mistake.
             let status = if error.use_stderr() { Failure::INPUT } else { 0 };
+            let asks_for_json = status != 0 && std::env::args_os().any(|one| one == "--json");
+            if let Some(failure) = usage::of_value(&error) {
+                report(&failure, asks_for_json);
+                return ExitCode::from(status);
+            }
             let _ = error.print();
-            if status != 0 && std::env::args_os().any(|one| one == "--json") {
-                // The first paragraph says what is wrong.
-                let text = error.to_string();
-                let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim();
-                let _ = output::json(&Failure::Input(message.into()).document());
+            if asks_for_json {
+                let _ = output::json(&usage::of_command_line(&error).document());
             }
             return ExitCode::from(status);
         }
@@ -212,9 +216,11 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Arguments::command(), "foretell", &mut text);
             output::line(String::from_utf8_lossy(&text).trim_end())
         }
-        Command::Manual { folder } => std::fs::create_dir_all(&folder)
-            .and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder))
-            .map_err(|error| Failure::Undone(format!("the manual pages cannot be written: {error}"))),
+        Command::Manual { folder } => {
+            std::fs::create_dir_all(&folder).and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder)).map_err(
+                |error| Failure::undone(failure::code::FILE_UNWRITABLE, format!("the manual pages cannot be written: {error}")),
+            )
+        }
         Command::Rank => return foretell_executor::run_rank(),
     };
     match result {

@@ -11,9 +11,10 @@ mod summary;
 mod tools;
 
 use crate::ask::{Answer, Desk, LONGEST_QUESTION, Limits, Place, Refusal, Request};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output;
 use clap::Args;
+use foretell_units::diagnostic::one_line;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -85,12 +86,13 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
     loop {
         text.clear();
         let read = input.by_ref().take(LONGEST_MESSAGE).read_until(b'\n', &mut text);
-        let length = read.map_err(|error| Failure::Undone(format!("standard input cannot be read: {error}")))?;
+        let length =
+            read.map_err(|error| Failure::undone(code::FILE_UNREADABLE, format!("standard input cannot be read: {error}")))?;
         if length == 0 {
             break;
         }
         if length as u64 == LONGEST_MESSAGE && text.last() != Some(&b'\n') {
-            return Err(Failure::Input("a message is too long".into()));
+            return Err(Failure::input(code::OPTION_USAGE, "a message is too long"));
         }
         calls.retain(|call| !call.is_finished());
         calls.extend(server.take(text.trim_ascii()));
@@ -159,7 +161,7 @@ impl Server {
         let call = match Call::read(parameters) {
             Ok(call) => call,
             Err(why) => {
-                self.fail(&id, Code::Parameters, &why);
+                self.fail(&id, Code::Parameters, &one_line(&why));
                 return None;
             }
         };

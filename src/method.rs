@@ -1,10 +1,11 @@
 //! What is trained of a model, and with which of a framework's kernels: `--method`, `--adapter` and
 //! their like. It knows plans, and no layouts or devices.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use clap::{Args, ValueEnum};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, Preference};
+use foretell_units::diagnostic::Mistake;
 
 /// Command-line choices of what is trained.
 #[derive(Debug, Clone, Default, Args)]
@@ -137,21 +138,21 @@ impl Default for Adapter {
 }
 
 impl std::str::FromStr for Adapter {
-    type Err = String;
+    type Err = Mistake;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Mistake> {
         let hint = "write for example rank=16,targets=all-linear";
         let mut adapter = Self::default();
         let mut seen = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` has no `=`; hint: {hint}"))?;
+            let (name, value) = part.split_once('=').ok_or_else(|| Mistake::new(format!("`{part}` has no `=`"), hint))?;
             if seen.contains(&name) {
-                return Err(format!("`{name}` is given twice; hint: {hint}"));
+                return Err(Mistake::new(format!("`{name}` is given twice"), hint));
             }
             seen.push(name);
             let size = || {
                 let size = value.parse::<usize>().ok().filter(|size| (1..=MOST_RANK).contains(size));
-                size.ok_or_else(|| format!("`{name}`: `{value}` is no whole number from 1 to {MOST_RANK}; hint: {hint}"))
+                size.ok_or_else(|| Mistake::new(format!("`{name}`: `{value}` is no whole number from 1 to {MOST_RANK}"), hint))
             };
             match name {
                 "rank" | "r" => adapter.rank = size()?,
@@ -165,9 +166,12 @@ impl std::str::FromStr for Adapter {
                 }
                 "dropout" => {
                     let rate = value.parse::<f64>().ok().filter(|rate| (0.0..1.0).contains(rate));
-                    adapter.has_dropout = rate.ok_or_else(|| format!("`dropout`: `{value}` is no rate; hint: write 0.05"))? > 0.0;
+                    adapter.has_dropout =
+                        rate.ok_or_else(|| Mistake::new(format!("`dropout`: `{value}` is no rate"), "write 0.05"))? > 0.0;
                 }
-                _ => return Err(format!("adapters have no `{name}`; hint: {hint}, or alpha=32, dropout=0.05")),
+                _ => {
+                    return Err(Mistake::new(format!("adapters have no `{name}`"), format!("{hint}, or alpha=32, dropout=0.05")));
+                }
             }
         }
         Ok(adapter)
@@ -186,7 +190,8 @@ impl Adapter {
                     linear_layers(&graph).any(|(name, _)| pattern.match_name(name))
                 });
                 let hint = "name layers, such as targets=fc1+fc2";
-                let pattern = pattern.ok_or_else(|| Failure::Input(format!("the model has no attention; hint: {hint}")))?;
+                let pattern =
+                    pattern.ok_or_else(|| Failure::input(code::OPTION_VALUE, "the model has no attention").hint(hint))?;
                 NamePatterns::from_iter([pattern])
             }
         };
@@ -207,7 +212,8 @@ impl MethodChoices {
         // Preferences are trained into all parameters, unless adapters are described.
         let has_adapters = method.has_adapters() || preference.is_some() && self.adapter.is_some();
         if self.adapter.is_some() && !has_adapters {
-            return Err(Failure::Input("`--adapter` without adapters; hint: add `--method lora` or `--method qlora`".into()));
+            return Err(Failure::input(code::OPTION_VALUE, "`--adapter` without adapters")
+                .hint("add `--method lora` or `--method qlora`"));
         }
         plan.workload.preference = preference;
         if has_adapters {

@@ -10,13 +10,14 @@ mod samples_needed;
 pub use samples_needed::{SamplesNeeded, name, table};
 
 use crate::choices::{Choices, Objective, Setting};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::plan_file::PlanFile;
 use crate::predict;
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Mode, Plan, Profile, compile};
 use foretell_simulator::{Options, Prediction, memory_use};
 use foretell_units::Bytes;
+use foretell_units::diagnostic::one_line;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::Path;
@@ -120,7 +121,7 @@ pub fn compare(
         Objective::TimeToLoss => true,
         _ => {
             let hint = "use `--objective time` or `--objective time-to-loss`, or leave out `--mode`";
-            return Err(Failure::Input(format!("`--mode any` compares times, and no other objective; hint: {hint}")));
+            return Err(Failure::input(code::OPTION_VALUE, "`--mode any` compares times, and no other objective").hint(hint));
         }
     };
     let mut modes = samples_needed::samples_needed(table)?;
@@ -240,7 +241,7 @@ fn in_mode(
     let (model, topology) = (&setting.model, &setting.topology);
     let compiled = match compile(&model.model, &model.name, &plan) {
         Ok(compiled) => compiled,
-        Err(error) => return Ok(Err(error.to_string())),
+        Err(error) => return Ok(Err(one_line(&error))),
     };
     let costs = predict::costs(profile, topology, &plan, &model.model)?;
     let memory = memory_use(&compiled.training, Some(&compiled.evaluation), topology, &costs);

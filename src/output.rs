@@ -1,13 +1,13 @@
 //! Output: one JSON document or text, whole files, and progress on a terminal.
 
 use crate::confined;
-use crate::failure::Failure;
+use crate::escaping::escaped;
+use crate::failure::{Colours, Failure, code, in_terminal};
 use foretell_executor::write_whole;
 use foretell_units::SchemaVersion;
 use indicatif::{ProgressBar, ProgressStyle};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -71,7 +71,7 @@ pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
 
 /// Prints a command's only JSON document: a list, or an object that has its version already.
 pub fn json_as_it_is<T: Serialize>(document: &T) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(document).map_err(|error| Failure::Undone(error.to_string()))?;
+    let text = serde_json::to_string_pretty(document).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
     HAS_DOCUMENT.store(true, Ordering::Relaxed);
     line(&text)
 }
@@ -86,7 +86,7 @@ pub fn has_document() -> bool {
 pub fn line(text: &str) -> Result<(), Failure> {
     match writeln!(std::io::stdout(), "{}", escaped(text)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::Undone(format!("standard output cannot be written: {error}")))
+            Err(Failure::undone(code::FILE_UNWRITABLE, format!("standard output cannot be written: {error}")))
         }
         _ => Ok(()),
     }
@@ -103,27 +103,17 @@ pub fn note(text: &str) {
     }
 }
 
+/// Prints a failure on standard error: with colours if that is a terminal and `NO_COLOR` is not
+/// set.
+pub fn failure(failure: &Failure) {
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = if std::io::stderr().is_terminal() && !is_plain { Colours::On } else { Colours::Off };
+    let _ = writeln!(std::io::stderr(), "{}", in_terminal(failure.diagnostic(), colours));
+}
+
 /// Prints a line on standard error, which may be closed: a run goes on without its messages.
 pub fn message(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", escaped(text));
-}
-
-/// The text without characters that control a terminal or reorder what it shows. They may come from
-/// a file: a name, or a value that an error repeats.
-fn escaped(text: &str) -> Cow<'_, str> {
-    let is_plain = |character: char| match character {
-        '\n' | '\t' => true,
-        '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
-        character => !character.is_control(),
-    };
-    if text.chars().all(is_plain) {
-        return text.into();
-    }
-    // This form is JSON's too, so an escaped document stays one. All these characters have four
-    // digits.
-    let escape =
-        |character: char| if is_plain(character) { character.to_string() } else { format!("\\u{:04x}", u32::from(character)) };
-    text.chars().map(escape).collect()
 }
 
 /// Writes a file whole or not at all.
@@ -173,17 +163,4 @@ pub fn with_spinner<T>(what: &str, work: impl FnOnce() -> T) -> T {
     bar.finish_and_clear();
     tracing::info!("{what}: {:.3} s", started.elapsed().as_secs_f64());
     result
-}
-
-#[cfg(test)]
-mod tests {
-    use super::escaped;
-
-    #[test]
-    fn characters_that_control_a_terminal_are_escaped() {
-        assert_eq!(escaped("two\nlines, a\ttab and µs"), "two\nlines, a\ttab and µs");
-        assert_eq!(escaped("\u{1b}[2Jred\r\u{9b}\u{202e}"), r"\u001b[2Jred\u000d\u009b\u202e");
-        let json = serde_json::to_string("\u{9b}\u{202e}").expect("a text is JSON");
-        assert!(serde_json::from_str::<String>(&escaped(&json)).is_ok(), "an escaped document stays one");
-    }
 }

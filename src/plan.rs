@@ -2,7 +2,7 @@
 
 use crate::breakeven::BreakevenAnswer;
 use crate::choices::{Choices, Objective, Setting};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::fit_table::{Axes, Format as TableFormat};
 use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -17,6 +17,7 @@ use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
 use foretell_reports::GapPoint;
 use foretell_simulator::Prediction;
+use foretell_units::diagnostic::Mistake;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -153,7 +154,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         .transpose()?;
     let best_mode = modes.as_ref().and_then(ModeAnswers::best);
     let Some(best) = best_mode.or(planned.candidates.first()) else {
-        return Err(Failure::Undone("the search returned nothing".into()));
+        return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     if let Some(path) = &arguments.output {
         let mut file = arguments.choices.plan_file(&setting, &best.plan);
@@ -230,18 +231,19 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices, setting: &Setting) -> Result<Candidate, Failure> {
     let loaded = PlanFile::load(path)?;
     if let Some(difference) = difference_of_jobs(&loaded, choices, setting)? {
-        let message = format!("it is another job, whose step cannot be compared: {difference}");
-        return Err(Failure::in_file(path, &message));
+        let message = format!("it is another job, whose step cannot be compared: {}", difference.message);
+        return Err(Failure::input(code::PLAN_OTHER_JOB, message).hint(difference.hint).in_file(path));
     }
     let predicted = predict::predict(&loaded, profile, choices.oversubscribe)?;
     Ok(Candidate { plan: loaded.plan, prediction: predicted.prediction })
 }
 
 /// Returns what keeps a plan file from being another layout of the same job, with a hint.
-fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting) -> Result<Option<String>, Failure> {
+fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting) -> Result<Option<Mistake>, Failure> {
     let (plan, base) = (&loaded.plan, &setting.base);
     if loaded.model.model != setting.model.model {
-        return Ok(Some(format!("its model is not `{}`; hint: give its model to `--model`", setting.model.name)));
+        let message = format!("its model is not `{}`", setting.model.name);
+        return Ok(Some(Mistake::new(message, "give its model to `--model`")));
     }
     // The search may order the nodes otherwise.
     let first = setting.topology.node_groups().first().map(|group| group.name.as_str());
@@ -251,7 +253,7 @@ fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting)
     };
     if reordered.as_ref() != Some(&setting.topology) {
         let hint = "give its topology and number of nodes to `--topology` and `--nodes`";
-        return Ok(Some(format!("its devices are not those of `{}`; hint: {hint}", setting.topology.name())));
+        return Ok(Some(Mistake::new(format!("its devices are not those of `{}`", setting.topology.name()), hint)));
     }
     let formats = choices.formats(setting);
     let fields = [
@@ -269,7 +271,8 @@ fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting)
     let different = fields.into_iter().find(|(.., is_same)| !is_same);
     Ok(different.map(|(name, theirs, ours, _)| {
         let option = name.replace('_', "-");
-        format!("its `{name}` is {theirs}, that of the search {ours}; hint: add `--{option} {theirs}`")
+        let message = format!("its `{name}` is {theirs}, that of the search {ours}");
+        Mistake::new(message, format!("add `--{option} {theirs}`"))
     }))
 }
 
@@ -367,8 +370,8 @@ fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool
 }
 
 /// Parses a range of device counts, such as `8..4096`.
-fn device_range(text: &str) -> Result<(usize, usize), String> {
-    let wrong = || format!("`{text}` is not a range of device counts; hint: write for example 8..4096");
+fn device_range(text: &str) -> Result<(usize, usize), Mistake> {
+    let wrong = || Mistake::new(format!("`{text}` is not a range of device counts"), "write for example 8..4096");
     let (from, to) = text.split_once("..").ok_or_else(wrong)?;
     match (from.trim().parse(), to.trim().parse()) {
         (Ok(from), Ok(to)) if from > 0 && from <= to && to <= MOST_RANKS => Ok((from, to)),

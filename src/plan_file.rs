@@ -1,7 +1,7 @@
 //! Plan files, read and written (`docs/reference/contract.md`). [`foretell_program::Plan`] has what
 //! the compiler needs; a plan file adds the model and the topology, by name, by path, or in place.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::foreign::{self, Wanted};
 use crate::inputs::{self, NamedModel};
 use crate::stated_overlap::StatedOverlap;
@@ -10,6 +10,7 @@ use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
 use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, DataType, SchemaVersion, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
@@ -157,7 +158,7 @@ impl<'de> Deserialize<'de> for ModelReference {
             fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<ModelReference, A::Error> {
                 let mut sizes = serde_json::Map::deserialize(de::value::MapAccessDeserializer::new(map))?;
                 let model = match sizes.remove("base") {
-                    Some(base) => inputs::based(&base, sizes).map_err(A::Error::custom),
+                    Some(base) => inputs::based(&base, sizes).map_err(Mistake::into_serde),
                     None => Model::deserialize(serde_json::Value::Object(sizes)).map_err(A::Error::custom),
                 };
                 model.map(ModelReference::InPlace)
@@ -194,7 +195,7 @@ impl LoadedPlan {
         self.file.optimizer = training.optimizer.take().or(Some(self.plan.optimizer));
         self.file.training = training;
         self.plan = self.file.plan();
-        self.plan.validate().map_err(|error| Failure::in_file(recipe, &error))
+        self.plan.validate().map_err(|error| Failure::of_input(error).in_file(recipe))
     }
 
     /// Replaces the plan's routing of tokens to experts by what `--routing` says.
@@ -203,7 +204,7 @@ impl LoadedPlan {
         self.plan.workload = self.file.workload.clone();
         self.plan
             .validate_routing(self.model.model.experts(), self.model.model.mixture_layers())
-            .map_err(|error| Failure::in_file(&self.path, &error))
+            .map_err(|error| Failure::of_input(error).in_file(&self.path))
     }
 
     /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
@@ -211,13 +212,13 @@ impl LoadedPlan {
         if self.plan.mode.is_synchronous() {
             return Ok(());
         }
-        let message = format!("`mode`: {what} is there for the synchronous mode only; hint: use `mode: synchronous`");
-        Err(Failure::in_file(&self.path, &message))
+        let message = format!("`mode`: {what} is there for the synchronous mode only");
+        Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("use `mode: synchronous`").in_file(&self.path))
     }
 
     /// Compiles the plan. An error names the file.
     pub fn compile(&self) -> Result<Compiled, Failure> {
-        compile(&self.model.model, &self.model.name, &self.plan).map_err(|error| Failure::in_file(&self.path, &error))
+        compile(&self.model.model, &self.model.name, &self.plan).map_err(|error| Failure::of_input(error).in_file(&self.path))
     }
 }
 
@@ -267,8 +268,9 @@ impl PlanFile {
         let absolute = |path: &Path| {
             // The folder of a bare file name is empty.
             let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-            std::path::absolute(path)
-                .map_err(|error| Failure::Undone(format!("the path `{}` cannot be made absolute: {error}", path.display())))
+            std::path::absolute(path).map_err(|error| {
+                Failure::undone(code::FILE_UNWRITABLE, format!("the path `{}` cannot be made absolute: {error}", path.display()))
+            })
         };
         let (from, to) = (absolute(from)?, absolute(to)?);
         let moved = |name: &mut String, is_known: bool| {
@@ -292,8 +294,9 @@ impl PlanFile {
     pub fn absolute_paths(&mut self) -> Result<(), Failure> {
         let absolute = |name: &mut String, is_known: bool| {
             if !is_known && Path::new(name.as_str()).is_file() {
-                let path = std::path::absolute(name.as_str())
-                    .map_err(|error| Failure::Undone(format!("the path `{name}` cannot be made absolute: {error}")))?;
+                let path = std::path::absolute(name.as_str()).map_err(|error| {
+                    Failure::undone(code::FILE_UNWRITABLE, format!("the path `{name}` cannot be made absolute: {error}"))
+                })?;
                 *name = path.display().to_string();
             }
             Ok::<(), Failure>(())
@@ -311,7 +314,8 @@ impl PlanFile {
 
     /// Formats the file as YAML.
     pub fn to_yaml(&self) -> Result<String, Failure> {
-        serde_saphyr::to_string(self).map_err(|error| Failure::Undone(format!("the plan cannot be written: {error}")))
+        serde_saphyr::to_string(self)
+            .map_err(|error| Failure::undone(code::FILE_UNWRITABLE, format!("the plan cannot be written: {error}")))
     }
 
     /// Reads a plan file, its model and its topology.
@@ -329,30 +333,30 @@ impl PlanFile {
         let topology = match &file.topology {
             TopologyReference::Named(name) => inputs::topology_in(name, folder)?,
             TopologyReference::InPlace(spec) => {
-                spec.as_ref().clone().build().map_err(|error| error.in_file(&path.display().to_string()))?
+                spec.as_ref().clone().build().map_err(|error| error.in_file(&path.display().to_string(), &text))?
             }
         };
         let topology = match file.nodes {
-            Some(nodes) => topology.with_nodes(nodes).map_err(|error| error.in_file(&path.display().to_string()))?,
+            Some(nodes) => topology.with_nodes(nodes).map_err(|error| error.in_file(&path.display().to_string(), &text))?,
             None => topology,
         };
         let topology = match &file.first_nodes {
-            Some(first) => topology.beginning_with(first).map_err(|error| error.in_file(&path.display().to_string()))?,
+            Some(first) => topology.beginning_with(first).map_err(|error| error.in_file(&path.display().to_string(), &text))?,
             None => topology,
         };
-        topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;
+        topology.validate().map_err(|error| error.in_file(&path.display().to_string(), &text))?;
         if let (Some(plan), Some(training)) = (file.optimizer, file.training.optimizer)
             && plan != training
         {
             let (plan, training) = (plan.name(), training.name());
-            let message = format!("`optimizer` is `{plan}`, and `training.optimizer` is `{training}`; hint: keep one of them");
-            return Err(Failure::in_file(path, &message));
+            let message = format!("`optimizer` is `{plan}`, and `training.optimizer` is `{training}`");
+            return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("keep one of them").in_file(path));
         }
         let plan = file.plan();
-        let stack = inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
+        let stack = inputs::stack(plan.stack.name()).map_err(|failure| failure.in_file(path))?;
         let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts(), model.model.mixture_layers()));
-        checked.map_err(|error| Failure::in_file(path, &error))?;
-        check_stack(&model.model, &plan).map_err(|error| Failure::in_file(path, &error))?;
+        checked.map_err(|error| Failure::of_input(error).in_file(path))?;
+        check_stack(&model.model, &plan).map_err(|error| Failure::of_input(error).in_file(path))?;
         let (model, mut remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
         if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());

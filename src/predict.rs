@@ -1,6 +1,6 @@
 //! Predicts a loaded plan. Shared by `simulate`, `execute` and `run`.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output::{note, with_spinner};
 use crate::plan_file::LoadedPlan;
 use crate::remarks;
@@ -64,14 +64,18 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     let devices = loaded.topology.device_count();
     if ranks > devices && options.oversubscription == Oversubscription::Refused {
         let hint = "use a smaller layout, more `nodes`, or `--oversubscribe` to check it without timing it";
-        return Err(Failure::Input(format!(
-            "{}: the layout has {ranks} ranks, but `{}` has {devices} devices; hint: {hint}",
-            loaded.path.display(),
-            loaded.topology.name()
-        )));
+        return Err(Failure::input(
+            code::PLAN_TOO_MANY_RANKS,
+            format!("the layout has {ranks} ranks, but `{}` has {devices} devices", loaded.topology.name()),
+        )
+        .hint(hint)
+        .in_file(&loaded.path));
     }
     if let Some((rank, _)) = options.disturbance.stragglers.iter().find(|(rank, _)| rank.0 >= ranks) {
-        return Err(Failure::Input(format!("`--straggler` names {rank}, but the layout has ranks 0 to {}", ranks - 1)));
+        return Err(Failure::input(
+            code::OPTION_VALUE,
+            format!("`--straggler` names {rank}, but the layout has ranks 0 to {}", ranks - 1),
+        ));
     }
     let costs = costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let mut memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
@@ -80,7 +84,7 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     if traced.is_some() && !options.disturbance.is_none() {
         let hint = "leave out `--jitter` and `--straggler`, or ask under `stack: fsdp`";
         let reason = "the plan is predicted by its framework's own operators, which nothing can disturb yet";
-        return Err(Failure::Input(format!("{reason}; hint: {hint}")));
+        return Err(Failure::input(code::OPTION_VALUE, reason).hint(hint));
     }
     let of_operators = traced.map(|traced| {
         (prediction, memory) = (traced.prediction, traced.memory_use);
@@ -156,14 +160,14 @@ pub fn predict_cycle(
         usual.get_or_insert(simulation);
         steps.push((prediction, count));
     }
-    Prediction::of_cycle(steps).zip(usual).ok_or_else(|| Failure::Undone("the plan has no step".into()))
+    Prediction::of_cycle(steps).zip(usual).ok_or_else(|| Failure::undone(code::SYSTEM, "the plan has no step"))
 }
 
 /// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
 /// and the plan's stack, else from the data sheet.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model: &Model) -> Result<CostModel, Failure> {
     has_products(topology, plan.precision)?;
-    let input = |error: ProfileError| Failure::Input(error.to_string());
+    let input = |error: ProfileError| Failure::of_input(error);
     let mut costs = CostModel::new(profile, topology).with_plan(topology, plan, model).map_err(input)?;
     let kinds = topology.device_kinds();
     if (0..kinds.len()).any(|kind| costs.cluster(kind).is_some()) {
@@ -172,11 +176,17 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
     }
     let of_our_kernels = kinds.iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none()).map(|(_, kind)| kind);
     if let Some(kind) = of_our_kernels.filter(|_| !plan.workload.routing.is_balanced()) {
-        return Err(Failure::Input(format!(
-            "`workload.routing`: costs on `{}` are those of our own kernels, which compute every slot of an expert; hint: leave \
+        return Err(Failure::input(
+            code::PLAN_CONTRADICTION,
+            format!(
+                "`workload.routing`: costs on `{}` are those of our own kernels, which compute every slot of an expert",
+                kind.name
+            ),
+        )
+        .hint(
+            "leave \
              `routing` out, or use GPUs of the catalogue without `--profile`",
-            kind.name
-        )));
+        ));
     }
     if let Some(kind) = of_our_kernels.filter(|_| !plan.stack.is_own()) {
         costs.remarks.push(format!(
@@ -198,10 +208,14 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     let Some(tables) = (0..costs.kind_count()).find_map(|kind| costs.tables(kind)) else {
         return match plan.workload.stated_kernels() {
             Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
-            Some(field) => Err(Failure::Input(format!(
-                "`workload.{field}`: `stack: {stack}` does not tell such kernels apart; hint: use `stack: hf-trainer` on GPUs of the \
-                 catalogue, or leave it out"
-            ))),
+            Some(field) => Err(Failure::input(
+                code::PLAN_CONTRADICTION,
+                format!("`workload.{field}`: `stack: {stack}` does not tell such kernels apart"),
+            )
+            .hint(
+                "use `stack: hf-trainer` on GPUs of the \
+                 catalogue, or leave it out",
+            )),
             None => Ok(Vec::new()),
         };
     };
@@ -209,10 +223,14 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     let needs_table = plan.workload.stated_kernels().filter(|field| *field != "loss");
     match (TracedPlan::new(plan, model, tables), needs_table) {
         (Ok(traced), _) => Ok(traced.assumptions),
-        (Err(Untraced { reason }), Some(field)) => Err(Failure::Input(format!(
-            "`workload.{field}`: the operators of `{stack}` are not known for {reason}; hint: leave out other options, use \
-             `--method lora`, or one of `foretell models` that is like Llama"
-        ))),
+        (Err(Untraced { reason }), Some(field)) => Err(Failure::input(
+            code::PLAN_CONTRADICTION,
+            format!("`workload.{field}`: the operators of `{stack}` are not known for {reason}"),
+        )
+        .hint(
+            "leave out other options, use \
+             `--method lora`, or one of `foretell models` that is like Llama",
+        )),
         (Err(Untraced { reason }), None) => Ok(vec![format!(
             "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"
         )]),
@@ -228,10 +246,11 @@ pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Fail
         let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));
         let names: Vec<String> = without.map(|kind| format!("`{}`", kind.name)).collect();
         if !names.is_empty() {
-            return Err(Failure::Input(format!(
-                "`precision: fp8`: no fp8 rate is known for {}; hint: use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`",
-                names.join(", ")
-            )));
+            return Err(Failure::input(
+                code::PLAN_CONTRADICTION,
+                format!("`precision: fp8`: no fp8 rate is known for {}", names.join(", ")),
+            )
+            .hint("use `precision: bf16`, or state the device's `peak: {fp8: ..}`"));
         }
     }
     Ok(())
@@ -239,12 +258,14 @@ pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Fail
 
 /// Refuses a plan that does not fit its devices.
 pub fn require_fit(predicted: &PredictedPlan, loaded: &LoadedPlan) -> Result<(), Failure> {
-    let plan = loaded.path.display();
     if let Some(held) = &predicted.memory.overfull_host {
         let hint = "use `offload: none`, a higher `zero`, or more nodes";
-        return Err(Failure::Undone(format!(
-            "{plan}: the plan does not fit: the ranks of a node need {held} of host memory, more than it has; hint: {hint}"
-        )));
+        return Err(Failure::undone(
+            code::PLAN_TOO_LARGE,
+            format!("the plan does not fit: the ranks of a node need {held} of host memory, more than it has"),
+        )
+        .hint(hint)
+        .in_file(&loaded.path));
     }
     let Some(OverfullDevice { stage, ranks, needed, kind, memory }) = &predicted.memory.overfull_device else {
         return Ok(());
@@ -255,9 +276,12 @@ pub fn require_fit(predicted: &PredictedPlan, loaded: &LoadedPlan) -> Result<(),
         format!("stage {stage} needs")
     };
     let hint = "use a larger `tensor` or `pipeline`, a smaller `micro_batch`, or `recompute: full`";
-    Err(Failure::Undone(format!(
-        "{plan}: the plan does not fit: {who} {needed}, but a device of `{kind}` has {memory}; hint: {hint}"
-    )))
+    Err(Failure::undone(
+        code::PLAN_TOO_LARGE,
+        format!("the plan does not fit: {who} {needed}, but a device of `{kind}` has {memory}"),
+    )
+    .hint(hint)
+    .in_file(&loaded.path))
 }
 
 /// Formats a prediction as a table.

@@ -1,6 +1,6 @@
 //! `--price-limit`: the devices that nodes within a price have. It must not know layouts.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use foretell_topologies::Topology;
 use foretell_units::Price;
 
@@ -26,7 +26,7 @@ pub fn check_currency(topology: &Topology, limit: &Price) -> Result<(), Failure>
     match (limit.currency.as_deref(), topology.currency()) {
         (Some(asked), Some(stated)) if asked != stated => {
             let what = format!("`--price-limit` is in `{asked}`, and the prices of `{}` are in `{stated}`", topology.name());
-            Err(Failure::Input(format!("{what}; hint: give the limit in `{stated}`")))
+            Err(Failure::input(code::OPTION_VALUE, what).hint(format!("give the limit in `{stated}`")))
         }
         _ => Ok(()),
     }

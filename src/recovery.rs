@@ -1,7 +1,7 @@
 //! Going on: from a run's checkpoint (`--resume`), and after the loss of a rank (`--max-restarts`,
 //! `--elastic`).
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::input;
 use crate::launch::backend_for;
 use crate::output;
@@ -51,7 +51,7 @@ impl Resumption {
         arguments.augment.get_or_insert(input.augmentation);
         arguments.on_bad_sample.get_or_insert(input.on_bad_sample.into());
         if arguments.data.is_none() {
-            arguments.data = Some(data.parse().map_err(|error| Failure::Input(format!("{error}")))?);
+            arguments.data = Some(data.parse().map_err(Failure::of_input)?);
         }
         match length {
             _ if arguments.steps.is_some() || arguments.epochs.is_some() => {}
@@ -87,30 +87,37 @@ impl Recovery<'_> {
         }
         if arguments.record_order.is_some() || arguments.replay_order.is_some() {
             let hint = "leave out `--max-restarts` and `--elastic`";
-            return Err(Failure::Input(format!("an order of arrivals is that of one run without restarts; hint: {hint}")));
+            return Err(Failure::input(code::OPTION_VALUE, "an order of arrivals is that of one run without restarts").hint(hint));
         }
         if self.elastic && matches!(plan.mode, Mode::ParameterServer(_)) {
             let hint = "use `--max-restarts`, which starts as many ranks again";
-            return Err(Failure::Input(format!(
-                "`--elastic` does not know how to lose a parameter server or its worker; hint: {hint}"
-            )));
+            return Err(Failure::input(
+                code::OPTION_VALUE,
+                "`--elastic` does not know how to lose a parameter server or its worker",
+            )
+            .hint(hint));
         }
         if self.elastic && !plan.mode.is_synchronous() {
             let hint = "use `--max-restarts`, which starts as many ranks again";
-            return Err(Failure::Input(format!(
-                "`--elastic` changes the number of replicas, and in this `mode` each has optimizer states of its own; hint: {hint}"
-            )));
+            return Err(Failure::input(
+                code::OPTION_VALUE,
+                "`--elastic` changes the number of replicas, and in this `mode` each has optimizer states of its own",
+            )
+            .hint(hint));
         }
         if let Some(world) = world {
             let hint = "leave out `--elastic` and `--max-restarts`, and let it start the ranks again with `--resume`";
-            return Err(Failure::Input(format!(
-                "ranks that {} started cannot be started again here; hint: {hint}",
-                world.starter
-            )));
+            return Err(Failure::input(
+                code::OPTION_VALUE,
+                format!("ranks that {} started cannot be started again here", world.starter),
+            )
+            .hint(hint));
         }
         if arguments.save_every == Some(SaveEvery::Never) {
             let hint = "leave out `--save-every never`";
-            return Err(Failure::Input(format!("without checkpoints a run cannot go on after the loss of a rank; hint: {hint}")));
+            return Err(
+                Failure::input(code::OPTION_VALUE, "without checkpoints a run cannot go on after the loss of a rank").hint(hint)
+            );
         }
         Ok(())
     }
@@ -194,7 +201,7 @@ impl Recovery<'_> {
         let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
         let started = Instant::now();
         let stop = Stop::when(move || started.elapsed() > LONGEST_SEARCH);
-        let mut refusal = Failure::Undone("no rank is left".into());
+        let mut refusal = Failure::undone(code::SYSTEM, "no rank is left");
         for ranks in (1..=ranks).rev() {
             match self.layout_of(loaded, ranks, &costs, &stop) {
                 Ok(found) => {
@@ -224,13 +231,16 @@ impl Recovery<'_> {
             ..Request::new(&loaded.model.model, &loaded.model.name, &loaded.topology, costs, &base)
         };
         let found = plan(&request)?.candidates.into_iter().next();
-        found.map(|candidate| candidate.plan).ok_or_else(|| Failure::Undone(format!("no layout of {ranks} ranks was found")))
+        found
+            .map(|candidate| candidate.plan)
+            .ok_or_else(|| Failure::undone(code::NOTHING_FITS, format!("no layout of {ranks} ranks was found")))
     }
 }
 
 /// Refuses a Program in which ranks race or wait for each other. No plan leads to one.
 fn check(training: &Training<'_>) -> Result<(), Failure> {
     training.predicted.compiled.check().map_err(|fault| {
-        Failure::Undone(format!("the plan's Program is unsound: {fault}; hint: report this fault of Foretell with the plan"))
+        Failure::undone(code::SYSTEM, format!("the plan's Program is unsound: {fault}"))
+            .hint("report this fault of Foretell with the plan")
     })
 }

@@ -6,6 +6,7 @@ use foretell_models::{Model, Moe};
 use foretell_program::{Plan, Profile};
 use foretell_simulator::gpu::{AttentionKind, Profiles, RoutingSkew};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, Topology};
+use foretell_units::diagnostic::{Mistake, one_line};
 
 /// Returns what the prediction of a plan assumes of its stack, one sentence each.
 pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> {
@@ -49,7 +50,8 @@ pub fn on_devices(plan: &Plan, kinds: &[DeviceKind]) -> Option<String> {
     let other = kinds.iter().find(|kind| (kind.architecture == Architecture::Tpu) != is_for_tpus)?;
     let (known, hint) =
         if is_for_tpus { ("TPUs", "name a stack for GPUs, such as `maxtext`") } else { ("GPUs", "name `maxtext-tpu`") };
-    Some(format!("the costs of `stack: {stack}` are those on {known}, and `{}` is none; hint: {hint}", other.name))
+    let message = format!("the costs of `stack: {stack}` are those on {known}, and `{}` is none", other.name);
+    Some(one_line(&Mistake::new(message, hint)))
 }
 
 /// Returns what a skewed routing makes of a layout.
@@ -79,7 +81,8 @@ pub fn on_machine(profile: &Profile, topology: &Topology) -> Option<String> {
     let is_local = topology.is_lab() || topology.device_kinds().iter().any(|kind| kind.name == LOCAL_DEVICE);
     let (there, here) = (&profile.machine.device, machine::identity(1).device);
     (is_local && profile.device == LOCAL_DEVICE && *there != here).then(|| {
-        format!("the profile was measured on `{there}`, and this machine is `{here}`; hint: run `foretell calibrate` here")
+        let message = format!("the profile was measured on `{there}`, and this machine is `{here}`");
+        one_line(&Mistake::new(message, "run `foretell calibrate` here"))
     })
 }
 
@@ -113,12 +116,13 @@ pub fn on_woven_passes(plan: &Plan) -> Option<String> {
         return None;
     }
     if plan.woven_pairs() == 0 {
-        return Some(format!(
-            "`overlap: {{passes: true}}` without effect: no forward and backward pass of this layout can run at a time; \
-             hint: use `schedule: zb-v` with {} micro-batches or more, or `interleaved` with `virtual_stages: 2` or more, without \
+        let message = "`overlap: {passes: true}` without effect: no forward and backward pass of this layout can run at a time";
+        let hint = format!(
+            "use `schedule: zb-v` with {} micro-batches or more, or `interleaved` with `virtual_stages: 2` or more, without \
              `zero: 3`, `shares` and `stages`",
             2 * layout.pipeline
-        ));
+        );
+        return Some(one_line(&Mistake::new(message, hint)));
     }
     // Experts may lie along `tensor` as well.
     let along_tensor = if layout.expert_tensor == Some(1) { layout.tensor } else { 1 };

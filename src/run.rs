@@ -4,7 +4,7 @@ use crate::calibrate::{Needs, Patience, measure};
 use crate::check::check_compiled;
 use crate::choices::Choices;
 use crate::execute::{self, ExecuteAnswer};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::input;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{backend_here, enough_devices};
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
     let mut setting = choices.setting(Trainer::Ours)?;
     if choices.precision.len() > 1 {
-        return Err(Failure::Input("a calibration covers one number format; hint: name one `--precision`".into()));
+        return Err(Failure::input(code::OPTION_VALUE, "a calibration covers one number format").hint("name one `--precision`"));
     }
     // Refuses what cannot be trained here before spending minutes on measuring.
     let backend = backend_here(&setting.topology)?;
@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         predict::layouts(&planned.candidates)
     ))?;
     let Some(best) = planned.candidates.first() else {
-        return Err(Failure::Undone("the search returned nothing".into()));
+        return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     let chosen = folder.file("chosen.yaml");
     let file = choices.movable_plan_file(&setting, &best.plan)?;

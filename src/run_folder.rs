@@ -1,6 +1,6 @@
 //! A run's folder: its files, written and read (`docs/reference/contract.md`).
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile};
@@ -125,7 +125,7 @@ impl RunFolder {
         if folder.has_run() && !overwrite {
             let path = folder.path.display();
             let hint = "give another folder with `--run`, or `--overwrite` to replace that run";
-            return Err(Failure::Input(format!("`{path}` has a run already; hint: {hint}")));
+            return Err(Failure::input(code::RUN_TAKEN, format!("`{path}` has a run already")).hint(hint));
         }
         Ok(folder)
     }
@@ -150,7 +150,7 @@ impl RunFolder {
         let path = self.file(LOCK);
         let failed = |error: std::io::Error| {
             let hint = "give a folder that you may write to with `--run`";
-            Failure::Undone(format!("`{}` cannot be locked: {error}; hint: {hint}", path.display()))
+            Failure::undone(code::FILE_UNWRITABLE, format!("`{}` cannot be locked: {error}", path.display())).hint(hint)
         };
         std::fs::create_dir_all(&self.path).map_err(failed)?;
         let options = OpenOptions::new().create(true).truncate(false).write(true).clone();
@@ -163,7 +163,8 @@ impl RunFolder {
             }
             Err(Errno::WOULDBLOCK) => {
                 let hint = "wait for it to end, or give another folder with `--run`";
-                Err(Failure::Input(format!("another process writes a run into `{}`; hint: {hint}", self.path.display())))
+                Err(Failure::input(code::RUN_TAKEN, format!("another process writes a run into `{}`", self.path.display()))
+                    .hint(hint))
             }
             Err(error) => Err(failed(error.into())),
         }
@@ -185,7 +186,7 @@ impl RunFolder {
         let runs = Path::new("runs");
         let refused = |path: &Path, error: std::io::Error| {
             let hint = "give a folder that you may write to with `--run`";
-            Failure::Undone(format!("the folder `{}` cannot be made: {error}; hint: {hint}", path.display()))
+            Failure::undone(code::FILE_UNWRITABLE, format!("the folder `{}` cannot be made: {error}", path.display())).hint(hint)
         };
         std::fs::create_dir_all(runs).map_err(|error| refused(runs, error))?;
         let mut number = 1;
@@ -217,7 +218,11 @@ impl RunFolder {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     let hint = "give another folder with `--run`";
                     let path = path.display();
-                    return Err(Failure::Undone(format!("`{path}` of an earlier run cannot be removed: {error}; hint: {hint}")));
+                    return Err(Failure::undone(
+                        code::FILE_UNWRITABLE,
+                        format!("`{path}` of an earlier run cannot be removed: {error}"),
+                    )
+                    .hint(hint));
                 }
                 _ => {}
             }
@@ -230,11 +235,16 @@ impl RunFolder {
         let folder = self.path.display();
         if !self.file("predicted.json").is_file() {
             let hint = "give the folder that `foretell run` or `foretell execute` made";
-            return Err(Failure::Input(format!("`{folder}` is not a run's folder: it has no predicted.json; hint: {hint}")));
+            return Err(Failure::input(code::RUN_MISSING, format!("`{folder}` is not a run's folder: it has no predicted.json"))
+                .hint(hint));
         }
         if !self.file("measured.json").is_file() {
             let hint = format!("train again with `foretell execute --plan {folder}/plan.yaml`");
-            return Err(Failure::Input(format!("the run in `{folder}` did not finish: it has no measured.json; hint: {hint}")));
+            return Err(Failure::input(
+                code::RUN_MISSING,
+                format!("the run in `{folder}` did not finish: it has no measured.json"),
+            )
+            .hint(hint));
         }
         Ok(())
     }
@@ -276,7 +286,7 @@ impl RunFolder {
     }
 
     fn keep<T: Serialize>(&self, name: &str, document: &T) -> Result<(), Failure> {
-        let text = serde_json::to_vec(document).map_err(|error| Failure::Undone(error.to_string()))?;
+        let text = serde_json::to_vec(document).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
         output::write(&self.file(name), &text)
     }
 
@@ -286,17 +296,20 @@ impl RunFolder {
         let text = inputs::read_run_file(&path)?;
         serde_json::from_str(&text).map_err(|error| {
             let hint = "use a folder of a finished run, as it was written";
-            Failure::Input(format!(
-                "`{}` is not in the form that `foretell execute` writes: {error}; hint: {hint}",
-                path.display()
-            ))
+            Failure::input(
+                code::FILE_FORM,
+                format!("`{}` is not in the form that `foretell execute` writes: {error}", path.display()),
+            )
+            .hint(hint)
         })
     }
 }
 
 /// Converts a topology back to the form that files have.
 fn specification(topology: &Topology) -> Result<TopologySpec, Failure> {
-    let wrong = |error: &dyn std::fmt::Display| Failure::Undone(format!("the topology cannot be written: {error}"));
+    let wrong = |error: &dyn std::fmt::Display| {
+        Failure::undone(code::FILE_UNWRITABLE, format!("the topology cannot be written: {error}"))
+    };
     let text = serde_saphyr::to_string(topology).map_err(|error| wrong(&error))?;
     serde_saphyr::from_str(&text).map_err(|error| wrong(&error))
 }

@@ -1,7 +1,7 @@
 //! `--cost`, `--steps`, `--goodput`: what a step and a run cost in money, energy, and time lost to
 //! failures.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
 use crate::predict::PredictedPlan;
@@ -96,7 +96,7 @@ pub fn answer(
 fn steps(questions: &Questions, samples: usize, tokens: Option<usize>) -> Result<Option<f64>, Failure> {
     let per_step = |amount: Option<f64>, each: f64| amount.map(|amount| (amount / each).ceil());
     if questions.tokens.is_some() && tokens.is_none() {
-        return Err(Failure::Input("the model's samples are no sequences; hint: use `--samples`".into()));
+        return Err(Failure::input(code::OPTION_VALUE, "the model's samples are no sequences").hint("use `--samples`"));
     }
     let steps = questions
         .steps
@@ -104,7 +104,7 @@ fn steps(questions: &Questions, samples: usize, tokens: Option<usize>) -> Result
         .or(per_step(questions.tokens, tokens.unwrap_or(1).max(1) as f64));
     match steps {
         Some(steps) if !(steps.is_finite() && steps >= 1.0) => {
-            Err(Failure::Input("a run of 0 steps has no cost; hint: ask for at least 1".into()))
+            Err(Failure::input(code::OPTION_VALUE, "a run of 0 steps has no cost").hint("ask for at least 1"))
         }
         steps => Ok(steps),
     }
@@ -133,16 +133,21 @@ fn goodput(
         }
         Ok(reliability) => reliability,
         Err(MissingFact { what, hint }) => {
-            let message = format!("`{}` does not say {what}; hint: write `{hint}`", topology.name());
+            let failure = Failure::input(code::FACT_MISSING, format!("`{}` does not say {what}", topology.name()));
+            let failure = failure.hint(format!("write `{hint}`"));
             if is_asked {
-                return Err(Failure::Input(message));
+                return Err(failure);
             }
-            note(&format!("no goodput: {message}"));
+            note(&format!("no goodput: {}", failure.one_line()));
             return Ok(None);
         }
     };
     let (interval, goodput) = match questions.checkpoint_every {
-        Some(0) => return Err(Failure::Input("--checkpoint-every 0 would never write one; hint: ask for at least 1".into())),
+        Some(0) => {
+            return Err(
+                Failure::input(code::OPTION_VALUE, "--checkpoint-every 0 would never write one").hint("ask for at least 1")
+            );
+        }
         Some(every) => (step * every as f64, reliability.long_run(step * every as f64, questions.seed).goodput()),
         None => reliability.best_interval(step, questions.seed),
     };

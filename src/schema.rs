@@ -4,7 +4,7 @@
 
 mod page;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs::ModelFile;
 use crate::output::{self, Versioned};
 use crate::plan_file::PlanFile;
@@ -151,7 +151,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let Some(form) = FORMS.iter().find(|form| form.name == name) else {
         let hint = suggest(name, FORMS.iter().map(|form| form.name));
-        return Err(Failure::Input(format!("no file or document is called `{name}`; hint: {hint}")));
+        return Err(Failure::input(code::UNKNOWN_NAME, format!("no file or document is called `{name}`")).hint(hint));
     };
     output::json_as_it_is(&form.document())
 }

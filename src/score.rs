@@ -1,6 +1,6 @@
 //! `foretell score`: compares predictions with published measurements.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::{inputs, output};
 use foretell_program::{Layout, Plan};
@@ -56,21 +56,20 @@ impl From<Left> for LeaveOut {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    let input = |error: &dyn std::fmt::Display| Failure::Input(error.to_string());
     let mut rows = Vec::new();
     for file in &arguments.files {
         let text = inputs::read(file)?;
-        rows.extend(read_rows(&text).map_err(|error| Failure::in_file(file, &error))?);
+        rows.extend(read_rows(&text).map_err(|error| Failure::of_input(error).in_file(file))?);
     }
     if arguments.files.is_empty() {
-        rows = published().map_err(|error| input(&error))?;
+        rows = published().map_err(Failure::of_input)?;
     }
-    let split = Split::library().map_err(|error| input(&error))?;
-    let profiles = Profiles::library().map_err(|error| input(&error))?;
+    let split = Split::library().map_err(Failure::of_input)?;
+    let profiles = Profiles::library().map_err(Failure::of_input)?;
     let scores = match arguments.leave_out {
         Some(left) => {
             let progress = |line: &str| output::note(line);
-            score_left_out(&rows, &split, left.into(), &progress).map_err(|error| Failure::Undone(error.to_string()))?
+            score_left_out(&rows, &split, left.into(), &progress).map_err(Failure::of_undone)?
         }
         None => output::with_spinner("score", || score(&rows, &split, profiles)),
     };
@@ -78,7 +77,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         write_plans(&rows, profiles, folder)?;
     }
     if let Some(folder) = &arguments.plots {
-        let undone = |error: &dyn std::fmt::Display| Failure::Undone(format!("{}: {error}", folder.display()));
+        let undone =
+            |error: &dyn std::fmt::Display| Failure::undone(code::FILE_UNWRITABLE, format!("{}: {error}", folder.display()));
         std::fs::create_dir_all(folder).map_err(|error| undone(&error))?;
         output::write(&folder.join("scores.csv"), to_csv(&scores.rows).as_bytes())?;
         let plot = plot(&scores);
@@ -122,13 +122,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 
 /// Writes a plan for each row that can be simulated.
 fn write_plans(rows: &[Row], profiles: &Profiles, folder: &Path) -> Result<(), Failure> {
-    std::fs::create_dir_all(folder).map_err(|error| Failure::Undone(format!("{}: {error}", folder.display())))?;
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Failure::undone(code::FILE_UNWRITABLE, format!("{}: {error}", folder.display())))?;
     for row in rows {
         let Ok((run, compiled)) = Run::of(row, profiles).and_then(|run| CompiledRun::new(&run).map(|compiled| (run, compiled)))
         else {
             continue;
         };
-        let topology = run.topology().map_err(|refusal| Failure::Undone(format!("{}: {refusal}", row.row_id)))?;
+        let topology = run.topology().map_err(|refusal| Failure::undone(code::SYSTEM, format!("{}: {refusal}", row.row_id)))?;
         let layout = Layout { recompute: compiled.recompute, ..run.plan.layout };
         let plan = Plan { layout, ..run.plan };
         let topology = TopologyReference::InPlace(Box::new(topology.into()));

@@ -1,7 +1,7 @@
 //! A search's progress in a file that grows while it goes: what `foretell plan --progress` writes
 //! and `foretell serve` shows. The first line says what is searched, the next ones how far it is.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use foretell_planner::Progress;
 use foretell_reports::{Chart, Fact, GapPoint, Section, page};
@@ -124,10 +124,8 @@ impl ProgressFile {
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Undone(format!(
-        "`{}` cannot be written: {error}; hint: give `--progress` a file in a folder that exists",
-        path.display()
-    ))
+    Failure::undone(code::FILE_UNWRITABLE, format!("`{}` cannot be written: {error}", path.display()))
+        .hint("give `--progress` a file in a folder that exists")
 }
 
 /// A search that is shown.
@@ -151,7 +149,8 @@ impl ServedSearch {
             Some(first @ SearchLine::Started { .. }) => Ok((first, lines.collect())),
             _ => {
                 let hint = "give a file of `foretell plan --progress FILE`, or a run's folder";
-                Err(Failure::Input(format!("`{}` is not the progress of a search; hint: {hint}", self.path.display())))
+                Err(Failure::input(code::RUN_MISSING, format!("`{}` is not the progress of a search", self.path.display()))
+                    .hint(hint))
             }
         }
     }
@@ -229,9 +228,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("plan.yaml");
         std::fs::write(&path, "model: gpt\n").expect("it is written");
-        let error = ServedSearch::open(&path).err().expect("another file").to_string();
+        let error = ServedSearch::open(&path).err().expect("another file").one_line();
         assert!(error.contains("is not the progress of a search; hint: "), "{error}");
         let missing = folder.path().join("no/such.jsonl");
-        assert!(ProgressFile::create(&missing, "gpt", "dgx", 8).expect_err("no folder").to_string().contains("hint: "));
+        assert!(ProgressFile::create(&missing, "gpt", "dgx", 8).expect_err("no folder").one_line().contains("hint: "));
     }
 }

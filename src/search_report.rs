@@ -2,7 +2,7 @@
 
 use crate::binding;
 use crate::choices::{Choices, Objective, Setting};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::predict;
 use crate::sizes::Point;
 use foretell_planner::{Candidate, Planned};
@@ -23,7 +23,7 @@ pub fn of_search(
     history: &[GapPoint],
 ) -> Result<String, Failure> {
     let Some(best) = planned.candidates.first() else {
-        return Err(Failure::Undone("the search returned nothing".into()));
+        return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     let program = compile_training(&setting.model.model, &setting.model.name, &best.plan)?;
     let costs = predict::costs(profile, &setting.topology, &best.plan, &setting.model.model)?;

@@ -8,7 +8,7 @@ mod planner;
 mod run_page;
 
 use crate::ask::{Desk, Limits};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output;
 use crate::search_progress::ServedSearch;
 use clap::Args;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments, line: clap::Command, json: bool) -> Result<(),
     };
     let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), arguments.port);
     let refused = |error: &dyn std::fmt::Display| {
-        Failure::Undone(format!("`{address}` cannot be listened on: {error}; hint: give another `--port`"))
+        Failure::undone(code::PORT, format!("`{address}` cannot be listened on: {error}")).hint("give another `--port`")
     };
     let server = Server::http(address).map_err(|error| refused(&error))?;
     let bound = server.server_addr().to_ip().ok_or_else(|| refused(&"it has no port"))?;
@@ -96,7 +96,7 @@ fn answer_all(server: &Server, site: Arc<(Door, Served)>, signals: &StopSignals)
     let open = Arc::new(AtomicUsize::new(0));
     while signals.received().is_none() {
         let request = server.recv_timeout(SIGNAL_CHECK);
-        let request = request.map_err(|error| Failure::Undone(format!("requests cannot be received: {error}")))?;
+        let request = request.map_err(|error| Failure::undone(code::SYSTEM, format!("requests cannot be received: {error}")))?;
         let Some(request) = request else { continue };
         if open.fetch_add(1, Ordering::Relaxed) >= MOST_REQUESTS {
             open.fetch_sub(1, Ordering::Relaxed);
@@ -140,7 +140,7 @@ fn newest(path: &Path) -> Result<PathBuf, Failure> {
     let newest = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok()).max();
     newest.map(|number| path.join(number.to_string())).ok_or_else(|| {
         let hint = "name a run's folder, or start one with `foretell execute`";
-        Failure::Input(format!("`{}` has no run; hint: {hint}", path.display()))
+        Failure::input(code::RUN_MISSING, format!("`{}` has no run", path.display())).hint(hint)
     })
 }
 
@@ -180,6 +180,6 @@ fn single(request: &Request, page: impl FnOnce() -> Result<(String, bool), Failu
             }
             with_headers(Response::from_string(text), &headers)
         }
-        Err(failure) => plain(500, &failure.to_string()),
+        Err(failure) => plain(500, &failure.one_line()),
     })
 }

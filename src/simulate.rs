@@ -2,7 +2,7 @@
 
 use crate::beside;
 use crate::binding::{self, Limits};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
@@ -16,6 +16,7 @@ use foretell_reports::{Chart, Column, Plot, Section, page, table};
 use foretell_score::{CompiledRun, Refusal, Run};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Prediction, Recording, critical_path};
 use foretell_units::Seconds;
+use foretell_units::diagnostic::Mistake;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -131,26 +132,26 @@ impl From<CollectivesAs> for Collectives {
     }
 }
 
-fn jitter(text: &str) -> Result<f64, String> {
+fn jitter(text: &str) -> Result<f64, Mistake> {
     // With more variation the slowest of many ranks alone decides the step.
     let most = 2.0;
-    let jitter: f64 = text.parse().map_err(|_| "not a number; hint: 0.02 means two per cent".to_string())?;
+    let jitter: f64 = text.parse().map_err(|_| Mistake::new("not a number", "0.02 means two per cent"))?;
     if (0.0..=most).contains(&jitter) {
         Ok(jitter)
     } else {
-        Err(format!("not between 0 and {most}; hint: 0.02 means two per cent"))
+        Err(Mistake::new(format!("not between 0 and {most}"), "0.02 means two per cent"))
     }
 }
 
-fn straggler(text: &str) -> Result<(Rank, f64), String> {
-    let hint = "hint: 7=1.3 makes rank 7 take 1.3 times as long";
-    let (rank, times) = text.split_once('=').ok_or_else(|| format!("no `=`; {hint}"))?;
-    let rank = rank.trim().parse().map_err(|_| format!("`{rank}` is not a rank; {hint}"))?;
-    let times: f64 = times.trim().parse().map_err(|_| format!("`{times}` is not a number; {hint}"))?;
+fn straggler(text: &str) -> Result<(Rank, f64), Mistake> {
+    let wrong = |message: String| Mistake::new(message, "7=1.3 makes rank 7 take 1.3 times as long");
+    let (rank, times) = text.split_once('=').ok_or_else(|| wrong("no `=`".into()))?;
+    let rank = rank.trim().parse().map_err(|_| wrong(format!("`{rank}` is not a rank")))?;
+    let times: f64 = times.trim().parse().map_err(|_| wrong(format!("`{times}` is not a number")))?;
     if times.is_finite() && times > 0.0 {
         Ok((Rank(rank), times))
     } else {
-        Err(format!("`{times}` is not a finite number above 0; {hint}"))
+        Err(wrong(format!("`{times}` is not a finite number above 0")))
     }
 }
 
@@ -224,7 +225,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if predicted.prediction.is_traced() && !arguments.what_if.is_empty() {
         let hint = "write the change into the topology's file, or ask under `stack: fsdp`";
         let reason = "the plan is predicted by its framework's own operators, for which `--what-if` has no answer";
-        return Err(Failure::Input(format!("{reason}; hint: {hint}")));
+        return Err(Failure::input(code::OPTION_VALUE, reason).hint(hint));
     }
     if arguments.ranks == Ranks::OnePerStage {
         predicted.prediction = of_representatives(&loaded, predicted.prediction)?;
@@ -341,7 +342,7 @@ fn report(
 /// Returns the prediction with the step time of one rank per stage.
 fn of_representatives(loaded: &LoadedPlan, prediction: Prediction) -> Result<Prediction, Failure> {
     loaded.require_equal_steps("a prediction of one rank per stage")?;
-    let refused = |refusal: Refusal| Failure::Undone(format!("{}: {refusal}", loaded.path.display()));
+    let refused = |refusal: Refusal| Failure::undone(code::SYSTEM, format!("{}: {refusal}", loaded.path.display()));
     let run = Run::of_plan(&loaded.model.model, &loaded.plan, &loaded.topology).map_err(refused)?;
     let step = CompiledRun::new(&run).and_then(|compiled| compiled.predict(&run)).map_err(refused)?;
     Ok(prediction.with_step(step.step, [step.p10, step.p90]))

@@ -2,13 +2,14 @@
 //! limit.
 
 use crate::choices::{Choices, Setting};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::{output, predict};
 use foretell_planner::{Planned, PlannerError, Request, plan};
 use foretell_program::Plan;
 use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_simulator::Stop;
 use foretell_topologies::Topology;
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -62,7 +63,7 @@ pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize), star
             Outcome::Found(point) => points.push(point),
             Outcome::NoFit => {}
             Outcome::OutOfTime(error) => {
-                output::note(&format!("{devices} devices are left out: {error}"));
+                output::note(&format!("{devices} devices are left out: {}", one_line(&error)));
                 cut_off = Some(error);
             }
         }
@@ -71,7 +72,9 @@ pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize), star
         if let Some(error) = cut_off {
             return Err(error.into());
         }
-        return Err(Failure::Undone("the model fits at none of these sizes; hint: give a range with larger ones".into()));
+        return Err(
+            Failure::undone(code::NOTHING_FITS, "the model fits at none of these sizes").hint("give a range with larger ones")
+        );
     }
     Ok(with_efficiency(points))
 }
@@ -179,7 +182,7 @@ pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<V
                 // Smaller limits cannot fit either.
                 Outcome::NoFit => break,
                 Outcome::OutOfTime(error) => {
-                    output::note(&format!("{devices} devices with {limit} each are left out: {error}"));
+                    output::note(&format!("{devices} devices with {limit} each are left out: {}", one_line(&error)));
                     cut_off = Some(error);
                 }
             }
@@ -202,7 +205,7 @@ pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<V
         if let Some(error) = cut_off {
             return Err(error.into());
         }
-        return Err(Failure::Undone("the model fits on none of these devices; hint: use more nodes".into()));
+        return Err(Failure::undone(code::NOTHING_FITS, "the model fits on none of these devices").hint("use more nodes"));
     }
     Ok(with_efficiency(front))
 }

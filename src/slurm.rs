@@ -1,6 +1,6 @@
 //! Slurm's commands: what they print, and what goes wrong. Knows no plans and no runs.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use foretell_topologies::SlurmNode;
 use std::path::Path;
 use std::process::Command;
@@ -34,13 +34,13 @@ pub fn ask(program: &str, arguments: &[&str], folder: &Path) -> Result<String, F
     let output = Command::new(program).args(arguments).current_dir(folder).env("FORETELL", this_program()).output();
     let output = output.map_err(|error| {
         let hint = "run this on a login node of a Slurm cluster, where `sinfo` works";
-        Failure::Undone(format!("`{program}` cannot be started: {error}; hint: {hint}"))
+        Failure::undone(code::PROGRAM_NOT_STARTED, format!("`{program}` cannot be started: {error}")).hint(hint)
     })?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let said = said.lines().next_back().unwrap_or("it gave no reason").trim_start_matches(&format!("{program}: error: "));
         let hint = format!("try `{program} {}` by hand", arguments.join(" "));
-        return Err(Failure::Undone(format!("`{program}` failed: {said}; hint: {hint}")));
+        return Err(Failure::undone(code::SLURM, format!("`{program}` failed: {said}")).hint(hint));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -53,7 +53,7 @@ fn this_program() -> String {
 /// All nodes of the cluster.
 pub fn nodes() -> Result<Vec<SlurmNode>, Failure> {
     let text = ask("scontrol", &["show", "node", "--oneliner"], Path::new("."))?;
-    SlurmNode::parse_all(&text).map_err(|error| Failure::Undone(error.to_string()))
+    SlurmNode::parse_all(&text).map_err(Failure::of_undone)
 }
 
 /// The jobs that wait or run: all, or one.

@@ -1,7 +1,7 @@
 //! `foretell submit`: writes a plan's job for Slurm, submits it and follows it to its end. A job
 //! that is preempted waits again and goes on from its last checkpoint; that is the script's work.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output;
 use crate::plan_file::PlanFile;
 use crate::slurm::{self, SlurmJob};
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     });
     if export::has_other_plan(&loaded, Framework::Slurm, &folder)? {
         let hint = "give another folder with `-o`";
-        return Err(Failure::Input(format!("`{}` has another job already; hint: {hint}", folder.display())));
+        return Err(Failure::input(code::RUN_TAKEN, format!("`{}` has another job already", folder.display())).hint(hint));
     }
     export::write_job(&loaded, Framework::Slurm, &folder)?;
     let mut options: Vec<&str> = vec!["--parsable"];
@@ -85,7 +85,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let printed = slurm::ask("sbatch", &options, &folder)?;
     // `12` or `12;cluster`.
     let id = printed.trim().split(';').next().and_then(|id| id.parse::<u64>().ok());
-    let id = id.ok_or_else(|| Failure::Undone(format!("sbatch printed `{}`, which is no job's number", printed.trim())))?;
+    let id =
+        id.ok_or_else(|| Failure::undone(code::SLURM, format!("sbatch printed `{}`, which is no job's number", printed.trim())))?;
     let run = folder.join(format!("run-{id}"));
     if !json {
         output::line(&format!("job {id} is submitted; its folder is {}", folder.display()))?;
@@ -126,7 +127,8 @@ fn follow(id: u64, run: &Path) -> Result<SlurmJob, Failure> {
         };
         failed_looks = 0;
         // Slurm forgets a job some minutes after its end.
-        let forgotten = || Failure::Undone(format!("Slurm no longer knows job {id}; hint: see its log in the job's folder"));
+        let forgotten =
+            || Failure::undone(code::SLURM, format!("Slurm no longer knows job {id}")).hint("see its log in the job's folder");
         let job = jobs.into_iter().next().ok_or_else(forgotten)?;
         let step = progress_of::last_step(run).map_or(String::new(), |step| format!(", {step}"));
         // The reason why a job waits stands in parentheses already.
@@ -151,5 +153,5 @@ fn failed(job: &SlurmJob, folder: &Path) -> Failure {
     let lines: Vec<&str> = text.lines().collect();
     let end = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default().join("\n  ");
     let state = job.state.to_lowercase().replace('_', " ");
-    Failure::Undone(format!("job {} ended: {state}; hint: its log is {}\n  {end}", job.id, log.display()))
+    Failure::undone(code::SLURM, format!("job {} ended: {state}", job.id)).hint(format!("its log is {}\n  {end}", log.display()))
 }

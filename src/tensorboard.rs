@@ -5,7 +5,7 @@
 //! (`tensorflow/core/lib/io/record_writer.cc`, `tensorflow/core/util/event.proto`). It knows no
 //! runs.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use prost::Message;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -90,7 +90,8 @@ impl EventFile {
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Undone(format!("`{}` cannot be written: {error}; hint: leave `--tensorboard` out, or free the disk", path.display()))
+    Failure::undone(code::FILE_UNWRITABLE, format!("`{}` cannot be written: {error}", path.display()))
+        .hint("leave `--tensorboard` out, or free the disk")
 }
 
 fn seconds() -> f64 {

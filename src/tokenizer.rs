@@ -7,7 +7,7 @@ mod absent;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use std::path::Path;
 
@@ -34,7 +34,7 @@ pub fn end_of_text(tokenizer: &Tokenizer, path: &Path, stated: Option<&str>) -> 
     match stated {
         Some(name) => id(name).map(Some).ok_or_else(|| {
             let hint = "name one of its `added_tokens`";
-            Failure::Input(format!("`{}` has no token `{name}`; hint: {hint}", path.display()))
+            Failure::input(code::TOKENIZER, format!("`{}` has no token `{name}`", path.display())).hint(hint)
         }),
         None => Ok(ENDS_OF_TEXT.into_iter().find_map(id)),
     }

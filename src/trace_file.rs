@@ -1,12 +1,13 @@
 //! Traces in files: of which ranks, streamed, and compressed if the name ends in `.gz`. It knows
 //! no simulation.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use foretell_program::{Program, Rank, Timeline};
 use foretell_reports::{ReportError, differing_ranks, write_trace_of};
+use foretell_units::diagnostic::Mistake;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::str::FromStr;
@@ -24,9 +25,9 @@ pub enum TraceRanks {
 }
 
 impl FromStr for TraceRanks {
-    type Err = String;
+    type Err = Mistake;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Mistake> {
         let range = |part: &str| {
             let (first, last) = part.split_once("..").unwrap_or((part, part));
             let range = (first.trim().parse().ok()?, last.trim().parse().ok()?);
@@ -35,12 +36,9 @@ impl FromStr for TraceRanks {
         match text {
             "differing" => Ok(Self::Differing),
             "all" => Ok(Self::All),
-            list => list
-                .split(',')
-                .map(range)
-                .collect::<Option<Vec<_>>>()
-                .map(Self::Ranges)
-                .ok_or_else(|| format!("`{text}` names no ranks; hint: write `differing`, `all`, or numbers such as 0,8..15")),
+            list => list.split(',').map(range).collect::<Option<Vec<_>>>().map(Self::Ranges).ok_or_else(|| {
+                Mistake::new(format!("`{text}` names no ranks"), "write `differing`, `all`, or numbers such as 0,8..15")
+            }),
         }
     }
 }
@@ -63,7 +61,10 @@ pub fn write(path: &Path, program: &Program, timelines: &[&Timeline], ranks: &Tr
     let chosen = ranks.of(program, timelines);
     if chosen.is_empty() {
         let last = program.mesh.world_size().saturating_sub(1);
-        return Err(Failure::Input(format!("`--trace-ranks` names no rank of the layout, which has ranks 0 to {last}")));
+        return Err(Failure::input(
+            code::OPTION_VALUE,
+            format!("`--trace-ranks` names no rank of the layout, which has ranks 0 to {last}"),
+        ));
     }
     let all = program.mesh.world_size();
     if *ranks == TraceRanks::Differing && chosen.len() < all {
@@ -72,7 +73,9 @@ pub fn write(path: &Path, program: &Program, timelines: &[&Timeline], ranks: &Tr
             chosen.len()
         ));
     }
-    let failed = |error: &dyn std::fmt::Display| Failure::Undone(format!("`{}` cannot be written: {error}", path.display()));
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::undone(code::FILE_UNWRITABLE, format!("`{}` cannot be written: {error}", path.display()))
+    };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(|error| failed(&error))?;
     let file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(|error| failed(&error))?;
@@ -111,7 +114,7 @@ mod tests {
         assert_eq!("0,8..15".parse(), Ok(TraceRanks::Ranges(vec![(0, 0), (8, 15)])));
         for wrong in ["", "some", "3..1", "1,", "-1"] {
             let error = wrong.parse::<TraceRanks>().expect_err("no ranks");
-            assert!(error.contains("hint: "), "{error}");
+            assert!(!error.hint.is_empty(), "{error}");
         }
     }
 }

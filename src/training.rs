@@ -1,7 +1,7 @@
 //! One training run: its options on the command line, and one attempt at it in the run's folder.
 //! This module does not know how a run goes on after the loss of a rank.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::input::cores_per_rank;
 use crate::launch::Hosts;
 use crate::live::LiveProgress;
@@ -20,6 +20,7 @@ use foretell_executor::{
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{SchemaVersion, Seconds};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -97,12 +98,12 @@ pub struct TrainingArguments {
     pub transport: Option<TransportKind>,
 }
 
-fn transport(name: &str) -> Result<TransportKind, String> {
+fn transport(name: &str) -> Result<TransportKind, Mistake> {
     match name {
         "shared-memory" => Ok(TransportKind::SharedMemory),
         "tcp" => Ok(TransportKind::Tcp),
         "mpi" => Ok(TransportKind::Mpi),
-        _ => Err("hint: use `shared-memory`, `tcp` or `mpi`".into()),
+        _ => Err(Mistake::new("there is no such transport", "use `shared-memory`, `tcp` or `mpi`")),
     }
 }
 
@@ -115,10 +116,10 @@ const USUAL_STEPS: usize = 50;
 const LONGEST_USUAL_ROUND: usize = 10_000;
 
 /// Reads an order of arrivals.
-fn read_order(path: &str) -> Result<ArrivalOrder, String> {
-    const HINT: &str = "hint: give a file that `--record-order` wrote";
-    let text = regular::read(Path::new(path), MOST_ORDER).map_err(|error| format!("cannot read it: {error}; {HINT}"))?;
-    serde_json::from_slice(&text).map_err(|error| format!("it is no order of arrivals: {error}; {HINT}"))
+fn read_order(path: &str) -> Result<ArrivalOrder, Mistake> {
+    let wrong = |message: String| Mistake::new(message, "give a file that `--record-order` wrote");
+    let text = regular::read(Path::new(path), MOST_ORDER).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    serde_json::from_slice(&text).map_err(|error| wrong(format!("it is no order of arrivals: {error}")))
 }
 
 /// What to do with a sample that cannot be used.
@@ -156,22 +157,23 @@ impl From<OnBadSample> for BadSamplePolicy {
 }
 
 impl FromStr for SaveEvery {
-    type Err = String;
+    type Err = Mistake;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Mistake> {
         match (text, text.parse()) {
             ("never", _) => Ok(SaveEvery::Never),
             (_, Ok(steps)) if steps > 0 => Ok(SaveEvery::Steps(steps)),
-            _ => Err("give a number of steps above 0, or `never`".into()),
+            _ => Err(Mistake::new("this is no number of steps", "give a number of steps above 0, or `never`")),
         }
     }
 }
 
-fn peer_timeout(text: &str) -> Result<Duration, String> {
-    let seconds: Seconds = text.parse().map_err(|error: foretell_units::UnitError| error.to_string())?;
+fn peer_timeout(text: &str) -> Result<Duration, Mistake> {
+    let seconds: Seconds = text.parse().map_err(|error: foretell_units::UnitError| Mistake::of(&error))?;
     let least = LEAST_PEER_TIMEOUT.as_secs_f64();
     if !(least..=86_400.0).contains(&seconds.value()) {
-        return Err(format!("it must lie between {least} s, since heartbeats are a second apart, and a day"));
+        let hint = format!("it lies between {least} s, since heartbeats are a second apart, and a day");
+        return Err(Mistake::new("this is too short or too long", hint));
     }
     Ok(Duration::from_secs_f64(seconds.value()))
 }
@@ -192,7 +194,7 @@ impl TrainingArguments {
         backend: BackendKind,
     ) -> Result<Dataset, Failure> {
         if self.steps == Some(0) || self.epochs == Some(0) {
-            return Err(Failure::Input("a run of 0 steps trains nothing; hint: ask for at least 1".into()));
+            return Err(Failure::input(code::OPTION_VALUE, "a run of 0 steps trains nothing").hint("ask for at least 1"));
         }
         executable(model)?;
         supported(plan, backend)?;
@@ -247,16 +249,15 @@ impl TrainingArguments {
         let Some(path) = &self.record_order else { return Ok(()) };
         let Some(paces) = &outcome.paces else {
             let hint = "leave out `--record-order`, or use a `staleness` above 0 or `backup_workers`";
-            return Err(Failure::Input(format!(
-                "all ranks made each step together, so there is no order to record; hint: {hint}"
-            )));
+            return Err(Failure::input(code::OPTION_VALUE, "all ranks made each step together, so there is no order to record")
+                .hint(hint));
         };
         if let Some(Departure { worker, .. }) = outcome.departures.first() {
             let path = path.display();
             output::note(&format!("worker {worker} has left, and no run can repeat that, so `{path}` is not written"));
             return Ok(());
         }
-        let text = serde_json::to_vec(&paces.order).map_err(|error| Failure::Undone(error.to_string()))?;
+        let text = serde_json::to_vec(&paces.order).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
         output::write(path, &text)
     }
 

@@ -202,7 +202,7 @@ fn a_plan_of_another_job_is_not_laid_beside_the_answer() {
     assert!(text.starts_with("small on dgx-a100-80g (8 devices), trained by ddp\n"), "{text}");
     let (is_same, _, error) = compared("64");
     assert!(
-        !is_same && error.contains("its `global_batch` is 32, that of the search 64; hint: add `--global-batch 32`"),
+        !is_same && error.contains("its `global_batch` is 32, that of the search 64\nhint: add `--global-batch 32`"),
         "{error}"
     );
 }
@@ -317,7 +317,7 @@ fn jobs_on_one_network_are_predicted_alone_and_together() {
     };
     assert!(refused("host-2").contains("jobs 0 and 1 both run on node `host-2`"), "{}", refused("host-2"));
     assert!(
-        refused("host-9").contains("has no node `host-9`; hint: nodes are numbered from 0 to 5; the last one is called `host-5`")
+        refused("host-9").contains("has no node `host-9`\nhint: nodes are numbered from 0 to 5; the last one is called `host-5`")
     );
     assert!(refused("4").contains("the layout has 3 ranks, but from node 4 on"), "{}", refused("4"));
 }
@@ -497,7 +497,7 @@ fn quiet_and_verbose_change_standard_error_only() {
     assert!(detailed.contains("read `plan.yaml`") && !verbose.contains("read `plan.yaml`"), "{detailed}");
     assert!(!detailed.contains('\u{1b}'), "colours, where there is no terminal");
     let wrong = scratch.run(&["-q", "simulate", "--plan", "none.yaml"]);
-    assert!(String::from_utf8_lossy(&wrong.stderr).contains("error: "));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("error[file::unreadable]: "));
 }
 
 /// Ends the process when the value is dropped.

@@ -172,7 +172,7 @@ fn texts_become_tokens_that_a_model_trains_on() {
     let document = scratch.json(&[&tokenize[..], &["--on-bad-sample", "skip"]].concat());
     assert_eq!((&document["documents"], &document["bad_samples"]), (&2.into(), &1.into()));
     for (more, problem) in [
-        (["--end-of-text", "<end>"], "has no token `<end>`; hint:"),
+        (["--end-of-text", "<end>"], "has no token `<end>`\nhint:"),
         (["--tokenizer", "a.txt"], "`a.txt` is not a tokenizer: "),
         (["-o", "c.tokens/d.tokens"], "cannot write `c.tokens/d.tokens`"),
     ] {

@@ -175,7 +175,7 @@ fn assert_ends_without(rank: usize, staleness: &str) {
     wait_for("the run to end", SOON, || run.0.try_wait().expect("a child").is_some());
     let message = read(run.0.stderr.take());
     assert_eq!(run.0.wait().expect("it has ended").code(), Some(1), "{message}");
-    assert!(message.contains(&format!("error: rank {rank} was killed")), "{message}");
+    assert!(message.contains(&format!("error[run::rank_died]: rank {rank} was killed")), "{message}");
     assert!(pids.iter().all(|&pid| !is_alive(pid)), "a rank is still there");
 }
 
@@ -199,7 +199,7 @@ fn assert_stopped_ranks_end_the_run(stopped: &[usize], more: &[&str]) {
     let status = run.0.wait().expect("it has ended");
     let message = read(run.0.stderr.take());
     assert_eq!(status.code(), Some(1), "{message}");
-    let expected = format!("error: rank {} has sent no sign of life for 3s: its process is stopped", stopped[0]);
+    let expected = format!("error[run::rank_died]: rank {} has sent no sign of life for 3s: its process is stopped", stopped[0]);
     assert!(message.contains(&expected), "{message}");
     assert!(pids.iter().all(|&pid| !is_alive(pid)), "a rank is still there");
 }
@@ -276,7 +276,7 @@ fn a_folder_takes_one_run_at_a_time_and_is_replaced_only_if_asked() {
     kill(run.0.id() as i32);
     run.0.wait().expect("it has ended");
     let before = std::fs::read(scratch.path("first/metrics.jsonl")).expect("metrics");
-    refused(&again, "`first` has a run already; hint: give another folder with `--run`, or `--overwrite`");
+    refused(&again, "`first` has a run already\nhint: give another folder with `--run`, or `--overwrite`");
     assert_eq!(std::fs::read(scratch.path("first/metrics.jsonl")).expect("metrics"), before);
     let output = scratch.run(&[&again[..], &["--overwrite"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

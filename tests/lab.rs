@@ -78,7 +78,7 @@ fn a_lab_can_be_made_used_and_taken_down_completely() {
     assert_eq!(status.code(), Some(7), "`lab exec` exits with the status of its command");
     let message = |arguments: &[&str]| String::from_utf8_lossy(&scratch.run(arguments).stderr).into_owned();
     assert!(
-        message(&["lab", "up", "--topology", &topology]).contains("is up already; hint: take it down with `foretell lab down")
+        message(&["lab", "up", "--topology", &topology]).contains("is up already\nhint: take it down with `foretell lab down")
     );
     assert!(message(&["lab", "exec", "--topology", &topology, "other", "--", "true"]).contains("it has `fast`, `slow`"));
     // A command that still runs in the lab does not outlive it.

@@ -196,7 +196,7 @@ fn the_planner_chooses_the_first_nodes_and_writes_them_into_the_plan() {
     let output = scratch.run(&[&usual[..], &["--first-nodes", "middle"]].concat());
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.code() == Some(2) && message.contains("no kind of node called `middle`; hint: there are `old`, `new`"),
+        output.status.code() == Some(2) && message.contains("no kind of node called `middle`\nhint: there are `old`, `new`"),
         "{message}"
     );
 }

@@ -1,5 +1,6 @@
 //! Errors of checkpoints and of files of weights.
 
+use miette::Diagnostic;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -7,16 +8,18 @@ use thiserror::Error;
 pub(crate) const FORMAT: u64 = 1;
 
 /// The reason why a checkpoint or a file of weights cannot be used or written.
-#[derive(Debug, Error)]
+#[derive(Debug, Error, Diagnostic)]
 pub enum CheckpointError {
     /// There is no checkpoint to go on from.
-    #[error("`{}` has no whole checkpoint; hint: a run writes one every `--save-every` steps and at its end", folder.display())]
+    #[error("`{}` has no whole checkpoint", folder.display())]
+    #[diagnostic(code(checkpoint::none), help("a run writes one every `--save-every` steps and at its end"))]
     None {
         /// The run's folder.
         folder: PathBuf,
     },
     /// A newer version wrote the checkpoint.
-    #[error("the checkpoint `{}` has format {format}, and this version of Foretell knows formats up to {FORMAT}; hint: use the version that wrote it", path.display())]
+    #[error("the checkpoint `{}` has format {format}, and this version of Foretell knows formats up to {FORMAT}", path.display())]
+    #[diagnostic(code(checkpoint::newer), help("use the version that wrote it"))]
     Newer {
         /// The checkpoint's folder.
         path: PathBuf,
@@ -24,7 +27,8 @@ pub enum CheckpointError {
         format: u64,
     },
     /// A file is not in its format, or not as it was written.
-    #[error("`{}` is damaged: {reason}; hint: {hint}", path.display())]
+    #[error("`{}` is damaged: {reason}", path.display())]
+    #[diagnostic(code(checkpoint::damaged), help("{hint}"))]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -34,7 +38,8 @@ pub enum CheckpointError {
         hint: &'static str,
     },
     /// The tensors are those of another model.
-    #[error("`{}` does not have the weights of `{model}`: {reason}; hint: {hint}", path.display())]
+    #[error("`{}` does not have the weights of `{model}`: {reason}", path.display())]
+    #[diagnostic(code(checkpoint::other_model), help("{hint}"))]
     OtherModel {
         /// The file, or the folder of files.
         path: PathBuf,
@@ -46,7 +51,8 @@ pub enum CheckpointError {
         hint: String,
     },
     /// The checkpoint is of a run that was set up in another way.
-    #[error("the checkpoint `{}` cannot be gone on from: {reason}; hint: {hint}", path.display())]
+    #[error("the checkpoint `{}` cannot be gone on from: {reason}", path.display())]
+    #[diagnostic(code(checkpoint::other_run), help("{hint}"))]
     OtherRun {
         /// The checkpoint's folder.
         path: PathBuf,
@@ -56,7 +62,8 @@ pub enum CheckpointError {
         hint: String,
     },
     /// A weight is not a finite number.
-    #[error("`{}`: `{tensor}` has a value that is {value}; hint: use weights from before training diverged", path.display())]
+    #[error("`{}`: `{tensor}` has a value that is {value}", path.display())]
+    #[diagnostic(code(checkpoint::not_finite), help("use weights from before training diverged"))]
     NotFinite {
         /// The file.
         path: PathBuf,
@@ -66,7 +73,11 @@ pub enum CheckpointError {
         value: f32,
     },
     /// The disk has too little space.
-    #[error("`{}` has {free} bytes free, but a checkpoint takes {needed}; hint: free some, keep fewer with `--keep`, give another folder with `--run`, or use `--save-every never`", folder.display())]
+    #[error("`{}` has {free} bytes free, but a checkpoint takes {needed}", folder.display())]
+    #[diagnostic(
+        code(checkpoint::disk_full),
+        help("free some, keep fewer with `--keep`, give another folder with `--run`, or use `--save-every never`")
+    )]
     DiskFull {
         /// The folder of the checkpoints.
         folder: PathBuf,
@@ -76,7 +87,8 @@ pub enum CheckpointError {
         needed: u64,
     },
     /// A file cannot be read.
-    #[error("`{}` cannot be read: {source}; hint: give a file or folder of safetensors that you may read", path.display())]
+    #[error("`{}` cannot be read: {source}", path.display())]
+    #[diagnostic(code(checkpoint::read), help("give a file or folder of safetensors that you may read"))]
     Read {
         /// The file.
         path: PathBuf,
@@ -84,7 +96,8 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// A file cannot be written.
-    #[error("`{}` cannot be written: {source}; hint: {hint}", path.display())]
+    #[error("`{}` cannot be written: {source}", path.display())]
+    #[diagnostic(code(checkpoint::write), help("{hint}"))]
     Write {
         /// The file or folder.
         path: PathBuf,
@@ -94,13 +107,18 @@ pub enum CheckpointError {
         hint: &'static str,
     },
     /// A part of the state has no place in a checkpoint's files.
-    #[error("{value} has no place in a checkpoint; hint: this is a fault in Foretell: please report it")]
+    #[error("{value} has no place in a checkpoint")]
+    #[diagnostic(code(checkpoint::no_place), help("this is a fault in Foretell: please report it"))]
     NoPlace {
         /// The value.
         value: String,
     },
     /// A rank does not see the folder of the checkpoints.
-    #[error("`{}` is not on this rank's machine; hint: give a folder that all nodes share with `--run`, or use `--save-every never`", folder.display())]
+    #[error("`{}` is not on this rank's machine", folder.display())]
+    #[diagnostic(
+        code(checkpoint::not_shared),
+        help("give a folder that all nodes share with `--run`, or use `--save-every never`")
+    )]
     NotShared {
         /// The folder.
         folder: PathBuf,

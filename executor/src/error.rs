@@ -6,6 +6,7 @@ use crate::data::DataError;
 use crate::transport::{StreamNumber, TransportError};
 use foretell_program::PlanError;
 use foretell_units::Bytes;
+use miette::Diagnostic;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -13,37 +14,43 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// The reason why a run failed.
-#[derive(Debug, Error)]
+#[derive(Debug, Error, Diagnostic)]
 pub enum ExecutorError {
     /// The plan does not compile to a Program.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Plan(#[from] PlanError),
     /// The data cannot be used.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Data(#[from] DataError),
     /// A kernel refused its operands, or found invalid data in them.
     #[error("instruction {instruction} (`{name}`): {source}")]
+    #[diagnostic(code(run::kernel))]
     Kernel {
         /// The instruction's index in the rank's list.
         instruction: u32,
         /// The instruction's operator.
         name: String,
         /// The backend's error.
+        #[diagnostic_source]
         source: BackendError,
     },
     /// A rank cannot be reached.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Transport(#[from] TransportError),
     /// A GPU, its driver or one of its libraries failed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Cuda(#[from] crate::backend::CudaError),
     /// A checkpoint or a file of weights cannot be used or written.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// An arena cannot be allocated.
-    #[error(
-        "cannot allocate {wanted} for a rank's arena: {reason}; hint: use more ranks, a smaller micro-batch or `recompute: full`"
-    )]
+    #[error("cannot allocate {wanted} for a rank's arena: {reason}")]
+    #[diagnostic(code(run::out_of_memory), help("use more ranks, a smaller micro-batch or `recompute: full`"))]
     OutOfMemory {
         /// The arena's size.
         wanted: Bytes,
@@ -51,7 +58,8 @@ pub enum ExecutorError {
         reason: String,
     },
     /// This version cannot execute the plan, though it can simulate it.
-    #[error("{what} cannot be executed here; hint: {hint}")]
+    #[error("{what} cannot be executed here")]
+    #[diagnostic(code(run::unsupported), help("{hint}"))]
     Unsupported {
         /// The part of the plan or job that cannot be executed.
         what: String,
@@ -60,6 +68,7 @@ pub enum ExecutorError {
     },
     /// A rank's process ended early.
     #[error("rank {rank}{} {cause}", on_host(host))]
+    #[diagnostic(code(run::rank_died), help("{hint}"))]
     RankDied {
         /// The rank.
         rank: usize,
@@ -67,14 +76,12 @@ pub enum ExecutorError {
         host: Option<String>,
         /// The cause, worded so that it continues "rank 3 ...".
         cause: String,
+        /// Where to look, or what to change.
+        hint: String,
     },
     /// Bytes between two ranks do not arrive, though both ranks reach the launcher.
-    #[error(
-        "the link between rank {peer}{} and rank {rank}{} is lost: rank {rank} has waited {waited:?} for {} on {stream}, though both ranks run; hint: see the network between their hosts, or `--peer-timeout` allows longer",
-        on_host(peer_host),
-        on_host(host),
-        if *is_connected { format!("bytes that rank {peer} has sent") } else { format!("a connection to rank {peer}") }
-    )]
+    #[error("the link between rank {peer}{} and rank {rank}{} is lost: rank {rank} has waited {waited:?} for {} on {stream}, though both ranks run", on_host(peer_host), on_host(host), if *is_connected { format!("bytes that rank {peer} has sent") } else { format!("a connection to rank {peer}") })]
+    #[diagnostic(code(run::link_lost), help("see the network between their hosts, or `--peer-timeout` allows longer"))]
     LinkLost {
         /// The rank that waits.
         rank: usize,
@@ -93,6 +100,7 @@ pub enum ExecutorError {
     },
     /// A rank failed and said why.
     #[error("rank {rank}{} failed: {message}", on_host(host))]
+    #[diagnostic(code(run::rank_failed), help("{hint}"))]
     RankFailed {
         /// The rank.
         rank: usize,
@@ -100,9 +108,12 @@ pub enum ExecutorError {
         host: Option<String>,
         /// The rank's own error.
         message: String,
+        /// How to fix it; may be empty.
+        hint: String,
     },
     /// A signal stopped the run.
-    #[error("{} stopped the run after {steps} steps; {}", stop_signal_name(*signal), how_to_go_on(checkpoint.as_deref()))]
+    #[error("{} stopped the run after {steps} steps; {}", stop_signal_name(*signal), state_left(checkpoint.as_deref()))]
+    #[diagnostic(code(run::stopped), help("{}", how_to_go_on(checkpoint.as_deref())))]
     Stopped {
         /// The signal's number.
         signal: i32,
@@ -112,7 +123,8 @@ pub enum ExecutorError {
         checkpoint: Option<PathBuf>,
     },
     /// The loss is not finite.
-    #[error("the loss became {loss} at step {step}; hint: lower the learning rate; `--allow-divergence` goes on")]
+    #[error("the loss became {loss} at step {step}")]
+    #[diagnostic(code(run::diverged), help("lower the learning rate; `--allow-divergence` goes on"))]
     Diverged {
         /// The step, counted from 0.
         step: usize,
@@ -121,6 +133,7 @@ pub enum ExecutorError {
     },
     /// A system call failed.
     #[error("could not {doing}: {source}")]
+    #[diagnostic(code(run::system))]
     System {
         /// The attempted action, worded so that it continues "could not ...".
         doing: String,
@@ -128,7 +141,8 @@ pub enum ExecutorError {
         source: std::io::Error,
     },
     /// A stream's thread panicked.
-    #[error("the {stream} stream panicked: {message}; hint: this is a fault in Foretell: please report it")]
+    #[error("the {stream} stream panicked: {message}")]
+    #[diagnostic(code(run::panicked), help("this is a fault in Foretell: please report it"))]
     Panicked {
         /// The stream.
         stream: String,
@@ -137,6 +151,7 @@ pub enum ExecutorError {
     },
     /// Another stream of the rank failed and reports the cause itself.
     #[error("another stream of the rank failed")]
+    #[diagnostic(code(run::other_stream))]
     OtherStream,
 }
 
@@ -174,13 +189,17 @@ pub fn stop_signal_name(signal: i32) -> &'static str {
     }
 }
 
+fn state_left(checkpoint: Option<&Path>) -> String {
+    match checkpoint {
+        Some(checkpoint) => format!("its state is in `{}`", checkpoint.display()),
+        None => "it wrote no checkpoint".into(),
+    }
+}
+
 fn how_to_go_on(checkpoint: Option<&Path>) -> String {
-    match checkpoint.and_then(|checkpoint| Some((checkpoint, checkpoint.parent()?.parent()?))) {
-        Some((checkpoint, run)) => {
-            let (checkpoint, run) = (checkpoint.display(), run.display());
-            format!("its state is in `{checkpoint}`; hint: go on with `foretell execute --resume {run}`")
-        }
-        None => "it wrote no checkpoint; hint: start it again, without `--save-every never` if it is to go on".into(),
+    match checkpoint.and_then(|checkpoint| checkpoint.parent()?.parent()) {
+        Some(run) => format!("go on with `foretell execute --resume {}`", run.display()),
+        None => "start it again, without `--save-every never` if it is to go on".into(),
     }
 }
 

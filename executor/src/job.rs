@@ -8,7 +8,9 @@ use crate::reference::ReferenceTime;
 use crate::transport::{ControlClient, Starved, StreamNumber, TransportError};
 use foretell_models::{Control, Kernel, Model};
 use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, RunLength, Sample, Turn};
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, DataType, Seconds};
+use miette::Diagnostic;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -334,6 +336,8 @@ pub(crate) enum Report {
     },
     Failed {
         message: String,
+        /// How to fix it; may be empty.
+        hint: String,
         /// Whether the failure only follows from another one.
         consequence: bool,
     },
@@ -352,6 +356,14 @@ pub(crate) struct PartTimes {
 pub(crate) trait ReportSink: Send + Sync {
     /// Sends a report.
     fn send(&self, report: &Report) -> Result<(), TransportError>;
+}
+
+impl Report {
+    /// The report of a rank that failed. A `consequence` blames another rank.
+    pub(crate) fn failed(error: &dyn Diagnostic, consequence: bool) -> Self {
+        let Mistake { message, hint } = Mistake::of(error);
+        Report::Failed { message, hint, consequence }
+    }
 }
 
 impl ReportSink for ControlClient {

@@ -28,6 +28,7 @@ use departure::Departures;
 pub(crate) use departure::News;
 use failure::describe_exit;
 use foretell_program::CollectiveAlgorithm;
+use foretell_units::diagnostic::Mistake;
 use links::{Link, LinkWatch};
 use serde::Serialize;
 use slots::{Slots, listen_at, start_in};
@@ -283,11 +284,11 @@ impl Ranks {
             match self.server.next_event(POLL_INTERVAL) {
                 Some((rank, _)) if self.departures.has_left(rank) => {}
                 Some((rank, Event::Message(message))) => match message.parse::<Report>()? {
-                    Report::Failed { message, consequence } => {
+                    Report::Failed { message, hint, consequence } => {
                         if consequence && let Some(news) = self.leave_ended(None) {
                             return Ok(news);
                         }
-                        return Err(self.diagnose(rank, Some(message), consequence));
+                        return Err(self.diagnose(rank, Some(Mistake { message, hint }), consequence));
                     }
                     Report::AskedToStop { signal } => self.hold(signal)?,
                     Report::Starved(starved) => self.require_links(rank, &starved)?,
@@ -299,7 +300,7 @@ impl Ranks {
                 Some((rank, Event::Lost(TransportError::PeerLost { .. }))) => {
                     return self.leave_ended(Some(rank)).map_or_else(|| Err(self.diagnose(rank, None, false)), Ok);
                 }
-                Some((rank, Event::Lost(error))) => return Err(self.diagnose(rank, Some(error.to_string()), false)),
+                Some((rank, Event::Lost(error))) => return Err(self.diagnose(rank, Some(Mistake::of(&error)), false)),
                 None => {
                     self.poll_children();
                     if let Some((rank, _)) = self.first_exit(|status| !status.success()) {

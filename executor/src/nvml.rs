@@ -6,6 +6,7 @@
 
 use crate::loading;
 use libloading::Library;
+use miette::Diagnostic;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::Path;
 use thiserror::Error;
@@ -18,22 +19,25 @@ const MAX_LINKS: c_uint = 18;
 const SWITCH: c_uint = 2;
 
 /// The reason why GPUs cannot be listed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum NvmlError {
     /// The library cannot be loaded.
-    #[error("NVML ({LIBRARY}) cannot be loaded: {reason}; hint: install NVIDIA's driver, or describe the topology in a file")]
+    #[error("NVML ({LIBRARY}) cannot be loaded: {reason}")]
+    #[diagnostic(code(nvml::missing), help("install NVIDIA's driver, or describe the topology in a file"))]
     Missing {
         /// The loader's message.
         reason: String,
     },
     /// The library lacks a function: it is older than 2019.
-    #[error("NVML has no `{function}`; hint: install a newer NVIDIA driver")]
+    #[error("NVML has no `{function}`")]
+    #[diagnostic(code(nvml::old), help("install a newer NVIDIA driver"))]
     Old {
         /// The function.
         function: &'static str,
     },
     /// A call failed.
     #[error("NVML's `{function}` failed: {reason}")]
+    #[diagnostic(code(nvml::call))]
     Call {
         /// The function.
         function: &'static str,
@@ -243,6 +247,7 @@ impl Drop for Nvml {
 mod tests {
     use super::*;
     use crate::backend::cuda::tests::emulator::has_compiled;
+    use foretell_units::diagnostic::one_line;
     use std::process::Command;
 
     /// A stand-in for the library, on a machine with two GPUs. One of them has lost a link.
@@ -296,12 +301,12 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
         assert_eq!(Nvml::open(&library).and_then(|library| library.gpus()), Ok(vec![whole, degraded]));
         let failing = stand_in(folder.path(), 3).expect("there is a compiler");
         let error = Nvml::open(&failing).and_then(|library| library.gpus()).expect_err("memory cannot be queried");
-        assert_eq!(error.to_string(), "NVML's `nvmlDeviceGetMemoryInfo` failed: Not Supported");
+        assert_eq!(one_line(&error), "NVML's `nvmlDeviceGetMemoryInfo` failed: Not Supported");
     }
 
     #[test]
     fn a_missing_library_is_reported_with_a_hint() {
         let missing = Nvml::open(Path::new("/nowhere/libnvidia-ml.so.1")).err().expect("no such file");
-        assert!(missing.to_string().contains("hint: install NVIDIA's driver"), "{missing}");
+        assert!(one_line(&missing).contains("hint: install NVIDIA's driver"), "{missing}");
     }
 }

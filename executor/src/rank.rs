@@ -20,6 +20,7 @@ use crate::transport::{
     TransportError, WaitPolicy,
 };
 use foretell_program::Rank;
+use foretell_units::diagnostic::one_line;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
@@ -43,7 +44,7 @@ pub fn run_rank() -> ExitCode {
     let (member, control) = match join() {
         Ok(joined) => joined,
         Err(error) => {
-            log(&format!("error: {error}"));
+            log(&format!("error: {}", one_line(&error)));
             return ExitCode::FAILURE;
         }
     };
@@ -99,8 +100,8 @@ fn work(member: &Member, job: &Job) -> Result<(), ExecutorError> {
 
 /// Reports an error on standard error and to the launcher, which may be gone.
 fn report_failure(member: &Member, error: &ExecutorError) {
-    log(&format!("error: {error}"));
-    let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
+    log(&format!("error: {}", one_line(error)));
+    let report = Report::failed(error, error.is_consequence());
     let _ = member.control.send(&report);
 }
 
@@ -142,8 +143,8 @@ fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mp
                 Err(error) => {
                     // Where only the way here is disturbed, the launcher can still learn why.
                     if !matches!(error, TransportError::LauncherLost { .. }) {
-                        log(&format!("error: {error}"));
-                        let _ = control.send(&Report::Failed { message: error.to_string(), consequence: false });
+                        log(&format!("error: {}", one_line(&error)));
+                        let _ = control.send(&Report::failed(&error, false));
                     }
                     abort(None);
                     break;
@@ -230,7 +231,7 @@ fn join() -> Result<(Member, Arc<ControlClient>), ExecutorError> {
         let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
         // All ranks have joined, so MPI waits for none that never comes.
         let mpi = Mpi::start(rank, world_size, wait_policy, timeout).inspect_err(|error| {
-            let _ = control.send(&Report::Failed { message: error.to_string(), consequence: false });
+            let _ = control.send(&Report::failed(error, false));
         })?;
         return Ok(member(rank, world_size, control, Arc::new(mpi), device, cpus));
     }

@@ -52,7 +52,10 @@ impl AstraSim {
     /// # Errors
     /// [`ExportError::Irregular`] if the devices do not form a product of dimensions.
     pub fn new(topology: &Topology, ranks: usize, efficiency: &dyn Fn(LinkClass) -> f64) -> Result<Self, ExportError> {
-        let irregular = |reason| ExportError::Irregular { topology: topology.name().into(), ranks, reason };
+        let irregular = |Irregularity { reason, hint }| {
+            let topology = topology.name().into();
+            ExportError::Irregular { topology, ranks, reason, hint }
+        };
         let dimensions = dimensions(topology, ranks, efficiency).map_err(irregular)?;
         let each = |value: &dyn Fn(&Dimension) -> String| {
             let values: Vec<String> = dimensions.iter().map(value).collect();
@@ -104,34 +107,46 @@ impl AstraSim {
     }
 }
 
+/// What keeps devices from forming dimensions, and what to change.
+struct Irregularity {
+    reason: &'static str,
+    hint: &'static str,
+}
+
+fn irregular(reason: &'static str, hint: &'static str) -> Irregularity {
+    Irregularity { reason, hint }
+}
+
 /// Returns the dimensions that the first `ranks` devices of a topology form, or the reason why they
 /// form none.
-fn dimensions(topology: &Topology, ranks: usize, efficiency: &dyn Fn(LinkClass) -> f64) -> Result<Vec<Dimension>, &'static str> {
+fn dimensions(topology: &Topology, ranks: usize, efficiency: &dyn Fn(LinkClass) -> f64) -> Result<Vec<Dimension>, Irregularity> {
     if ranks > topology.device_count() {
-        return Err("several ranks share a device; hint: use more nodes");
+        return Err(irregular("several ranks share a device", "use more nodes"));
     }
     if ranks < 2 {
-        return Err("a single rank has no network; hint: use a layout of at least two ranks");
+        return Err(irregular("a single rank has no network", "use a layout of at least two ranks"));
     }
     let nodes = topology.node_of(DeviceId(ranks - 1)).0 + 1;
     let group = &topology.node_groups()[0];
     let ranks_per_node = group.devices.min(ranks);
     if nodes * ranks_per_node != ranks || nodes > group.count {
-        return Err("its nodes differ, or have different numbers of ranks; hint: use whole nodes of one kind");
+        return Err(irregular("its nodes differ, or have different numbers of ranks", "use whole nodes of one kind"));
     }
     let mut dimensions = Vec::new();
     let mut stride = 1;
     let mut add = |wiring, size: usize, bandwidth| {
         let other = DeviceId(stride);
         stride *= size;
-        let route = topology.route(DeviceId(0), other).map_err(|_| "some of its devices have no route between them")?;
+        let route = topology
+            .route(DeviceId(0), other)
+            .map_err(|_| irregular("some of its devices have no route between them", "describe the network that joins them"))?;
         if size > 1 {
             dimensions.push(Dimension { wiring, size, bandwidth, latency: route.latency });
         }
-        Ok::<(), &'static str>(())
+        Ok::<(), Irregularity>(())
     };
     if ranks_per_node > 1 {
-        let link = group.link.ok_or("the devices of a node have no link")?;
+        let link = group.link.ok_or(irregular("the devices of a node have no link", "give the node a `link`"))?;
         let (wiring, bandwidth) = match link.kind {
             NodeLinkKind::NvSwitch | NodeLinkKind::Pcie => (Wiring::Switch, link.bandwidth * efficiency(LinkClass::Device)),
             NodeLinkKind::NvLinkMesh => {
@@ -147,13 +162,13 @@ fn dimensions(topology: &Topology, ranks: usize, efficiency: &dyn Fn(LinkClass) 
     }
     if nodes > 1 {
         if !matches!(topology.network().fabric, Fabric::Switch | Fabric::FatTree { .. }) {
-            return Err("its network is neither a switch nor a fat tree");
+            return Err(irregular("its network is neither a switch nor a fat tree", "describe one of these two"));
         }
-        let nics = group.nics.ok_or("its nodes have no network interfaces")?;
+        let nics = group.nics.ok_or(irregular("its nodes have no network interfaces", "give them `nics`"))?;
         let leaves = topology.leaves();
         let nodes_per_leaf = leaves.first().map_or(nodes, |leaf| leaf.nodes.len().min(nodes));
         if !nodes.is_multiple_of(nodes_per_leaf) {
-            return Err("its leaf switches have different numbers of nodes; hint: use whole leaves");
+            return Err(irregular("its leaf switches have different numbers of nodes", "use whole leaves"));
         }
         let per_device = 1.0 / group.devices as f64;
         if nodes_per_leaf > 1 {

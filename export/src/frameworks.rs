@@ -28,6 +28,7 @@ pub use rules::check_stack;
 use foretell_models::Model;
 use foretell_program::{Plan, PlanError};
 use foretell_units::DataType;
+use miette::Diagnostic;
 use stated::Account;
 use thiserror::Error;
 
@@ -139,10 +140,11 @@ impl From<usize> for Surroundings<'_> {
 }
 
 /// Why a plan was not exported or imported.
-#[derive(Clone, Debug, PartialEq, Error)]
+#[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
 pub enum FrameworkError {
     /// The framework trains no such model.
-    #[error("{framework} does not train this model: {reason}; hint: {hint}")]
+    #[error("{framework} does not train this model: {reason}")]
+    #[diagnostic(code(framework::model), help("{hint}"))]
     Model {
         /// The framework.
         framework: &'static str,
@@ -152,7 +154,8 @@ pub enum FrameworkError {
         hint: &'static str,
     },
     /// The framework has no such layout, and none near it.
-    #[error("{framework} has no plan near this one: {reason}; hint: {hint}")]
+    #[error("{framework} has no plan near this one: {reason}")]
+    #[diagnostic(code(framework::layout), help("{hint}"))]
     Layout {
         /// The framework.
         framework: &'static str,
@@ -162,7 +165,8 @@ pub enum FrameworkError {
         hint: String,
     },
     /// The framework refuses the plan's sizes.
-    #[error("{framework} refuses this plan: {reason}; hint: {hint}")]
+    #[error("{framework} refuses this plan: {reason}")]
+    #[diagnostic(code(framework::refused), help("{hint}"))]
     Refused {
         /// The framework.
         framework: &'static str,
@@ -172,7 +176,8 @@ pub enum FrameworkError {
         hint: &'static str,
     },
     /// A file that does not have the form of its framework.
-    #[error("{reason}; hint: {hint}")]
+    #[error("{reason}")]
+    #[diagnostic(code(framework::form), help("{hint}"))]
     Form {
         /// What is wrong with it.
         reason: String,
@@ -181,6 +186,7 @@ pub enum FrameworkError {
     },
     /// A plan that contradicts itself.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Plan(#[from] PlanError),
 }
 

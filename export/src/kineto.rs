@@ -17,21 +17,25 @@ pub use matching::{MatchedStep, Unmatched, unmatched};
 pub use profile::{TracedMachine, traced_profile};
 pub use trace::{KinetoTrace, TraceStep};
 
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// Why a trace was not read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum KinetoError {
     /// The text has another form.
-    #[error("this is no trace of PyTorch's profiler: {reason}; hint: give the file that `export_chrome_trace` wrote, unpacked")]
+    #[error("this is no trace of PyTorch's profiler: {reason}")]
+    #[diagnostic(code(kineto::form), help("give the file that `export_chrome_trace` wrote, unpacked"))]
     Form {
         /// What is wrong with it.
         reason: String,
     },
     /// There are no operators.
-    #[error("the trace has no operators; hint: profile with `ProfilerActivity.CPU` too, which names what kernels belong to")]
+    #[error("the trace has no operators")]
+    #[diagnostic(code(kineto::no_operators), help("profile with `ProfilerActivity.CPU` too, which names what kernels belong to"))]
     NoOperators,
     /// Operators have no shapes.
-    #[error("the operators of the trace have no shapes; hint: profile with `record_shapes=True`")]
+    #[error("the operators of the trace have no shapes")]
+    #[diagnostic(code(kineto::no_shapes), help("profile with `record_shapes=True`"))]
     NoShapes,
 }

@@ -241,6 +241,7 @@ impl Commands {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     fn commands(topology: &Topology) -> Vec<String> {
         let blueprint = Blueprint::new(topology, "t").expect("a lab");
@@ -309,7 +310,7 @@ mod tests {
     fn an_unsupported_topology_is_refused_with_a_hint() {
         let refused = |text: &str| {
             let topology = Topology::from_yaml(text, "lab.yaml").expect("sound");
-            Blueprint::new(&topology, "t").expect_err("cannot be made").to_string()
+            one_line(&Blueprint::new(&topology, "t").expect_err("cannot be made"))
         };
         let node = "nodes: [{name: n, count: 2, devices: {kind: KIND, count: 1}, nics: {count: NICS, bandwidth: 1Gbit/s}}]\n";
         let lab = |kind: &str, nics: &str| format!("name: x\nlab: true\n{}", node.replace("KIND", kind).replace("NICS", nics));

@@ -2,13 +2,15 @@
 
 use foretell_executor::ExecutorError;
 use foretell_topologies::TopologyError;
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// An error of a lab.
-#[derive(Debug, Error)]
+#[derive(Debug, Error, Diagnostic)]
 pub enum LabError {
     /// The topology describes something that cannot be made into a lab.
-    #[error("`{topology}` cannot be made into a lab: {what}; hint: {hint}")]
+    #[error("`{topology}` cannot be made into a lab: {what}")]
+    #[diagnostic(code(lab::unsupported), help("{hint}"))]
     Unsupported {
         /// The topology's name.
         topology: String,
@@ -19,12 +21,15 @@ pub enum LabError {
     },
     /// The topology has no routes.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Topology(#[from] TopologyError),
     /// This machine or this user cannot make labs.
-    #[error("a lab cannot be made on this machine: {0}; hint: `foretell doctor` says what is missing")]
+    #[error("a lab cannot be made on this machine: {0}")]
+    #[diagnostic(code(lab::not_possible), help("`foretell doctor` says what is missing"))]
     NotPossible(String),
     /// There is a lab of that name already.
-    #[error("the lab `{name}` is up {state}; hint: take it down with `foretell lab down --topology {name}`")]
+    #[error("the lab `{name}` is up {state}")]
+    #[diagnostic(code(lab::is_up), help("take it down with `foretell lab down --topology {name}`"))]
     IsUp {
         /// The lab's name.
         name: String,
@@ -32,13 +37,15 @@ pub enum LabError {
         state: &'static str,
     },
     /// There is no lab of that name.
-    #[error("the lab `{name}` is not up; hint: `foretell lab up --topology {name}`")]
+    #[error("the lab `{name}` is not up")]
+    #[diagnostic(code(lab::is_down), help("`foretell lab up --topology {name}`"))]
     IsDown {
         /// The lab's name.
         name: String,
     },
     /// The lab has no node of that name.
-    #[error("the lab `{name}` has no node `{node}`; hint: it has {known}")]
+    #[error("the lab `{name}` has no node `{node}`")]
+    #[diagnostic(code(lab::no_such_node), help("it has {known}"))]
     NoSuchNode {
         /// The lab's name.
         name: String,
@@ -49,6 +56,7 @@ pub enum LabError {
     },
     /// A command failed.
     #[error("`{command}` failed: {reason}")]
+    #[diagnostic(code(lab::command))]
     Command {
         /// The command line.
         command: String,
@@ -56,9 +64,8 @@ pub enum LabError {
         reason: String,
     },
     /// Something could not be removed.
-    #[error(
-        "the lab `{name}` could not be taken down completely: {reason}; hint: `ip netns pids NAME` lists the processes in a namespace"
-    )]
+    #[error("the lab `{name}` could not be taken down completely: {reason}")]
+    #[diagnostic(code(lab::not_removed), help("`ip netns pids NAME` lists the processes in a namespace"))]
     NotRemoved {
         /// The lab's name.
         name: String,
@@ -67,6 +74,7 @@ pub enum LabError {
     },
     /// The operating system refused something.
     #[error("could not {doing}: {source}")]
+    #[diagnostic(code(lab::system))]
     System {
         /// The action that failed.
         doing: String,
@@ -75,6 +83,7 @@ pub enum LabError {
     },
     /// The state file could not be written.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     File(#[from] ExecutorError),
 }
 

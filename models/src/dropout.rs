@@ -2,11 +2,12 @@
 //! activation or of attention's probabilities. It does not know how layouts lead to such parts.
 
 use crate::defaults::{is_one, one};
+use foretell_units::diagnostic::{Mistake, deserialize_from};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The share of elements that dropout drops: from 0 to below 1, in ten-thousandths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct DropoutRate {
     ten_thousandths: u16,
@@ -40,15 +41,24 @@ impl DropoutRate {
     }
 }
 
-impl TryFrom<f64> for DropoutRate {
-    type Error = String;
+impl<'de> Deserialize<'de> for DropoutRate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from::<f64, _, _>(deserializer)
+    }
+}
 
-    fn try_from(rate: f64) -> Result<Self, String> {
+impl TryFrom<f64> for DropoutRate {
+    type Error = Mistake;
+
+    fn try_from(rate: f64) -> Result<Self, Mistake> {
         let ten_thousandths = (rate * 1e4).round();
         if (0.0..1e4).contains(&ten_thousandths) && (rate * 1e4 - ten_thousandths).abs() < 1e-6 {
             return Ok(Self { ten_thousandths: ten_thousandths as u16 });
         }
-        Err(format!("`dropout` is {rate}; hint: it is a number from 0 to below 1 with at most four decimals, such as 0.1"))
+        Err(Mistake::new(
+            format!("`dropout` is {rate}"),
+            "it is a number from 0 to below 1 with at most four decimals, such as 0.1",
+        ))
     }
 }
 
@@ -192,7 +202,7 @@ mod tests {
             assert_eq!(f64::from(DropoutRate::try_from(good).unwrap()), good);
         }
         for bad in [-0.1, 1.0, 1.5, 0.12345, f64::NAN, f64::INFINITY, 0.99999] {
-            assert!(DropoutRate::try_from(bad).unwrap_err().contains("from 0 to below 1"), "{bad}");
+            assert!(DropoutRate::try_from(bad).unwrap_err().hint.contains("from 0 to below 1"), "{bad}");
         }
         assert_eq!(DropoutRate::try_from(0.5).unwrap().threshold(), 1 << 31);
         assert_eq!(DropoutRate::try_from(0.5).unwrap().scale(), 2.0);

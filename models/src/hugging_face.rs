@@ -184,9 +184,7 @@ fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence:
             )
         }
         Err(error) => {
-            let reason = error.to_string();
-            let reason = reason.split("; hint: ").next().unwrap_or_default();
-            format!("it cannot be read as `{like}` either: {reason}; the model file that comes nearest: {file}")
+            format!("it cannot be read as `{like}` either: {error}; the model file that comes nearest: {file}")
         }
     }
 }

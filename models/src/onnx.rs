@@ -18,31 +18,34 @@ mod values;
 
 use crate::hugging_face::ImportedModel;
 use crate::model::Model;
+use miette::Diagnostic;
 use prost::Message;
 use prost::bytes::Bytes;
 use thiserror::Error;
 
 /// Why an ONNX file was not read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum OnnxError {
     /// It is not an ONNX file.
-    #[error("this is not an ONNX file: {reason}; hint: `torch.onnx.export` writes one")]
+    #[error("this is not an ONNX file: {reason}")]
+    #[diagnostic(code(onnx::not_onnx), help("`torch.onnx.export` writes one"))]
     NotOnnx {
         /// What is wrong with it.
         reason: String,
     },
     /// Operators that no layer expresses.
-    #[error(
-        "{} {} not understood; hint: export an image model, a transformer or a multi-layer network without control flow",
-        quoted(names),
-        if names.len() == 1 { "is an operator that is" } else { "are operators that are" }
+    #[error("{} {} not understood", quoted(names), if names.len() == 1 { "is an operator that is" } else { "are operators that are" })]
+    #[diagnostic(
+        code(onnx::unknown_operators),
+        help("export an image model, a transformer or a multi-layer network without control flow")
     )]
     UnknownOperators {
         /// Their names.
         names: Vec<String>,
     },
     /// An input of the graph that cannot be a sample.
-    #[error("input `{name}` {reason}; hint: {hint}")]
+    #[error("input `{name}` {reason}")]
+    #[diagnostic(code(onnx::input), help("{hint}"))]
     Input {
         /// Its name.
         name: String,
@@ -52,9 +55,8 @@ pub enum OnnxError {
         hint: &'static str,
     },
     /// A node that no layer expresses.
-    #[error(
-        "node `{node}` ({operator}): {reason}; hint: export the graph with fixed sizes but for the batch, and with constants folded"
-    )]
+    #[error("node `{node}` ({operator}): {reason}")]
+    #[diagnostic(code(onnx::node), help("export the graph with fixed sizes but for the batch, and with constants folded"))]
     Node {
         /// The node's name.
         node: String,

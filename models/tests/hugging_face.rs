@@ -3,6 +3,7 @@
 #![allow(clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_models::{GraphOptions, Model, PositionKind, from_hugging_face, from_hugging_face_as, hugging_face_types};
+use foretell_units::diagnostic::one_line;
 use serde_json::{Value, json};
 
 fn cases() -> Vec<Value> {
@@ -13,12 +14,12 @@ fn cases() -> Vec<Value> {
 
 /// The number of parameters without those of multi-token prediction, which Transformers leaves out.
 fn parameters(config: &Value) -> Result<usize, String> {
-    let mut imported = from_hugging_face(&config.to_string(), None).map_err(|error| error.to_string())?;
+    let mut imported = from_hugging_face(&config.to_string(), None).map_err(|error| one_line(&error))?;
     if let Model::Decoder(decoder) = &mut imported.model {
         decoder.prediction_modules = 0;
     }
     // Long sequences make large activations, which a count does not need.
-    let graph = imported.model.graph("m", &GraphOptions::ONE).map_err(|error| error.to_string())?;
+    let graph = imported.model.graph("m", &GraphOptions::ONE).map_err(|error| one_line(&error))?;
     Ok(graph.parameter_count())
 }
 
@@ -82,7 +83,7 @@ fn a_value_that_no_graph_expresses_is_refused() {
         assert!(error.contains(expected) && error.contains("hint: "), "{name}: {error}");
     }
     for text in ["", "[]", "{}", "{\"model_type\": 4}"] {
-        let error = from_hugging_face(text, None).expect_err("not a configuration").to_string();
+        let error = one_line(&from_hugging_face(text, None).expect_err("not a configuration"));
         assert!(error.contains("not a `config.json` of Transformers"), "{text}: {error}");
     }
 }
@@ -90,7 +91,7 @@ fn a_value_that_no_graph_expresses_is_refused() {
 #[test]
 fn the_text_model_of_images_and_text_is_read_and_the_rest_noted() {
     let find = |name: &str| cases().into_iter().find(|case| case["name"] == name).expect("a case")["whole"].clone();
-    let read = |config: &Value| from_hugging_face(&config.to_string(), None).map_err(|error| error.to_string());
+    let read = |config: &Value| from_hugging_face(&config.to_string(), None).map_err(|error| one_line(&error));
     for name in ["llama4-images", "gemma3-4b", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"] {
         let config = find(name);
         let imported = read(&config).expect("it is sound");
@@ -141,7 +142,7 @@ fn indexers_are_left_out_with_their_parameters() {
         assert_eq!(count + 10_880, 430_592, "{name}");
         assert!(imported.notes.iter().any(|note| note.contains("its 10880 parameters")), "{:?}", imported.notes);
         config["mlp_layer_types"] = json!(["sparse", "dense", "sparse", "sparse"]);
-        assert!(from_hugging_face(&config.to_string(), None).expect_err("another order").to_string().contains("mlp_layer_types"));
+        assert!(one_line(&from_hugging_face(&config.to_string(), None).expect_err("another order")).contains("mlp_layer_types"));
     }
 }
 
@@ -156,7 +157,7 @@ fn a_hint_names_a_type_only_where_its_reading_comes_near() {
         for (field, value) in more.as_object().expect("an object") {
             config[field] = value.clone();
         }
-        from_hugging_face(&config.to_string(), None).expect_err("an unknown type").to_string()
+        one_line(&from_hugging_face(&config.to_string(), None).expect_err("an unknown type"))
     };
     assert!(hint(json!({})).contains("--as llama"));
     let latent = json!({"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "kv_lora_rank": 32, "q_lora_rank": 48});
@@ -178,7 +179,7 @@ fn a_hint_names_a_type_only_where_its_reading_comes_near() {
     let mut inner = sizes.clone();
     inner["model_type"] = "new_text".into();
     let outer = json!({"model_type": "new_outer", "thinker_config": {"text_config": inner}, "vision_config": {}}).to_string();
-    assert!(from_hugging_face(&outer, None).expect_err("an unknown type").to_string().contains("--as llama"));
+    assert!(one_line(&from_hugging_face(&outer, None).expect_err("an unknown type")).contains("--as llama"));
     let imported = from_hugging_face_as(&outer, None, "llama").expect("it is read");
     assert!(imported.notes.iter().any(|note| note.contains("new_outer")), "{:?}", imported.notes);
 }
@@ -414,7 +415,7 @@ fn a_text_model_is_found_however_deep_it_lies() {
         assert!(imported.notes.iter().any(|note| note.contains("its other parts are left out")), "{:?}", imported.notes);
     }
     let unknown = json!({"model_type": "some_eyes", "text_config": {"model_type": "albert"}});
-    let error = from_hugging_face(&unknown.to_string(), None).expect_err("no reader").to_string();
+    let error = one_line(&from_hugging_face(&unknown.to_string(), None).expect_err("no reader"));
     assert!(error.contains("`some_eyes`") && error.contains("use a model of `foretell models`"), "{error}");
 }
 
@@ -425,7 +426,7 @@ fn an_unknown_type_is_read_as_another_where_that_is_asked_for() {
     let model = from_hugging_face(&config.to_string(), None).expect("it is sound").model;
     config["model_type"] = json!("olmo9");
     config["number_of_gears"] = json!(5);
-    let error = from_hugging_face(&config.to_string(), None).expect_err("no reader").to_string();
+    let error = one_line(&from_hugging_face(&config.to_string(), None).expect_err("no reader"));
     assert!(error.contains("--as llama") && error.contains("{family: decoder, layers: 3,"), "{error}");
     for (fields, expected) in [
         (json!({"num_local_experts": 8, "num_experts_per_tok": 2}), "--as mixtral` reads"),
@@ -434,7 +435,7 @@ fn an_unknown_type_is_read_as_another_where_that_is_asked_for() {
     ] {
         let mut other = config.clone();
         other.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
-        let error = from_hugging_face(&other.to_string(), None).expect_err("no reader").to_string();
+        let error = one_line(&from_hugging_face(&other.to_string(), None).expect_err("no reader"));
         assert!(error.contains(expected), "{error}");
     }
     let imported = from_hugging_face_as(&config.to_string(), None, "llama").expect("it is asked for");

@@ -1,6 +1,7 @@
 //! The zoo's models against published figures: parameters, arithmetic, names and shapes.
 
 use foretell_models::{DropoutRate, Gpt, Graph, GraphOptions, Mlp, Model, OperatorKind, Resnet, Role, differentiate};
+use foretell_units::diagnostic::one_line;
 
 const ONE: GraphOptions = GraphOptions::ONE;
 
@@ -181,7 +182,7 @@ fn sizes_beyond_any_machine_are_refused_with_a_hint() {
         (Model::Mlp(Mlp { widths: vec![4, 2] }), 0, "a batch of 0 samples"),
     ];
     for (model, batch, expected) in cases {
-        let error = model.graph("m", &GraphOptions { batch, ..ONE }).expect_err(expected).to_string();
+        let error = one_line(&model.graph("m", &GraphOptions { batch, ..ONE }).expect_err(expected));
         assert!(error.contains(expected) && error.contains("hint: "), "{error}");
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_models::{Graph, GraphOptions, Model, SampleShape, from_onnx};
+use foretell_units::diagnostic::one_line;
 
 const MLP: &[u8] = include_bytes!("onnx/mlp.onnx");
 const CNN: &[u8] = include_bytes!("onnx/cnn.onnx");
@@ -158,10 +159,10 @@ fn what_differs_from_the_graph_is_noted() {
 
 #[test]
 fn what_is_not_understood_is_named() {
-    let error = from_onnx(UNKNOWN.to_vec()).expect_err("unknown operators").to_string();
+    let error = one_line(&from_onnx(UNKNOWN.to_vec()).expect_err("unknown operators"));
     assert!(error.starts_with("`Hardmax`, `LpNormalization` are operators that are not understood; hint: "), "{error}");
     for bytes in [&b"family: mlp"[..], b"", &RESNET[..RESNET.len() / 2]] {
-        let error = from_onnx(bytes.to_vec()).expect_err("no graph").to_string();
+        let error = one_line(&from_onnx(bytes.to_vec()).expect_err("no graph"));
         assert!(error.starts_with("this is not an ONNX file: ") && error.contains("hint: "), "{error}");
     }
 }
@@ -183,7 +184,7 @@ fn a_network_that_does_not_fit_is_refused() {
     for (from, to, expected) in changes {
         assert!(text.contains(from), "{from} in {text}");
         let model: Model = serde_json::from_str(&text.replacen(from, to, 1)).expect("it is a model");
-        let error = model.graph("network", &GraphOptions::ONE).expect_err(expected).to_string();
+        let error = one_line(&model.graph("network", &GraphOptions::ONE).expect_err(expected));
         assert!(error.contains(expected) && error.contains("hint: "), "{error}");
     }
 }

@@ -5,19 +5,23 @@ use foretell_models::ModelError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
 use foretell_units::Bytes;
+use foretell_units::diagnostic::help;
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// Hint for a request with which no layout is possible, where nothing more precise is known.
 pub(crate) const USUAL_HINT: &str = "choose a global batch with more divisors, or `--fix` less";
 
 /// Why there is no plan.
-#[derive(Clone, Debug, PartialEq, Error)]
+#[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
 pub enum PlannerError {
     /// The model's sizes contradict each other.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Model(#[from] ModelError),
     /// No layout of the space is possible.
-    #[error("no layout of `{model}` with global batch {global_batch} divides {devices} devices as asked{reason}; hint: {hint}")]
+    #[error("no layout of `{model}` with global batch {global_batch} divides {devices} devices as asked{reason}")]
+    #[diagnostic(code(planner::no_layout), help("{hint}"))]
     NoLayout {
         /// Name of the model.
         model: String,
@@ -31,7 +35,8 @@ pub enum PlannerError {
         hint: String,
     },
     /// No layout fits into memory.
-    #[error("no layout fits: the smallest needs {needed} on a device of `{device}`, which has {limit}; hint: {hint}")]
+    #[error("no layout fits: the smallest needs {needed} on a device of `{device}`, which has {limit}")]
+    #[diagnostic(code(planner::out_of_memory), help("{hint}"))]
     OutOfMemory {
         /// Least memory that any layout needs on a device.
         needed: Bytes,
@@ -43,10 +48,8 @@ pub enum PlannerError {
         hint: String,
     },
     /// The search was given up before it had a candidate.
-    #[error(
-        "nothing was found in time: of {layouts} layouts so far, {out_of_memory} do not fit and none was simulated; \
-         hint: allow more time, or `--fix` some of the layout"
-    )]
+    #[error("nothing was found in time: of {layouts} layouts so far, {out_of_memory} do not fit and none was simulated")]
+    #[diagnostic(code(planner::out_of_time), help("allow more time, or `--fix` some of the layout"))]
     OutOfTime {
         /// Layouts of the space, as far as they were listed.
         layouts: usize,
@@ -54,7 +57,8 @@ pub enum PlannerError {
         out_of_memory: usize,
     },
     /// The topology does not state a figure that the objective needs.
-    #[error("`{topology}` does not say {what}; hint: write `{hint}` in its file")]
+    #[error("`{topology}` does not say {what}")]
+    #[diagnostic(code(planner::objective), help("write `{hint}` in its file"))]
     Objective {
         /// Name of the topology.
         topology: String,
@@ -65,6 +69,7 @@ pub enum PlannerError {
     },
     /// A layout could not be simulated.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Simulation(#[from] SimulationError),
 }
 
@@ -84,8 +89,14 @@ impl PlannerError {
     pub(crate) fn of_plan(request: &Request<'_>, error: PlanError) -> Self {
         match error {
             PlanError::Model(error) => Self::Model(error),
-            error => Self::no_layout(request, error.to_string(), USUAL_HINT),
+            error => Self::impossible(request, &error),
         }
+    }
+
+    /// Returns the error of a request whose plan cannot be compiled.
+    pub(crate) fn impossible(request: &Request<'_>, error: &dyn Diagnostic) -> Self {
+        let hint = help(error).map_or_else(|| USUAL_HINT.to_owned(), |help| format!("{help}; or {USUAL_HINT}"));
+        Self::no_layout(request, error.to_string(), &hint)
     }
 
     /// Returns the error of a request none of whose layouts fits. It names the topology's first

@@ -37,6 +37,7 @@ use foretell_program::{Choices, Layout, OperatorPatterns, Plan, PlanError, Shard
 use foretell_simulator::{CostModel, Oversubscription, SimulationError};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
+use miette::Diagnostic;
 use prices::PricingContext;
 use thiserror::Error;
 
@@ -79,16 +80,19 @@ pub struct OperatorSharding {
 }
 
 /// Why operators were not sharded.
-#[derive(Clone, Debug, PartialEq, Error)]
+#[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
 pub enum ShardingError {
     /// The plan cannot be laid out, however its operators are sharded.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Plan(#[from] PlanError),
     /// Communication could not be priced.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Simulation(#[from] SimulationError),
     /// No combination was found.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Solve(#[from] SolveError),
 }
 

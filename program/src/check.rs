@@ -10,13 +10,15 @@ mod races;
 
 use crate::mesh::Rank;
 use crate::program::{MemoryKind, Operation, Program, StageProgram, Stream};
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// What is wrong with a Program. Instructions and buffers are named as in its lists.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum Unsound {
     /// An instruction waits for one that comes later in its list.
     #[error("stage {stage}: `{instruction}` waits for a later instruction")]
+    #[diagnostic(code(program::waits_for_later))]
     WaitsForLater {
         /// The stage of the list.
         stage: usize,
@@ -25,6 +27,7 @@ pub enum Unsound {
     },
     /// A buffer does not lie inside its arena, or a part not inside its whole.
     #[error("stage {stage}: buffer `{buffer}` lies outside of its arena or of the buffer that it is a part of")]
+    #[diagnostic(code(program::outside))]
     Outside {
         /// The stage of the list.
         stage: usize,
@@ -33,6 +36,7 @@ pub enum Unsound {
     },
     /// Two instructions touch the same memory, one of them writes, and nothing orders them.
     #[error("stage {stage}: `{first}` and `{second}` race for buffer `{buffer}`")]
+    #[diagnostic(code(program::race))]
     Race {
         /// The stage of the list.
         stage: usize,
@@ -45,6 +49,7 @@ pub enum Unsound {
     },
     /// A buffer is read that was never written, or was overwritten since.
     #[error("stage {stage}: `{instruction}` reads buffer `{buffer}`, which is not there")]
+    #[diagnostic(code(program::unwritten))]
     Unwritten {
         /// The stage of the list.
         stage: usize,
@@ -56,6 +61,7 @@ pub enum Unsound {
     /// A copy does not move a whole buffer to the other memory on the stream of its direction, or
     /// another instruction touches the host's memory.
     #[error("stage {stage}: `{instruction}` touches memory that it must not")]
+    #[diagnostic(code(program::wrong_memory))]
     WrongMemory {
         /// The stage of the list.
         stage: usize,
@@ -64,6 +70,7 @@ pub enum Unsound {
     },
     /// The sends of a rank to another are not the receives there.
     #[error("what {from} sends is not what {to} receives, from message {message} on")]
+    #[diagnostic(code(program::unmatched))]
     Unmatched {
         /// The sender.
         from: Rank,
@@ -74,6 +81,7 @@ pub enum Unsound {
     },
     /// A rank waits forever.
     #[error("{rank} never runs `{instruction}`: the ranks wait for each other")]
+    #[diagnostic(code(program::deadlock))]
     Deadlock {
         /// The rank.
         rank: Rank,

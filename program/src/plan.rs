@@ -45,6 +45,7 @@ use crate::collective::CollectiveAlgorithm;
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;
 use foretell_units::{Bytes, DataType};
+use miette::Diagnostic;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -125,10 +126,11 @@ fn default_precision() -> DataType {
 }
 
 /// The reason why a plan cannot be compiled.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum PlanError {
     /// A size that does not divide another.
-    #[error("{what} ({value}) is not divisible by {by} ({divisor}); hint: {hint}")]
+    #[error("{what} ({value}) is not divisible by {by} ({divisor})")]
+    #[diagnostic(code(plan::indivisible), help("{hint}"))]
     Indivisible {
         /// The name of the dividend.
         what: String,
@@ -142,7 +144,8 @@ pub enum PlanError {
         hint: String,
     },
     /// A value that is invalid, or that this version cannot compile.
-    #[error("`{field}`: {reason}; hint: {hint}")]
+    #[error("`{field}`: {reason}")]
+    #[diagnostic(code(plan::invalid), help("{hint}"))]
     Invalid {
         /// The field of the plan.
         field: &'static str,
@@ -153,9 +156,11 @@ pub enum PlanError {
     },
     /// Sizes of the model that contradict each other.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Model(#[from] foretell_models::ModelError),
     /// The caller ended the compilation.
     #[error("the compilation was stopped before its end")]
+    #[diagnostic(code(plan::interrupted))]
     Interrupted,
 }
 

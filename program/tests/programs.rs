@@ -9,6 +9,7 @@ use foretell_program::{
     Overlap, ParameterServer, Phase, Plan, Program, Rank, Recompute, Schedule, Session, ShardedPart, StageLayout, StageProgram,
     Staleness, Training, compile,
 };
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -285,7 +286,7 @@ proptest! {
         plan.precision = precision;
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
-            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+            Err(error) => { prop_assert!(one_line(&error).contains("hint"), "{error}"); return Ok(()); }
         };
         compiled.training.check().expect("sound");
         compiled.evaluation.check().expect("sound");
@@ -355,7 +356,7 @@ proptest! {
         let plan = Plan { optimizer, training: for_model(training, &model), precision, mode, ..Plan::new(layout, batch) };
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
-            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+            Err(error) => { prop_assert!(one_line(&error).contains("hint"), "{error}"); return Ok(()); }
         };
         let (steps, cycle) = (compiled.step_programs(), compiled.cycle);
         prop_assert_eq!(steps.len(), cycle.program_count());
@@ -400,7 +401,7 @@ proptest! {
         let plan = Plan { optimizer, training: for_model(training, &model), precision, mode, ..Plan::new(layout, batch) };
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
-            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+            Err(error) => { prop_assert!(one_line(&error).contains("hint"), "{error}"); return Ok(()); }
         };
         for program in [&compiled.training, &compiled.evaluation] {
             program.check().expect("sound");
@@ -492,7 +493,7 @@ proptest! {
         if plan.layout.stages.is_some() || plan.layout.shares.is_some() { plan.batch_norm_group = Some(1); }
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
-            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+            Err(error) => { prop_assert!(one_line(&error).contains("hint"), "{error}"); return Ok(()); }
         };
         compiled.training.check().expect("sound");
         compiled.evaluation.check().expect("sound");

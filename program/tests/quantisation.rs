@@ -5,6 +5,7 @@ use foretell_program::{
     BufferId, BufferRole, Instruction, Layout, Operation, Phase, Plan, Recompute, Stack, StageProgram, compile,
 };
 use foretell_units::DataType;
+use foretell_units::diagnostic::one_line;
 use std::collections::HashSet;
 
 const LAYERS: usize = 2;
@@ -132,7 +133,7 @@ fn other_stacks_do_not_quantise_and_models_without_products_are_refused() {
     assert_eq!(count(&program.lists[0], |kernel| matches!(kernel, Kernel::Quantise { .. })), 0);
     let resnet = Model::named("resnet18").expect("in the zoo");
     let plan = Plan { precision: DataType::Fp8, ..Plan::new(Layout::default(), 1) };
-    let error = compile(&resnet, "resnet18", &plan).expect_err("no product to quantise").to_string();
+    let error = one_line(&compile(&resnet, "resnet18", &plan).expect_err("no product to quantise"));
     assert!(error.contains("precision") && error.contains("hint: use `precision: bf16`"), "{error}");
 }
 

@@ -25,24 +25,29 @@ pub use solve::{Fit, fit};
 use crate::published::SplitError;
 use crate::table::TableError;
 use foretell_simulator::gpu::ProfileError;
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// Receives a line about the progress of a fit.
 pub type Progress<'a> = &'a (dyn Fn(&str) + Sync);
 
 /// An error of a fit.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum FitError {
     /// The normal equations have no solution.
     #[error("the normal equations of the fit are not positive definite")]
+    #[diagnostic(code(fit::not_positive_definite))]
     NotPositiveDefinite,
     /// The compiled-in table is malformed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Table(#[from] TableError),
     /// The compiled-in split is malformed.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Split(#[from] SplitError),
     /// Profiles cannot be read with the fitted values.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Profiles(#[from] ProfileError),
 }

@@ -7,6 +7,7 @@ use crate::row::Row;
 use foretell_models::{Bert, Gpt, GraphOptions, Llama, Model, Moe};
 use foretell_program::Layout;
 use foretell_simulator::gpu::{StackProfile, without_padding};
+use foretell_units::diagnostic::{Mistake, one_line};
 
 /// Sizes of an architecture that the table has no columns for. `None` means the family's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -199,7 +200,7 @@ fn mixture(
         top_k,
         // Llama 4 Maverick has experts in every other layer.
         moe_every: if says(name, "maverick") { 2 } else { 1 },
-        capacity_factor: 1.0f64.try_into().map_err(Refusal)?,
+        capacity_factor: 1.0f64.try_into().map_err(|mistake: Mistake| Refusal(one_line(&mistake)))?,
         rope_theta: 10_000,
         tied_embeddings: false,
     }))

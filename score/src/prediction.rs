@@ -12,6 +12,7 @@ use crate::traced_prediction::TracedPrediction;
 use foretell_program::{Footprint, Layout, Plan, Program, Recompute, compile_training};
 use foretell_simulator::gpu::StageMemory;
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, Seconds};
 
 /// Predicted time and memory of an optimizer step.
@@ -79,7 +80,7 @@ impl CompiledRun {
     }
 
     fn with_recompute(run: &Run, recompute: &Recompute) -> Result<Self, Refusal> {
-        let micro_batches = run.plan.micro_batches().map_err(|error| Refusal(error.to_string()))?;
+        let micro_batches = run.plan.micro_batches().map_err(|error| Refusal(one_line(&error)))?;
         let layout = &Layout { recompute: recompute.clone(), ..run.plan.layout.clone() };
         // Interleaved schedules take micro-batches in groups of one per stage.
         let period = layout.schedule.group_size(layout.pipeline);
@@ -95,7 +96,7 @@ impl CompiledRun {
         let mut memory = Vec::new();
         for count in counts {
             let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
-            let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(error.to_string()))?;
+            let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(one_line(&error)))?;
             memory = program.lists.iter().map(|stage| StageMemory::of_workload(stage, plan.precision, &run.workload)).collect();
             // Durations do not depend on names, and on buffers only if routing is skewed. Dropping
             // them saves memory.
@@ -121,7 +122,7 @@ impl CompiledRun {
         let mut steps = Vec::with_capacity(self.programs.len());
         for (count, program) in &self.programs {
             let simulation = simulate_representatives(program, &costs, |stage| run.cluster_of_stage(program, stage));
-            let simulation = simulation.map_err(|error| Refusal(error.to_string()))?;
+            let simulation = simulation.map_err(|error| Refusal(one_line(&error)))?;
             let Breakdown { compute, optimizer, .. } = simulation.breakdown;
             steps.push((*count, Seconds::from(simulation.step), compute + optimizer));
         }

@@ -7,6 +7,7 @@
 
 use crate::row::{Row, read_rows};
 use crate::table::TableError;
+use miette::Diagnostic;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -48,7 +49,8 @@ pub struct Split {
 }
 
 /// An error in the file that declares the split.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
+#[diagnostic(code(published::split))]
 #[error("tests/published/split.yaml: {0}")]
 pub struct SplitError(String);
 

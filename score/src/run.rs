@@ -10,6 +10,7 @@ use foretell_program::{Layout, OperandFormat, Overlap, Plan, PlannedWorkload, Pr
 use foretell_simulator::CostModel;
 use foretell_simulator::gpu::{Cluster, Fp8Scaling, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_topologies::{DeviceKind, Topology};
+use foretell_units::diagnostic::one_line;
 use foretell_units::{BytesPerSecond, DataType};
 
 /// A row's run, ready to be compiled and simulated.
@@ -176,7 +177,7 @@ impl Run {
             }
             format!("{text}network: {{kind: switch, transport: {}}}\n", self.network)
         };
-        Topology::from_yaml(&text, "row").map_err(|error| Refusal(error.to_string()))
+        Topology::from_yaml(&text, "row").map_err(|error| Refusal(one_line(&error)))
     }
 
     /// Returns the number of devices.
@@ -225,7 +226,7 @@ impl Run {
 const PCIE: [(&str, &str); 3] = [("pcie3", "15.75GB/s"), ("pcie4", "31GB/s"), ("pcie5", "63GB/s")];
 
 fn refused(error: ProfileError) -> Refusal {
-    Refusal(error.to_string())
+    Refusal(one_line(&error))
 }
 
 /// Returns the name of the row's stack and its profile with the row's settings applied. A similar

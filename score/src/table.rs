@@ -1,16 +1,19 @@
 //! Reads comma-separated tables: a header line, then rows of at most as many cells.
 
+use miette::Diagnostic;
 use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// An error in a table's text.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum TableError {
     /// The text has no header.
-    #[error("the table is empty; hint: its first line names the columns")]
+    #[error("the table is empty")]
+    #[diagnostic(code(published::empty), help("its first line names the columns"))]
     Empty,
     /// A row has more cells than the header.
-    #[error("line {line} has {cells} cells under {columns} columns; hint: quote cells that contain a comma")]
+    #[error("line {line} has {cells} cells under {columns} columns")]
+    #[diagnostic(code(published::cells), help("quote cells that contain a comma"))]
     Cells {
         /// Line on which the row begins, counted from 1.
         line: u64,
@@ -21,9 +24,11 @@ pub enum TableError {
     },
     /// The CSV reader rejects the text.
     #[error("{0}")]
+    #[diagnostic(code(published::unreadable))]
     Unreadable(String),
     /// A required column is missing.
-    #[error("the table has no column `{column}`; hint: name the columns as tests/published/INDEX.md does")]
+    #[error("the table has no column `{column}`")]
+    #[diagnostic(code(published::column), help("name the columns as tests/published/INDEX.md does"))]
     Column {
         /// Name of the missing column.
         column: &'static str,

@@ -2,13 +2,15 @@
 
 use foretell_topologies::TopologyError;
 use foretell_units::Picoseconds;
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// Why a simulation has no answer.
-#[derive(Clone, Debug, PartialEq, Error)]
+#[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
 pub enum SimulationError {
     /// The mesh has more ranks than the cluster has devices.
-    #[error("{ranks} ranks need as many devices, and `{topology}` has {devices}; hint: use more nodes, or oversubscribe")]
+    #[error("{ranks} ranks need as many devices, and `{topology}` has {devices}")]
+    #[diagnostic(code(simulation::too_few_devices), help("use more nodes, or oversubscribe"))]
     TooFewDevices {
         /// Ranks of the Program.
         ranks: usize,
@@ -18,7 +20,8 @@ pub enum SimulationError {
         topology: String,
     },
     /// Two jobs are placed on one node.
-    #[error("jobs {} and {} both run on node `{node}`; hint: begin one of them on another node", jobs[0], jobs[1])]
+    #[error("jobs {} and {} both run on node `{node}`", jobs[0], jobs[1])]
+    #[diagnostic(code(simulation::shared_node), help("begin one of them on another node"))]
     SharedNode {
         /// The numbers of the jobs, from 0.
         jobs: [usize; 2],
@@ -27,9 +30,11 @@ pub enum SimulationError {
     },
     /// No route joins two ranks that communicate.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Topology(#[from] TopologyError),
     /// An instruction names something that its list does not have. The compiler makes no such list.
     #[error("stage {stage}, instruction {instruction}: {reason}")]
+    #[diagnostic(code(simulation::malformed))]
     Malformed {
         /// The pipeline stage.
         stage: usize,
@@ -41,6 +46,7 @@ pub enum SimulationError {
     /// The Program does not give each rank one of its lists, or the lists are not in the order of
     /// their stages.
     #[error("the Program gives {given} ranks one of its {lists} instruction lists, and its mesh has {ranks} ranks")]
+    #[diagnostic(code(simulation::lists_of_ranks))]
     ListsOfRanks {
         /// Number of lists.
         lists: usize,
@@ -50,13 +56,15 @@ pub enum SimulationError {
         ranks: usize,
     },
     /// One rank of each stage was to stand for all, and it cannot.
-    #[error("one rank of each stage cannot stand for all: {reason}; hint: simulate every rank")]
+    #[error("one rank of each stage cannot stand for all: {reason}")]
+    #[diagnostic(code(simulation::no_representative), help("simulate every rank"))]
     NoRepresentative {
         /// Why it cannot.
         reason: String,
     },
     /// Two sides of a communication do not match.
     #[error("{left} and {right} do not match: {reason}")]
+    #[diagnostic(code(simulation::unmatched))]
     Unmatched {
         /// One side.
         left: String,
@@ -67,27 +75,26 @@ pub enum SimulationError {
     },
     /// Collectives were to run step by step, but two of one group may run at once, so that the
     /// steps of its members are not one sequence.
-    #[error(
-        "stage {stage}: collectives of one group, or messages with one peer, are in several streams; hint: simulate them as flows"
-    )]
+    #[error("stage {stage}: collectives of one group, or messages with one peer, are in several streams")]
+    #[diagnostic(code(simulation::overlapping), help("simulate them as flows"))]
     Overlapping {
         /// The pipeline stage.
         stage: usize,
     },
     /// The step ends after its deadline: see [`Deadline`](crate::Deadline).
     #[error("the step takes at least {at_least}, and its deadline is earlier")]
+    #[diagnostic(code(simulation::past_deadline))]
     PastDeadline {
         /// The least duration of the step.
         at_least: Picoseconds,
     },
     /// [`Stop`](crate::Stop) ended the simulation.
     #[error("the simulation was stopped before its end")]
+    #[diagnostic(code(simulation::interrupted))]
     Interrupted,
     /// The step takes longer than simulated time can count.
-    #[error(
-        "the step does not end within {limit}: {}; hint: see the rates and sizes that these instructions use",
-        if running.is_empty() { "all ranks are past their last instruction".into() } else { running.join("; ") }
-    )]
+    #[error("the step does not end within {limit}: {}", if running.is_empty() { "all ranks are past their last instruction".into() } else { running.join("; ") })]
+    #[diagnostic(code(simulation::too_long), help("see the rates and sizes that these instructions use"))]
     TooLong {
         /// The latest end of a step.
         limit: Picoseconds,
@@ -96,6 +103,7 @@ pub enum SimulationError {
     },
     /// No instruction can proceed, and some have not ended.
     #[error("deadlock after {done} of {total} instructions: {}", waiting.join("; "))]
+    #[diagnostic(code(simulation::deadlock))]
     Deadlock {
         /// Instructions that ended, over all ranks.
         done: usize,

@@ -8,6 +8,7 @@ use foretell_program::{Axis, Collective, Group, InstructionId};
 use foretell_simulator::{
     Folding, Options, Oversubscription, Prediction, SimulationError, Stop, critical_path, predict, predict_with, simulate,
 };
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Picoseconds, Seconds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +27,7 @@ fn a_deadlock_names_the_waiting_ranks_and_instructions() {
         .collect();
     let error = simulate(&program(1, 1, stages), &topology, &costs, &Options::default()).unwrap_err();
     assert_eq!(
-        error.to_string(),
+        one_line(&error),
         "deadlock after 0 of 4 instructions: rank 0 in instruction 0 (`receive` of `x`); rank 1 in instruction 0 (`receive` of `x`)"
     );
 }
@@ -49,7 +50,7 @@ fn unmatched_messages_and_unknown_dependencies_are_errors() {
     let mut waits = StageBuilder::new(0);
     waits.compute(1, &[InstructionId(7)]);
     let error = check(vec![waits.done(), StageBuilder::new(1).done()]);
-    assert_eq!(error.to_string(), "stage 0, instruction 0: it depends on instruction 7, which the list does not have");
+    assert_eq!(one_line(&error), "stage 0, instruction 0: it depends on instruction 7, which the list does not have");
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn too_many_ranks_are_refused_or_share_processors() {
     stage.compute(1_000_000, &[]);
     let program = program(4, 1, vec![stage.done()]);
     let error = simulate(&program, &topology, &costs, &Options::default()).unwrap_err();
-    assert_eq!(error.to_string(), "4 ranks need as many devices, and `test` has 2; hint: use more nodes, or oversubscribe");
+    assert_eq!(one_line(&error), "4 ranks need as many devices, and `test` has 2; hint: use more nodes, or oversubscribe");
     let options = Options { oversubscription: Oversubscription::Allowed, ..Options::default() };
     let shared = simulate(&program, &topology, &costs, &options).unwrap();
     assert!(about(shared.step, Picoseconds(2 * kernel(&costs, 1_000_000).0)));

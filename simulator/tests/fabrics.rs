@@ -12,6 +12,7 @@ use flow_network::{Flow, FlowNetwork};
 use foretell_program::{Axis, Collective, Group, Program};
 use foretell_simulator::{Folding, Job, LinkEfficiency, Options, Quantile, simulate, simulate_jobs};
 use foretell_topologies::{DeviceId, NodeId, Topology};
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -123,7 +124,7 @@ fn jobs_on_one_node_or_on_none_are_refused() {
     let refused = |first_nodes: &[usize]| {
         let jobs: Vec<Job<'_>> =
             first_nodes.iter().map(|&node| Job { program: &program, costs: &costs, first_node: NodeId(node) }).collect();
-        simulate_jobs(&jobs, &topology, Quantile::Median, Folding::On).unwrap_err().to_string()
+        one_line(&simulate_jobs(&jobs, &topology, Quantile::Median, Folding::On).unwrap_err())
     };
     let shared = "jobs 0 and 1 both run on node `node-1`; hint: begin one of them on another node";
     assert_eq!(refused(&[0, 1]), shared);

@@ -3,6 +3,7 @@
 
 use super::typed::Typed;
 use super::{Limits, Refusal, Request};
+use crate::confined;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -156,15 +157,16 @@ impl Working {
         };
         let document = self.read(DOCUMENT, LARGEST_FILE)?;
         let document = document.trim();
+        let failure = (status != 0).then(|| self.read(confined::FAILURE, MOST_MESSAGES)).and_then(Result::ok);
         let begins = |start: &'static str| messages.lines().filter_map(move |line| line.strip_prefix(start)).map(str::to_owned);
         if document.is_empty() {
-            let why = begins("error: ").next().unwrap_or_else(|| format!("the process ended with status {status}"));
+            let why = failure.unwrap_or_else(|| format!("the process ended with status {status}"));
             return Err(Refusal::Broken(why));
         }
         Ok(Answer {
             status,
             document: document.to_owned(),
-            message: begins("error: ").next(),
+            message: failure,
             notes: begins("note: ").collect(),
             line: self.line.clone(),
             seconds: self.started.elapsed().as_secs_f64(),

@@ -4,7 +4,7 @@
 use super::child::Working;
 use super::typed::Typed;
 use super::{Answer, Limits, Refusal, Request};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::progress_of::tail;
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl Desk {
     /// A desk whose children are this program. `line` is clap's description of its command line.
     pub fn new(line: clap::Command, limits: Limits) -> Result<Self, Failure> {
         let program = std::env::current_exe()
-            .map_err(|error| Failure::Undone(format!("the path of this program is not known: {error}")))?;
+            .map_err(|error| Failure::undone(code::SYSTEM, format!("the path of this program is not known: {error}")))?;
         Ok(Self { program, line, limits, state: Mutex::default(), freed: Condvar::new() })
     }
 

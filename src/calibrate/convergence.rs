@@ -6,7 +6,7 @@
 //! of one worker. So each mode is run with several, and the best one counts. The order of modes by
 //! time is not known here.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::input::cores_per_rank;
 use crate::inputs;
 use crate::launch::Hosts;
@@ -18,6 +18,7 @@ use foretell_executor::data::DataSource;
 use foretell_executor::{Length, OnDivergence, Start, TrainingJob, TransportKind, execute, supported};
 use foretell_program::{LearningRateSchedule, Mode, Plan, compile};
 use foretell_topologies::Topology;
+use foretell_units::diagnostic::{self, Mistake};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -57,9 +58,9 @@ pub struct ConvergenceArguments {
     seeds: u16,
 }
 
-fn factor(text: &str) -> Result<f32, String> {
+fn factor(text: &str) -> Result<f32, Mistake> {
     let factor = text.trim().parse().ok().filter(|factor: &f32| *factor > 0.0 && factor.is_finite());
-    factor.ok_or_else(|| format!("`{text}` is no number above 0; hint: write factors such as 0.5,1,2"))
+    factor.ok_or_else(|| Mistake::new(format!("`{text}` is no number above 0"), "write factors such as 0.5,1,2"))
 }
 
 /// What short runs in several modes showed.
@@ -173,7 +174,7 @@ impl Runner<'_> {
         let batch = self.loaded.plan.global_batch;
         let first = fewest(&synchronous, target_loss);
         let Some((least, curve)) = first else {
-            return Err(Failure::Undone("no synchronous run reached the loss; hint: use more `--steps`".into()));
+            return Err(Failure::undone(code::CONVERGENCE, "no synchronous run reached the loss").hint("use more `--steps`"));
         };
         let mut modes = vec![MeasuredMode {
             mode: Mode::Synchronous,
@@ -186,7 +187,7 @@ impl Runner<'_> {
         for &SamplesNeeded { mode, .. } in wanted.iter().filter(|one| one.mode != Mode::Synchronous) {
             let why_not = |reason: String| RefusedMode { mode: modes::name(&mode), reason };
             if let Err(reason) = self.possible(mode) {
-                refused.push(why_not(reason));
+                refused.push(why_not(diagnostic::one_line(&reason)));
                 continue;
             }
             if mode.has_synchronous_result() {
@@ -219,14 +220,17 @@ impl Runner<'_> {
         let finite = synchronous.iter().flat_map(|curve| &curve.smoothed).copied().filter(|loss| loss.is_finite());
         let Some(lowest) = finite.min_by(f64::total_cmp) else {
             let hint = "use smaller `--learning-rate-factors`";
-            return Err(Failure::Undone(format!("no synchronous run has a finite loss; hint: {hint}")));
+            return Err(Failure::undone(code::CONVERGENCE, "no synchronous run has a finite loss").hint(hint));
         };
         match self.arguments.target_loss {
-            Some(wanted) if wanted.is_nan() || wanted < lowest => Err(Failure::Input(format!(
-                "the synchronous runs reach a loss of {lowest:.4} in {} steps, and not {wanted}; hint: use a higher \
+            Some(wanted) if wanted.is_nan() || wanted < lowest => Err(Failure::input(
+                code::OPTION_VALUE,
+                format!("the synchronous runs reach a loss of {lowest:.4} in {} steps, and not {wanted}", self.steps()),
+            )
+            .hint(
+                "use a higher \
                  `--target-loss`, or more `--steps`",
-                self.steps()
-            ))),
+            )),
             wanted => Ok(wanted.unwrap_or(lowest)),
         }
     }
@@ -237,14 +241,14 @@ impl Runner<'_> {
     }
 
     /// Whether the plan can have a mode, or the reason why it cannot.
-    fn possible(&self, mode: Mode) -> Result<(), String> {
+    fn possible(&self, mode: Mode) -> Result<(), Mistake> {
         let plan = self.plan(mode);
         let LoadedPlan { model, .. } = self.loaded;
-        compile(&model.model, &model.name, &plan).map_err(|error| error.to_string())?;
-        supported(&plan, self.hosts.options.backend).map_err(|error| error.to_string())?;
+        compile(&model.model, &model.name, &plan).map_err(|error| Mistake::of(&error))?;
+        supported(&plan, self.hosts.options.backend).map_err(|error| Mistake::of(&error))?;
         let round = plan.cycle().round_steps();
         if round > self.steps() {
-            return Err(format!("a round of {round} steps is longer than a synchronous run; hint: use more `--steps`"));
+            return Err(Mistake::new(format!("a round of {round} steps is longer than a synchronous run"), "use more `--steps`"));
         }
         Ok(())
     }
@@ -323,7 +327,7 @@ impl Runner<'_> {
         };
         let entries: Vec<SamplesNeeded> = answer.modes.iter().map(entry).collect();
         let table = serde_saphyr::to_string(&entries)
-            .map_err(|error| Failure::Undone(format!("the table cannot be written: {error}")))?;
+            .map_err(|error| Failure::undone(code::FILE_UNWRITABLE, format!("the table cannot be written: {error}")))?;
         let Plan { global_batch, layout, optimizer, .. } = &self.loaded.plan;
         let mut text = format!(
             "# Measured by `foretell calibrate --convergence`: {} with {}, {} replicas,\n\

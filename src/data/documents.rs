@@ -1,6 +1,6 @@
 //! The documents of text files, piece by piece: no file is held in memory as a whole.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use foretell_executor::data::OnBadSample;
 use foretell_executor::regular;
 use serde::Deserialize;
@@ -98,14 +98,16 @@ impl<'a> OpenFile<'a> {
             Some("jsonl") => Form::JsonLines,
             _ => {
                 let hint = "give `.txt` files, or `.jsonl` files with a field `text` in each line";
-                return Err(Failure::Input(format!("`{}` is neither; hint: {hint}", path.display())));
+                return Err(Failure::input(code::TEXTS, format!("`{}` is neither", path.display())).hint(hint));
             }
         };
-        let unreadable =
-            |error: std::io::Error| Failure::Input(format!("`{}` cannot be read: {error}; hint: check the path", path.display()));
+        let unreadable = |error: std::io::Error| {
+            Failure::input(code::FILE_UNREADABLE, format!("`{}` cannot be read: {error}", path.display())).hint("check the path")
+        };
         let (file, _) = regular::open(path).map_err(|error| match error.kind() {
             ErrorKind::InvalidInput => {
-                Failure::Input(format!("`{}` is not a regular file; hint: give the files in it", path.display()))
+                Failure::input(code::FILE_UNREADABLE, format!("`{}` is not a regular file", path.display()))
+                    .hint("give the files in it")
             }
             _ => unreadable(error),
         })?;
@@ -166,18 +168,19 @@ impl<'a> OpenFile<'a> {
         let read = read.map_err(|error| self.unreadable(&error))?;
         self.line += u64::from(read > 0);
         if read > LONGEST || bytes.len() > LONGEST + PIECE {
-            let failure = format!("`{}`, line {}: is longer than {LONGEST} bytes", self.path.display(), self.line);
-            return Err(Bad::Unreadable(Failure::Input(format!("{failure}; hint: break the text into paragraphs"))));
+            let message = format!("`{}`, line {}: is longer than {LONGEST} bytes", self.path.display(), self.line);
+            let failure = Failure::input(code::TEXTS, message);
+            return Err(Bad::Unreadable(failure.hint("break the text into paragraphs")));
         }
         Ok(read)
     }
 
     fn unreadable(&self, error: &std::io::Error) -> Bad {
-        Bad::Unreadable(Failure::Input(format!("`{}` cannot be read: {error}", self.path.display())))
+        Bad::Unreadable(Failure::input(code::FILE_UNREADABLE, format!("`{}` cannot be read: {error}", self.path.display())))
     }
 
     fn bad(&self, problem: &str) -> Bad {
         let hint = "correct it, or use `--on-bad-sample skip`";
-        Bad::Document(Failure::Input(format!("`{}`, line {}: {problem}; hint: {hint}", self.path.display(), self.line)))
+        Bad::Document(Failure::input(code::TEXTS, format!("`{}`, line {}: {problem}", self.path.display(), self.line)).hint(hint))
     }
 }

@@ -2,7 +2,7 @@
 //! `--run`, as the measured side of a run's folder.
 
 use super::Arguments;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -23,7 +23,8 @@ const MOST_LISTED: usize = 8;
 /// Runs the import.
 pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let plan = arguments.plan.as_deref().ok_or_else(|| {
-        Failure::Input("a trace does not say the plan that was run; hint: describe it in a plan file and add `--plan`".into())
+        Failure::input(code::OPTION_MISSING, "a trace does not say the plan that was run")
+            .hint("describe it in a plan file and add `--plan`")
     })?;
     let loaded = PlanFile::load(plan)?;
     let compiled = loaded.compile()?;
@@ -41,7 +42,7 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     list(&left, step_seconds);
     let profile = traced_profile(program, &matched, &machine(&of_ranks, &loaded));
     require_kernels(&profile, arguments)?;
-    let yaml = serde_saphyr::to_string(&profile).map_err(|error| Failure::Undone(error.to_string()))?;
+    let yaml = serde_saphyr::to_string(&profile).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
     if let Some(path) = &arguments.output {
         output::write(path, yaml.as_bytes())?;
     }
@@ -69,10 +70,10 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 fn trace(file: &Path) -> Result<KinetoTrace, Failure> {
-    let trace = KinetoTrace::parse(&inputs::read_trace(file)?).map_err(|error| Failure::in_file(file, &error))?;
+    let trace = KinetoTrace::parse(&inputs::read_trace(file)?).map_err(|error| Failure::of_input(error).in_file(file))?;
     if trace.steps.is_empty() {
         let hint = "profile whole steps, and call `prof.step()` after each";
-        return Err(Failure::Input(format!("{}: no step of the trace has operators; hint: {hint}", file.display())));
+        return Err(Failure::input(code::TRACE, "no step of the trace has operators").hint(hint).in_file(file));
     }
     Ok(trace)
 }
@@ -83,14 +84,16 @@ fn traces_of_ranks<'a>(traces: &'a [KinetoTrace], program: &Program) -> Result<V
     let ranks = program.mesh.world_size();
     if let Some(traced) = traces.iter().filter_map(|trace| trace.world_size).find(|&traced| traced != ranks) {
         let hint = "make the plan's layout that of the traced run";
-        return Err(Failure::Input(format!("the traced run had {traced} ranks, and the plan has {ranks}; hint: {hint}")));
+        return Err(
+            Failure::input(code::TRACE, format!("the traced run had {traced} ranks, and the plan has {ranks}")).hint(hint)
+        );
     }
     let own = |index: usize| traces.get(index).map(|trace| trace.rank.unwrap_or(index));
     let known: Vec<(usize, &KinetoTrace)> =
         traces.iter().enumerate().filter_map(|(index, one)| Some((own(index)?, one))).collect();
     let mut seen = BTreeSet::new();
     if let Some((rank, _)) = known.iter().find(|(rank, _)| !seen.insert(*rank)) {
-        return Err(Failure::Input(format!("two traces are of rank {rank}; hint: give one trace of each rank")));
+        return Err(Failure::input(code::TRACE, format!("two traces are of rank {rank}")).hint("give one trace of each rank"));
     }
     (0..ranks)
         .map(|rank| {
@@ -99,7 +102,7 @@ fn traces_of_ranks<'a>(traces: &'a [KinetoTrace], program: &Program) -> Result<V
             let found = exact.or_else(|| known.iter().find(|(other, _)| is_equivalent(*other)));
             found.map(|(_, trace)| *trace).ok_or_else(|| {
                 let hint = "give a trace of one rank of each pipeline stage";
-                Failure::Input(format!("there is no trace of rank {rank}, nor of one that runs the same; hint: {hint}"))
+                Failure::input(code::TRACE, format!("there is no trace of rank {rank}, nor of one that runs the same")).hint(hint)
             })
         })
         .collect()
@@ -127,9 +130,9 @@ fn machine(traces: &[&KinetoTrace], loaded: &LoadedPlan) -> TracedMachine {
 /// Refuses traces of another model, of which no kernel was found.
 fn require_kernels(profile: &Profile, arguments: &Arguments) -> Result<(), Failure> {
     if !profile.kernels.iter().any(|sample| sample.kernel.is_matrix_product()) {
-        let file = arguments.files.first().map_or_else(String::new, |file| file.display().to_string());
+        let file = arguments.files.first().map_or(Path::new(""), PathBuf::as_path);
         let hint = "check `model`, `micro_batch` and `sequence` of the plan";
-        return Err(Failure::Input(format!("{file}: none of the plan's products is in the trace; hint: {hint}")));
+        return Err(Failure::input(code::TRACE, "none of the plan's products is in the trace").hint(hint).in_file(file));
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! the command's options.
 
 use crate::ask::{self, Refusal, Request};
+use foretell_units::diagnostic::Mistake;
 use serde_json::{Map, Value, json};
 
 /// How a tool's answer is summarised.
@@ -178,23 +179,23 @@ pub struct Call {
 
 impl Call {
     /// Reads the parameters of `tools/call`.
-    pub fn read(parameters: &Value) -> Result<Self, String> {
+    pub fn read(parameters: &Value) -> Result<Self, Mistake> {
         let name = parameters["name"].as_str().unwrap_or_default();
         let tool = TOOLS.iter().find(|tool| tool.name == name).ok_or_else(|| {
             let hint = foretell_units::suggest(name, TOOLS.iter().map(|tool| tool.name));
-            format!("there is no tool `{name}`; hint: {hint}")
+            Mistake::new(format!("there is no tool `{name}`"), hint)
         })?;
         let mut options = match &parameters["arguments"] {
             Value::Object(options) => options.clone(),
             Value::Null => Map::new(),
-            _ => return Err("`arguments` is an object; hint: give options by their names".into()),
+            _ => return Err(Mistake::new("`arguments` is an object", "give options by their names")),
         };
         let details = options.remove("details").and_then(|details| details.as_bool()).unwrap_or_default();
         let error_text = match (tool.name == EXPLAIN, options.remove("error")) {
             (true, Some(Value::String(text))) => Some(text),
-            (true, _) => return Err("`error` is missing; hint: give the error message".into()),
+            (true, _) => return Err(Mistake::new("`error` is missing", "give the error message")),
             (false, None) => None,
-            (false, Some(_)) => return Err(format!("`{name}` has no `error`; hint: use `{EXPLAIN}`")),
+            (false, Some(_)) => return Err(Mistake::new(format!("`{name}` has no `error`"), format!("use `{EXPLAIN}`"))),
         };
         Ok(Self { tool, options, details, error_text })
     }

@@ -1,6 +1,6 @@
 //! The samples that training in each mode needs to reach a loss: a table, from a file or built in.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use foretell_program::Mode;
 use serde::{Deserialize, Serialize};
@@ -74,29 +74,25 @@ fn for_each_round(entries: Vec<SamplesNeeded>) -> Vec<SamplesNeeded> {
 /// missing.
 pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
     let modes: Vec<SamplesNeeded> = inputs::parse_yaml(&inputs::read(path)?, path)?;
-    let wrong = |message: String| Failure::in_file(path, &message);
+    let wrong = |message: String, hint: &str| Failure::input(code::FILE_FORM, message).hint(hint).in_file(path);
     if let Some(one) = modes.iter().find(|one| !(one.samples > 0.0 && one.samples.is_finite())) {
         let hint = "write a multiple of what the synchronous mode needs, such as 1.1";
-        return Err(wrong(format!(
-            "the mode {} needs `{}` samples, which is no number above 0; hint: {hint}",
-            name(&one.mode),
-            one.samples
-        )));
+        let message = format!("the mode {} needs `{}` samples, which is no number above 0", name(&one.mode), one.samples);
+        return Err(wrong(message, hint));
     }
     let is_rate = |rate: f64| rate >= 0.0 && rate.is_finite();
     if let Some(one) = modes.iter().find(|one| !(is_rate(one.per_step) && is_rate(one.per_staleness))) {
         let hint = "write what each adds to `samples`, such as 0.01";
         let name = name(&one.mode);
-        return Err(wrong(format!("`per_step` or `per_staleness` of the mode {name} is no number from 0 on; hint: {hint}")));
+        return Err(wrong(format!("`per_step` or `per_staleness` of the mode {name} is no number from 0 on"), hint));
     }
     if let Some(one) = modes.iter().find(|one| one.every.contains(&0) || (!one.every.is_empty() && !one.mode.has_rounds())) {
         let hint = "write numbers from 1 on, in entries of `local_sgd` or `decentralised`";
-        return Err(wrong(format!("`every` of the mode {} has no steps of a round; hint: {hint}", name(&one.mode))));
+        return Err(wrong(format!("`every` of the mode {} has no steps of a round", name(&one.mode)), hint));
     }
     if !modes.iter().any(|one| one.mode == Mode::Synchronous) {
-        return Err(wrong(
-            "no entry is of the synchronous mode; hint: add `- {mode: synchronous, samples: 1.0, source: ...}`".into(),
-        ));
+        let hint = "add `- {mode: synchronous, samples: 1.0, source: ...}`";
+        return Err(wrong("no entry is of the synchronous mode".into(), hint));
     }
     Ok(for_each_round(modes))
 }

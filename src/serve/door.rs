@@ -1,7 +1,7 @@
 //! Whom the server answers: requests that name it as their host and have its token, and that come
 //! from its own page if they ask for work.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use std::net::SocketAddr;
 use tiny_http::{Header, Request, Response};
 
@@ -68,7 +68,8 @@ pub fn parameter<'a>(url: &'a str, name: &str) -> Option<&'a str> {
 /// Random letters that no other process can guess.
 pub fn random_letters() -> Result<String, Failure> {
     let mut bytes = [0_u8; 16];
-    getrandom::fill(&mut bytes).map_err(|error| Failure::Undone(format!("the system gives no random bytes: {error}")))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Failure::undone(code::SYSTEM, format!("the system gives no random bytes: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

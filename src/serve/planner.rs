@@ -4,7 +4,7 @@
 
 use super::door::{Door, Page, Refused, parameter, plain, random_letters, with_headers};
 use crate::ask::{self, Answer, Desk, LONGEST_QUESTION, Refusal};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs::{LOCAL, LOCAL_GPUS};
 use foretell_models::Model;
 use foretell_simulator::gpu::Profiles;
@@ -62,7 +62,7 @@ struct Reports {
 impl Planner {
     /// The planner whose questions a desk answers.
     pub fn new(desk: Desk) -> Result<Self, Failure> {
-        let profiles = Profiles::library().map_err(|error| Failure::Undone(error.to_string()))?;
+        let profiles = Profiles::library().map_err(Failure::of_undone)?;
         let schemas = ask::commands().filter_map(|name| Some((name, ask::schema(desk.line(), name)?.properties)));
         let known = Known {
             version: env!("CARGO_PKG_VERSION"),
@@ -71,7 +71,7 @@ impl Planner {
             stacks: profiles.stack_names().map(str::to_owned).collect(),
             commands: schemas.collect(),
         };
-        let known = serde_json::to_string(&known).map_err(|error| Failure::Undone(error.to_string()))?;
+        let known = serde_json::to_string(&known).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
         // No text in it ends the element that it stands in.
         Ok(Self { desk, known: known.replace('<', "\\u003c"), reports: Mutex::default() })
     }

@@ -4,7 +4,7 @@
 use super::REFRESH;
 use crate::binding::{self, Limits};
 use crate::check::check_compiled;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::progress_of::last_step;
@@ -36,7 +36,7 @@ impl ServedRun {
         let folder = RunFolder::at(run);
         if !folder.file("predicted.json").is_file() {
             let hint = "give the folder of a run that `foretell run` or `foretell execute` made";
-            return Err(Failure::Input(format!("`{}` is not a run's folder; hint: {hint}", run.display())));
+            return Err(Failure::input(code::RUN_MISSING, format!("`{}` is not a run's folder", run.display())).hint(hint));
         }
         let mut loaded = PlanFile::load(&folder.file("plan.yaml"))?;
         let predicted: Predicted = folder.read("predicted.json")?;

@@ -1,6 +1,6 @@
 //! Stands in for the reader in a build without the feature `tokenizers`: no tokenizer can be made.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use std::path::Path;
 
 /// A tokenizer, of which this build has none.
@@ -10,7 +10,8 @@ impl Tokenizer {
     /// Refuses the file `path`.
     pub fn read(_: &str, path: &Path) -> Result<Self, Failure> {
         let hint = "build it with `cargo build --release --features tokenizers`, or give tokens in place of texts";
-        Err(Failure::Undone(format!("this build of Foretell cannot read the tokenizer `{}`; hint: {hint}", path.display())))
+        Err(Failure::undone(code::NOT_BUILT, format!("this build of Foretell cannot read the tokenizer `{}`", path.display()))
+            .hint(hint))
     }
 
     /// Is never called, as are the methods below.

@@ -1,6 +1,6 @@
 //! The reader by Hugging Face's own crate.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use std::path::Path;
 
 /// A tokenizer as a model's `tokenizer.json` describes it.
@@ -11,7 +11,7 @@ impl Tokenizer {
     pub fn read(text: &str, path: &Path) -> Result<Self, Failure> {
         text.parse().map(Tokenizer).map_err(|error| {
             let hint = "give the `tokenizer.json` of a model on Hugging Face";
-            Failure::Input(format!("`{}` is not a tokenizer: {error}; hint: {hint}", path.display()))
+            Failure::input(code::FILE_FORM, format!("`{}` is not a tokenizer: {error}", path.display())).hint(hint)
         })
     }
 

@@ -14,7 +14,8 @@ use std::sync::LazyLock;
 static KINDS: LazyLock<Result<BTreeMap<String, DeviceKind>, TopologyError>> = LazyLock::new(|| {
     let mut notes = Vec::new();
     let kinds = library::device_specs()?.into_iter().map(|(name, spec)| {
-        let kind = device_kind(&name, &spec, &mut notes).map_err(|error| error.in_file(library::DEVICES_FILE))?;
+        let kind =
+            device_kind(&name, &spec, &mut notes).map_err(|error| error.in_file(library::DEVICES_FILE, library::DEVICES))?;
         Ok((name.clone(), DeviceKind { base: Some(name), ..kind }))
     });
     kinds.collect()

@@ -1,8 +1,9 @@
 //! Errors in a described cluster, with their place in the file.
-//!
-//! A message is one sentence in the form `file:line:column: what is wrong; hint: the fix`.
 
+use foretell_units::diagnostic::{SourceFile, help, span_at};
+use miette::{Diagnostic, LabeledSpan, SourceCode};
 use std::fmt;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// A place in a file, counted from 1 as editors do.
@@ -16,10 +17,10 @@ pub struct Place {
 
 /// Why a topology cannot be read, built or used as asked.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{}{problem}", Prefix(self))]
+#[error("{problem}")]
 pub struct TopologyError {
     /// The file that was read, if one was.
-    pub file: Option<String>,
+    pub file: Option<Arc<SourceFile>>,
     /// Where in that file.
     pub place: Option<Place>,
     /// What is wrong there.
@@ -27,22 +28,32 @@ pub struct TopologyError {
 }
 
 /// What is wrong, without the place.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, Diagnostic)]
 pub enum TopologyProblem {
     /// The text is not YAML, or not of the schema: an unknown field, a list where a mapping
     /// belongs.
-    #[error("{0}")]
-    Syntax(String),
+    #[error("{message}")]
+    #[diagnostic(code(topology::syntax), help("{hint}"))]
+    Syntax {
+        /// What is wrong.
+        message: String,
+        /// What is expected; may be empty.
+        hint: String,
+    },
     /// A quantity without its unit, or with one of another kind.
     #[error("`{field}`: {reason}")]
+    #[diagnostic(code(topology::quantity), help("{hint}"))]
     Quantity {
         /// The field that holds it.
         field: String,
-        /// The unit parser's message, hint included.
+        /// The unit parser's message.
         reason: String,
+        /// How to write it.
+        hint: String,
     },
     /// An unknown name of a device kind, library topology, link kind or network kind.
-    #[error("unknown {what} `{name}`; hint: {hint}")]
+    #[error("unknown {what} `{name}`")]
+    #[diagnostic(code(topology::unknown_name), help("{hint}"))]
     UnknownName {
         /// The kind of thing that the name should denote.
         what: &'static str,
@@ -52,7 +63,8 @@ pub enum TopologyProblem {
         hint: String,
     },
     /// A field without a default is missing.
-    #[error("{owner} does not state `{field}`; hint: {hint}")]
+    #[error("{owner} does not state `{field}`")]
+    #[diagnostic(code(topology::missing), help("{hint}"))]
     Missing {
         /// The thing that lacks the field.
         owner: String,
@@ -62,7 +74,8 @@ pub enum TopologyProblem {
         hint: String,
     },
     /// An impossible value: a count of 0, an oversubscription below 1, two nodes with one name.
-    #[error("{what}; hint: {hint}")]
+    #[error("{what}")]
+    #[diagnostic(code(topology::invalid), help("{hint}"))]
     Invalid {
         /// What is wrong.
         what: String,
@@ -71,20 +84,24 @@ pub enum TopologyProblem {
     },
     /// No route joins two devices.
     #[error("{from} cannot reach {to}: {reason}")]
+    #[diagnostic(code(topology::unreachable), help("{hint}"))]
     Unreachable {
         /// The sending device, in words.
         from: String,
         /// The receiving device, in words.
         to: String,
-        /// What is missing between them, with a hint.
+        /// What is missing between them.
         reason: &'static str,
+        /// What to write.
+        hint: &'static str,
     },
 }
 
 impl TopologyError {
-    /// Returns the error with `file` as its file, for a topology written in place in another file.
-    pub fn in_file(mut self, file: &str) -> Self {
-        self.file = Some(file.to_owned());
+    /// Returns the error with `file` and its text as its file, for a topology written in place in
+    /// another file.
+    pub fn in_file(mut self, file: &str, text: &str) -> Self {
+        self.file = Some(Arc::new(SourceFile::new(file, text.into())));
         self
     }
 
@@ -103,16 +120,23 @@ impl From<TopologyProblem> for TopologyError {
     }
 }
 
-/// The known part of `file:line:column: `.
-struct Prefix<'a>(&'a TopologyError);
+impl Diagnostic for TopologyError {
+    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.problem.code()
+    }
 
-impl fmt::Display for Prefix<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.file, self.0.place) {
-            (Some(file), Some(place)) => write!(formatter, "{file}:{}:{}: ", place.line, place.column),
-            (Some(file), None) => write!(formatter, "{file}: "),
-            (None, Some(place)) => write!(formatter, "line {}, column {}: ", place.line, place.column),
-            (None, None) => Ok(()),
-        }
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        help(&self.problem).map(|help| Box::new(help) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.file.as_deref().map(|file| file as &dyn SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let (file, place) = (self.file.as_ref()?, self.place?);
+        let position = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let span = span_at(file.inner(), position(place.line), position(place.column));
+        Some(Box::new(std::iter::once(LabeledSpan::new_with_span(None, span))))
     }
 }

@@ -11,12 +11,14 @@ use crate::spec::{
 use crate::text::{At, Scalar, written};
 use crate::topology::Topology;
 use foretell_units::SchemaVersion;
+use foretell_units::diagnostic::deserialize_from;
+use serde::{Deserialize, Deserializer};
 
 impl Topology {
     /// Reads a topology file. `file_name` appears in messages, and names the topology if the file
     /// does not.
     pub fn from_yaml(text: &str, file_name: &str) -> Result<Topology, TopologyError> {
-        spec::read(text).and_then(|spec| spec.named_after(file_name).build()).map_err(|error| error.in_file(file_name))
+        spec::read(text).and_then(|spec| spec.named_after(file_name).build()).map_err(|error| error.in_file(file_name, text))
     }
 
     /// Returns the library topology of that name. The error of an unknown name lists the known
@@ -29,6 +31,12 @@ impl Topology {
     /// Names of the library's topologies.
     pub fn library_names() -> impl Iterator<Item = &'static str> {
         library::topology_names()
+    }
+}
+
+impl<'de> Deserialize<'de> for Topology {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from::<TopologySpec, _, _>(deserializer)
     }
 }
 

@@ -20,22 +20,27 @@ pub use slurm_cluster::from_slurm_nodes;
 use crate::device::{Architecture, DeviceKind};
 use crate::error::TopologyError;
 use link_rates::links_of;
+use miette::Diagnostic;
 use thiserror::Error;
 use written::write;
 
 /// Why a text does not become a topology.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, Diagnostic)]
 pub enum ImportError {
     /// The text has another format.
     #[error("the text is no output of {tool}: {reason}")]
+    #[diagnostic(code(cluster_import::form), help("{hint}"))]
     Form {
         /// The tool that should have written it.
         tool: &'static str,
         /// What is missing.
         reason: String,
+        /// What to give in its place.
+        hint: &'static str,
     },
     /// The text does not identify the GPUs, or the library lacks them.
-    #[error("which GPUs they are is not known{why}; hint: say `--device` with one of {known}")]
+    #[error("which GPUs they are is not known{why}")]
+    #[diagnostic(code(cluster_import::unknown_device), help("say `--device` with one of {known}"))]
     UnknownDevice {
         /// The name that was read or given.
         why: String,
@@ -43,7 +48,8 @@ pub enum ImportError {
         known: String,
     },
     /// A node of the cluster has GPUs of several types.
-    #[error("node `{node}` has GPUs of several types ({types}), and a node of a topology has one; hint: leave such nodes out")]
+    #[error("node `{node}` has GPUs of several types ({types}), and a node of a topology has one")]
+    #[diagnostic(code(cluster_import::several_types), help("leave such nodes out"))]
     SeveralTypes {
         /// The node's name.
         node: String,
@@ -51,15 +57,15 @@ pub enum ImportError {
         types: String,
     },
     /// No node of the cluster takes jobs.
-    #[error("all nodes ({count}) are down, drained, failed or not there yet; hint: import the text when they are back")]
+    #[error("all nodes ({count}) are down, drained, failed or not there yet")]
+    #[diagnostic(code(cluster_import::no_nodes), help("import the text when they are back"))]
     NoNodes {
         /// Their number.
         count: usize,
     },
     /// GPUs of one kind were named for a cluster with several.
-    #[error(
-        "`--device {device}` does not fit all nodes: Slurm says `{kind}` of others; hint: map each kind, such as `--device {example}`"
-    )]
+    #[error("`--device {device}` does not fit all nodes: Slurm says `{kind}` of others")]
+    #[diagnostic(code(cluster_import::unfit_device), help("map each kind, such as `--device {example}`"))]
     UnfitDevice {
         /// The device that was named.
         device: String,
@@ -70,6 +76,7 @@ pub enum ImportError {
     },
     /// The resulting topology is invalid.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Topology(#[from] TopologyError),
 }
 

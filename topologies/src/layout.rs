@@ -141,7 +141,7 @@ impl Layout {
     }
 
     /// Computes a route. The error says what is missing between the devices.
-    pub(crate) fn route(&self, groups: &[NodeGroup], from: Position, to: Position) -> Result<Route, &'static str> {
+    pub(crate) fn route(&self, groups: &[NodeGroup], from: Position, to: Position) -> Result<Route, NoRoute> {
         let mut links = Vec::with_capacity(8);
         let mut single_flow_limit = None;
         let (from_node, to_node) = (self.node(from), self.node(to));
@@ -226,14 +226,25 @@ impl Layout {
     }
 }
 
-const NO_NODE_LINK: &str = "nothing joins the devices of that node; hint: give the node a `link`, such as `nvswitch-300GB/s`";
-const NO_NIC: &str =
-    "a node without network interfaces is on the way; hint: give it `nics`, such as `{count: 1, bandwidth: 25Gbit/s}`";
-const NO_NETWORK: &str = "the nodes have no network; hint: write `network: {kind: switch}`";
+/// What is missing between two devices.
+#[derive(Clone, Copy)]
+pub(crate) struct NoRoute {
+    reason: &'static str,
+    hint: &'static str,
+}
+
+const NO_NODE_LINK: NoRoute =
+    NoRoute { reason: "nothing joins the devices of that node", hint: "give the node a `link`, such as `nvswitch-300GB/s`" };
+const NO_NIC: NoRoute = NoRoute {
+    reason: "a node without network interfaces is on the way",
+    hint: "give it `nics`, such as `{count: 1, bandwidth: 25Gbit/s}`",
+};
+const NO_NETWORK: NoRoute = NoRoute { reason: "the nodes have no network", hint: "write `network: {kind: switch}`" };
 
 /// Makes the error of two devices without a route.
-pub(crate) fn unreachable(from: String, to: String, reason: &'static str) -> TopologyError {
-    TopologyProblem::Unreachable { from, to, reason }.into()
+pub(crate) fn unreachable(from: String, to: String, missing: NoRoute) -> TopologyError {
+    let NoRoute { reason, hint } = missing;
+    TopologyProblem::Unreachable { from, to, reason, hint }.into()
 }
 
 /// Returns a node's name: its group's, numbered if the group has several.

@@ -43,6 +43,7 @@ mod sentence;
 mod spec;
 mod text;
 mod topology;
+mod yaml;
 
 pub use device::{Architecture, DeviceKind, QUOTA_PERIOD};
 pub use discovery::{LOCAL_DEVICE, discover};
@@ -61,3 +62,4 @@ pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
 pub use sentence::SaidTopology;
 pub use spec::{TopologyReference, TopologySpec};
 pub use topology::{LinkScale, MAXIMUM_DEVICES, Topology};
+pub use yaml::{YamlError, read_yaml};

@@ -41,7 +41,7 @@ const TOPOLOGIES: [(&str, &str, &str); 31] = [
     ("lab-hetero", "library/lab-hetero.yaml", include_str!("../library/lab-hetero.yaml")),
 ];
 
-const DEVICES: &str = include_str!("../library/devices.yaml");
+pub(crate) const DEVICES: &str = include_str!("../library/devices.yaml");
 
 pub(crate) fn topology_names() -> impl Iterator<Item = &'static str> {
     TOPOLOGIES.iter().map(|(name, _, _)| *name)
@@ -55,7 +55,7 @@ pub(crate) fn topology_text(name: &str) -> Result<(&'static str, &'static str), 
 /// Parses a library topology, to serve as a base.
 pub(crate) fn topology_spec(name: &str) -> Result<TopologySpec, TopologyError> {
     let (_, file, text) = entry(name)?;
-    spec::read(text).map_err(|error| error.in_file(file))
+    spec::read(text).map_err(|error| error.in_file(file, text))
 }
 
 fn entry(name: &str) -> Result<&'static (&'static str, &'static str, &'static str), TopologyError> {
@@ -67,7 +67,7 @@ fn entry(name: &str) -> Result<&'static (&'static str, &'static str, &'static st
 
 /// Reads the library's device kinds as their file writes them, by name.
 pub(crate) fn device_specs() -> Result<BTreeMap<String, At<DeviceSpec>>, TopologyError> {
-    spec::read(DEVICES).map(|spec| spec.devices).map_err(|error| error.in_file(DEVICES_FILE))
+    spec::read(DEVICES).map(|spec| spec.devices).map_err(|error| error.in_file(DEVICES_FILE, DEVICES))
 }
 
 /// The device kinds' file, for messages.

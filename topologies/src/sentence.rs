@@ -179,6 +179,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     fn said(text: &str) -> SaidTopology {
         Topology::said(text).unwrap().unwrap()
@@ -217,9 +218,9 @@ mod tests {
         for text in ["dgx-h100", "8x", "x8", "h100", "0xh100", "8x../h100", ""] {
             assert!(Topology::said(text).is_none(), "{text}");
         }
-        let error = Topology::said("8xh1000").unwrap().unwrap_err().to_string();
+        let error = one_line(&Topology::said("8xh1000").unwrap().unwrap_err());
         assert!(error.contains("h1000") && error.contains("hint: "), "{error}");
-        let error = Topology::said("2x8xt4").unwrap().unwrap_err().to_string();
+        let error = one_line(&Topology::said("2x8xt4").unwrap().unwrap_err());
         assert!(error.contains("2x8xt4@100Gbit/s"), "{error}");
     }
 }

@@ -4,11 +4,12 @@
 
 use crate::device::Architecture;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::text::{At, Scalar, place};
-use foretell_units::{DataType, SchemaVersion, suggest};
+use crate::text::{At, Scalar};
+use crate::yaml::read_yaml;
+use foretell_units::diagnostic::Mistake;
+use foretell_units::{DataType, SchemaVersion};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -229,43 +230,10 @@ impl TopologySpec {
 
 /// Parses the text of a topology file.
 pub(crate) fn read(text: &str) -> Result<TopologySpec, TopologyError> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let place = error.location().as_ref().and_then(place);
-        TopologyError::at(place, TopologyProblem::Syntax(in_words(&error)))
+    read_yaml(text).map_err(|error| {
+        let Mistake { message, hint } = error.mistake;
+        TopologyError::at(error.place, TopologyProblem::Syntax { message, hint })
     })
-}
-
-/// Rewords those errors of the YAML reader that users are likely to see.
-fn in_words(error: &Error) -> String {
-    match error {
-        Error::SerdeUnknownField { field, expected, .. } => {
-            format!("unknown field `{field}`; hint: {}", suggest(field, expected.iter().copied()))
-        }
-        Error::SerdeUnknownVariant { variant, expected, .. } => {
-            format!("unknown name `{variant}`; hint: {}", suggest(variant, expected.iter().copied()))
-        }
-        Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is written twice; hint: keep one of the two"),
-        Error::SerdeInvalidType { unexpected, expected, .. } => {
-            format!("{} stands where {} belongs", thing(unexpected), thing(expected))
-        }
-        Error::Unexpected { expected, .. } => format!("something else stands where {} belongs", thing(expected)),
-        Error::InvalidScalar { ty: "boolean", .. } | Error::InvalidBooleanStrict { .. } => {
-            "this is neither yes nor no; hint: write `true` or `false`".into()
-        }
-        Error::AliasError { error, .. } | Error::WithSnippet { error, .. } => in_words(error),
-        other => DefaultMessageFormatter.format_message(other).into_owned(),
-    }
-}
-
-/// Rewords the YAML reader's names for parts of a file.
-fn thing(name: &str) -> &str {
-    match name {
-        "mapping start" | "map" => "a mapping",
-        "sequence start" | "sequence" => "a list",
-        "string scalar" | "scalar" => "a single value",
-        other => other,
-    }
 }
 
 impl<'de> Deserialize<'de> for NodesSpec {

@@ -1,6 +1,8 @@
 //! Scalars of a topology file with their places; quantities in round units.
 
 use crate::error::{Place, TopologyError, TopologyProblem};
+use crate::yaml::place;
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, UnitError, Watts};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -54,11 +56,6 @@ impl<T: JsonSchema> JsonSchema for At<T> {
     fn inline_schema() -> bool {
         T::inline_schema()
     }
-}
-
-/// Converts the YAML reader's location, whose line is 0 if unknown.
-pub(crate) fn place(location: &serde_saphyr::Location) -> Option<Place> {
-    (location.line() > 0).then(|| Place { line: location.line(), column: location.column() })
 }
 
 /// A scalar as written. It is interpreted where it is used, so that a message can name field and
@@ -231,7 +228,8 @@ impl At<Scalar> {
     /// Parses a quantity that may be zero.
     pub(crate) fn quantity<Q: FromStr<Err = UnitError>>(&self, field: &str) -> Result<Q, TopologyError> {
         self.value.0.parse().map_err(|reason: UnitError| {
-            TopologyError::at(self.place, TopologyProblem::Quantity { field: field.into(), reason: reason.to_string() })
+            let Mistake { message, hint } = Mistake::of(&reason);
+            TopologyError::at(self.place, TopologyProblem::Quantity { field: field.into(), reason: message, hint })
         })
     }
 

@@ -8,7 +8,7 @@ use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub const MAXIMUM_DEVICES: usize = 1_000_000;
 ///
 /// It serialises to a normal form of the topology file with every default written out, and reads
 /// back equal.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(try_from = "TopologySpec", into = "TopologySpec")]
 pub struct Topology {
     pub(crate) name: String,
@@ -289,11 +289,11 @@ impl Topology {
     /// Computes the route between two devices; empty from a device to itself.
     pub fn route(&self, from: DeviceId, to: DeviceId) -> Result<Route, TopologyError> {
         let (start, end) = (self.layout.position(&self.groups, from), self.layout.position(&self.groups, to));
-        self.layout.route(&self.groups, start, end).map_err(|reason| {
+        self.layout.route(&self.groups, start, end).map_err(|missing| {
             let words = |device, position: crate::layout::Position| {
                 device_in_words(device, &self.groups[position.group], &self.kinds, position)
             };
-            unreachable(words(from, start), words(to, end), reason)
+            unreachable(words(from, start), words(to, end), missing)
         })
     }
 

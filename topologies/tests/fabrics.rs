@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use foretell_topologies::{DeviceId, Junction, LinkClass, Topology};
+use foretell_units::diagnostic::one_line;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -434,13 +435,13 @@ fn errors_in_a_network_name_their_place_and_a_hint() {
         ),
     ];
     for (text, expected) in cases {
-        assert_eq!(Topology::from_yaml(&text, "c.yaml").unwrap_err().to_string(), expected, "{text}");
+        assert_eq!(one_line(&Topology::from_yaml(&text, "c.yaml").unwrap_err()), expected, "{text}");
     }
     // A number of nodes that contradicts the stated torus or routes.
     let torus = Topology::from_yaml(&network(chips, "{kind: torus, dimensions: [2, 4]}"), "c.yaml").unwrap();
-    assert!(torus.with_nodes(9).unwrap_err().to_string().starts_with("a torus of 2 x 4 does not hold 9 devices"));
+    assert!(one_line(&torus.with_nodes(9).unwrap_err()).starts_with("a torus of 2 x 4 does not hold 9 devices"));
     let stated = network(hosts, "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, routes: [{from: n-0, to: n-7, path: 1}]}");
-    let error = Topology::from_yaml(&stated, "c.yaml").unwrap().with_nodes(4).unwrap_err().to_string();
+    let error = one_line(&Topology::from_yaml(&stated, "c.yaml").unwrap().with_nodes(4).unwrap_err());
     assert_eq!(error, "a route is stated for node 7, and there are 4 nodes; hint: leave it out, or name another node");
 }
 
@@ -473,7 +474,7 @@ fn node_groups_can_be_rotated() {
         ("{kind: switch}", "c", "`c` has no kind of node called `c`; hint: there are `a`, `b`"),
         ("{kind: fat-tree, nodes_per_leaf: 3, uplinks: 1}", "b", "the nodes of `c` have their places in its network"),
     ] {
-        let error = cluster(nodes, network).beginning_with(group).unwrap_err().to_string();
+        let error = one_line(&cluster(nodes, network).beginning_with(group).unwrap_err());
         assert!(error.contains(words), "{error}");
     }
 }

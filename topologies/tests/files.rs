@@ -5,6 +5,7 @@ use foretell_topologies::{
     Architecture, DeviceId, Fabric, FatTree, LeafSwitches, NodeId, NodeLinkKind, Topology, TopologyReference, TopologySpec,
     Transport, Uplinks,
 };
+use foretell_units::diagnostic::{Mistake, one_line};
 use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds, Watts};
 
 /// The example of `docs/reference/contract.md`.
@@ -40,7 +41,7 @@ fn tree(oversubscription: f64, nodes_per_leaf: Option<usize>) -> Fabric {
 }
 
 fn message(text: &str) -> String {
-    Topology::from_yaml(text, "cluster.yaml").unwrap_err().to_string()
+    one_line(&Topology::from_yaml(text, "cluster.yaml").unwrap_err())
 }
 
 #[test]
@@ -160,7 +161,7 @@ fn every_library_topology_is_sound() {
         assert_eq!(many.node_count(), 100);
         assert!(!many.notes().iter().any(|note| note.contains("data sheets")), "{:?}", many.notes());
     }
-    let error = Topology::library("dgx-a100").unwrap_err().to_string();
+    let error = one_line(&Topology::library("dgx-a100").unwrap_err());
     assert_eq!(
         error,
         "unknown topology `dgx-a100`; hint: did you mean `dgx-a100-80g`? Of 30 others, the nearest are `dgx-h100`, `dgx-v100`, \
@@ -198,7 +199,7 @@ fn a_network_states_its_transport() {
         let written = serde_json::to_string(&topology).unwrap();
         assert_eq!(serde_json::from_str::<Topology>(&written).unwrap(), topology);
     }
-    let error = |text: &str| cluster(text).unwrap_err().to_string();
+    let error = |text: &str| one_line(&cluster(text).unwrap_err());
     assert!(
         error("{kind: switch, transport: rocee}").contains("did you mean `roce`"),
         "{}",
@@ -263,7 +264,7 @@ fn prices_and_counts_may_have_a_currency_and_separators() {
     }
     assert_eq!(cluster("0", "$0").unwrap().price_per_hour(), Some(0.0));
     let place = "cluster.yaml:9:21: `price_per_hour`";
-    let error = |price: &str| cluster("$98", price).unwrap_err().to_string();
+    let error = |price: &str| one_line(&cluster("$98", price).unwrap_err());
     for wrong in ["-1", "1,02", "98 dollars", "cheap"] {
         let hint = "hint: write a number, such as `98.32`, `$98.32` or `98.32 EUR`";
         assert_eq!(error(wrong), format!("{place}: `{wrong}` is not a price; {hint}"));
@@ -400,10 +401,11 @@ fn errors_of_a_topology_in_place_have_their_place_in_the_plan() {
     struct Plan {
         topology: TopologyReference,
     }
-    let plan: Plan = serde_saphyr::from_str("topology:\n  base: dgx-h100\n  inter_node_bandwidth: 800\n").unwrap();
+    let text = "topology:\n  base: dgx-h100\n  inter_node_bandwidth: 800\n";
+    let plan: Plan = serde_saphyr::from_str(text).unwrap();
     let TopologyReference::InPlace(spec) = plan.topology else { panic!("a mapping") };
     assert_eq!(
-        spec.build().unwrap_err().in_file("plan.yaml").to_string(),
+        one_line(&spec.build().unwrap_err().in_file("plan.yaml", text)),
         "plan.yaml:3:25: `inter_node_bandwidth`: `800` is a bare number where a data rate is wanted; \
          hint: give it a unit, such as `800GB/s`"
     );
@@ -417,12 +419,13 @@ fn a_topology_is_read_from_json() {
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(serde_json::from_value::<Topology>(value).unwrap(), topology);
     let error = serde_json::from_str::<Topology>(r#"{"nodes": [{"devices": {"kind": "cpu-core", "count": 0}}]}"#).unwrap_err();
-    assert_eq!(error.to_string(), "`devices.count` is 0; hint: write how many there are, at least 1");
+    let mistake = Mistake::recorded(&error.to_string()).expect("it has a hint");
+    assert_eq!(one_line(&mistake), "`devices.count` is 0; hint: write how many there are, at least 1");
 }
 
 #[test]
 fn a_node_count_needs_a_single_node_group() {
-    let error = Topology::from_yaml(CONTRACT, "cluster.yaml").unwrap().with_nodes(4).unwrap_err().to_string();
+    let error = one_line(&Topology::from_yaml(CONTRACT, "cluster.yaml").unwrap().with_nodes(4).unwrap_err());
     assert_eq!(
         error,
         "`two-kinds` has several kinds of node (`new`, `old`), so a number of nodes does not say how many of each; \

@@ -7,6 +7,7 @@ use foretell_topologies::{
     Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, SlurmGpus, SlurmNode, Topology, from_discovered,
     from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo,
 };
+use foretell_units::diagnostic::one_line;
 
 fn options(device: Option<&str>, nic_bandwidth: Option<&str>) -> ImportOptions {
     ImportOptions { name: "here".into(), device: device.map(str::to_owned), nic_bandwidth: nic_bandwidth.map(str::to_owned) }
@@ -44,7 +45,7 @@ fn gpus_without_nvlink_are_joined_by_pcie() {
 #[test]
 fn a_matrix_without_a_known_gpu_is_refused() {
     let error = from_smi_topo(include_str!("imports/h20-vm.smi-topo.txt"), &options(None, None)).unwrap_err();
-    assert!(error.to_string().contains("a100-sxm-80g"), "{error}");
+    assert!(one_line(&error).contains("a100-sxm-80g"), "{error}");
     let error = from_smi_topo("nothing of the kind", &options(Some("l40s"), None)).unwrap_err();
     assert!(matches!(error, ImportError::Form { .. }), "{error}");
     let error = from_smi_topo(include_str!("imports/h20-vm.smi-topo.txt"), &options(Some("h21"), None)).unwrap_err();
@@ -65,7 +66,7 @@ fn an_nccl_dump_gives_gpus_switches_and_nics() {
     // Counts whose sum overflows.
     let links = r#"<nvlink count="18446744073709551615"/>"#.repeat(2);
     let error = from_nccl_xml(&format!("<system><gpu>{links}</gpu></system>"), &options(None, None)).unwrap_err();
-    assert!(error.to_string().contains("a number of links up to 1024"), "{error}");
+    assert!(one_line(&error).contains("a number of links up to 1024"), "{error}");
     // A commented-out GPU does not count, and either kind of quotes is read.
     let text = "<system><pci device='0x2330'><gpu/><!-- <gpu/> --></pci></system>";
     assert_eq!(summary(&from_nccl_xml(text, &options(None, None)).unwrap()).0, 1);
@@ -106,7 +107,7 @@ fn unequal_links_and_unknown_gpus_are_reported() {
     assert!(imported.contains("not every GPU has 18 NVLinks up") && imported.contains("port 0 of 200 Gbit/s"), "{imported}");
     let unknown = DiscoveredGpu { name: "NVIDIA GB300".into(), pci_device: 0x31c2, ..h200() };
     let error = from_discovered(&Discovered { gpus: vec![unknown], port_rates: Vec::new() }, &options(None, None)).unwrap_err();
-    assert!(error.to_string().contains("NVIDIA GB300, PCI device 0x31c2"), "{error}");
+    assert!(one_line(&error).contains("NVIDIA GB300, PCI device 0x31c2"), "{error}");
 }
 
 #[test]
@@ -135,9 +136,9 @@ fn nodes_of_slurm_with_equal_devices_are_one_group() {
     assert!(from_slurm_nodes(text, &options(None, None)).unwrap().contains("the rate between nodes is assumed"));
     let unknown = text.replace("gpu:h200", "gpu:quantum");
     let error = from_slurm_nodes(&unknown, &options(None, None)).unwrap_err();
-    assert!(error.to_string().contains("Slurm says `quantum`"), "{error}");
+    assert!(one_line(&error).contains("Slurm says `quantum`"), "{error}");
     let error = from_slurm_nodes(&text.replace("gpu:h200", "gpu:a100"), &options(None, None)).unwrap_err();
-    assert!(error.to_string().contains("one of a100-pcie-40g, a100-pcie-80g, a100-sxm-40g"), "{error}");
+    assert!(one_line(&error).contains("one of a100-pcie-40g, a100-pcie-80g, a100-sxm-40g"), "{error}");
 }
 
 #[test]
@@ -169,7 +170,7 @@ fn gpus_of_several_types_count_and_become_no_topology() {
     let nodes = SlurmNode::parse_all(&text).unwrap();
     assert_eq!(nodes[0].gpus(), Some(SlurmGpus { kind: None, count: 6 }));
     let error = from_slurm_nodes(&text, &options(None, None)).unwrap_err();
-    assert!(error.to_string().contains("node `gpu001` has GPUs of several types (h200, a100)"), "{error}");
+    assert!(one_line(&error).contains("node `gpu001` has GPUs of several types (h200, a100)"), "{error}");
 }
 
 #[test]
@@ -253,7 +254,7 @@ fn interfaces_that_software_makes_do_not_count() {
 fn gpus_of_amd_are_known_by_their_architecture() {
     let dump = |gcn: &str| format!("<system><cpu><pci><gpu dev='0' gcn='{gcn}'/></pci></cpu></system>");
     assert_eq!(summary(&from_nccl_xml(&dump("908"), &options(None, None)).unwrap()).1, "mi100");
-    let error = from_nccl_xml(&dump("906"), &options(None, None)).unwrap_err().to_string();
+    let error = one_line(&from_nccl_xml(&dump("906"), &options(None, None)).unwrap_err());
     assert!(error.contains("MI50 or MI60") && error.contains("not in the catalogue"), "{error}");
 }
 
@@ -320,7 +321,7 @@ fn each_kind_of_a_mixed_cluster_keeps_its_devices() {
     let mixed = [node("na", "gpu:a100:4", ""), node("nb", "gpu:h20:4", "")].concat();
     assert_eq!(kinds(&mixed, Some("a100-sxm-80g")).unwrap(), ["a100-sxm-80g", "h20"]);
     let unclear = mixed.replace("h20", "v100");
-    let error = kinds(&unclear, Some("a100-sxm-80g")).unwrap_err().to_string();
+    let error = one_line(&kinds(&unclear, Some("a100-sxm-80g")).unwrap_err());
     assert!(error.contains("Slurm says `v100` of others") && error.contains("a100=a100-sxm-80g,v100="), "{error}");
     let mapped = kinds(&unclear, Some("a100=a100-sxm-80g,v100=v100-sxm-32g")).unwrap();
     assert_eq!(mapped, ["a100-sxm-80g", "v100-sxm-32g"]);

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_topologies::{DeviceId, Route, Topology};
+use foretell_units::diagnostic::one_line;
 use foretell_units::{BytesPerSecond, Seconds};
 
 fn cluster(nodes: &str, network: &str) -> Topology {
@@ -86,7 +87,7 @@ fn an_unreachable_pair_is_an_error_that_names_both() {
     let nodes = "  - {name: n, count: 2, devices: {kind: a100-sxm-80g, count: 8}, nics: {bandwidth: 25Gbit/s}}";
     let apart = cluster(nodes, "{kind: none}");
     assert_eq!(
-        apart.validate().unwrap_err().to_string(),
+        one_line(&apart.validate().unwrap_err()),
         "device 0 (a100-sxm-80g 0 of node `n-0`) cannot reach device 8 (a100-sxm-80g 0 of node `n-1`): the nodes have no network; \
          hint: write `network: {kind: switch}`"
     );
@@ -94,7 +95,7 @@ fn an_unreachable_pair_is_an_error_that_names_both() {
 
     let nodes = "  - {name: a, devices: {kind: cpu-core}, nics: {bandwidth: 1Gbit/s}}\n  - {name: b, devices: {kind: cpu-core}}";
     assert_eq!(
-        cluster(nodes, "switch").validate().unwrap_err().to_string(),
+        one_line(&cluster(nodes, "switch").validate().unwrap_err()),
         "device 0 (cpu-core 0 of node `a`) cannot reach device 1 (cpu-core 0 of node `b`): a node without network interfaces is on \
          the way; hint: give it `nics`, such as `{count: 1, bandwidth: 25Gbit/s}`"
     );

@@ -21,6 +21,7 @@
 //! ```
 
 mod data_type;
+pub mod diagnostic;
 mod number;
 mod order_statistics;
 mod parse;

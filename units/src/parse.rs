@@ -2,16 +2,18 @@
 //! because it does not say whether `memory: 30` are gigabytes or gibibytes.
 
 use crate::separators::plain;
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// Spelling of a unit, and its size in the quantity's base unit.
 pub(crate) type Unit = (&'static str, f64);
 
 /// Why a text is not a quantity of the expected kind.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, Diagnostic)]
 pub enum UnitError {
     /// A number without a unit.
-    #[error("`{text}` is a bare number where {quantity} is wanted; hint: give it a unit, such as `{text}{example}`")]
+    #[error("`{text}` is a bare number where {quantity} is wanted")]
+    #[diagnostic(code(quantity::missing_unit), help("give it a unit, such as `{text}{example}`"))]
     MissingUnit {
         /// The text.
         text: String,
@@ -21,7 +23,8 @@ pub enum UnitError {
         example: &'static str,
     },
     /// A unit that the quantity does not have.
-    #[error("`{text}` is not {quantity}: unknown unit `{unit}`; hint: the units are {known}")]
+    #[error("`{text}` is not {quantity}: unknown unit `{unit}`")]
+    #[diagnostic(code(quantity::unknown_unit), help("the units are {known}"))]
     UnknownUnit {
         /// The text.
         text: String,
@@ -33,7 +36,8 @@ pub enum UnitError {
         known: String,
     },
     /// No number, or one that is negative or not finite.
-    #[error("`{text}` is not {quantity}; hint: write a number and a unit, such as `4{example}`")]
+    #[error("`{text}` is not {quantity}")]
+    #[diagnostic(code(quantity::not_a_number), help("write a number and a unit, such as `4{example}`"))]
     NotANumber {
         /// The text.
         text: String,
@@ -43,13 +47,15 @@ pub enum UnitError {
         example: &'static str,
     },
     /// Not a whole number from 0.
-    #[error("`{text}` is not a whole number; hint: write one such as `1024`, `1_024` or `1,024`")]
+    #[error("`{text}` is not a whole number")]
+    #[diagnostic(code(quantity::not_a_count), help("write one such as `1024`, `1_024` or `1,024`"))]
     NotACount {
         /// The text.
         text: String,
     },
     /// Not a number from 0 with at most one currency.
-    #[error("`{text}` is not a price; hint: write a number, such as `98.32`, `$98.32` or `98.32 EUR`")]
+    #[error("`{text}` is not a price")]
+    #[diagnostic(code(quantity::not_a_price), help("write a number, such as `98.32`, `$98.32` or `98.32 EUR`"))]
     NotAPrice {
         /// The text.
         text: String,

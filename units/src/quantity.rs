@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn a_bare_number_is_refused_with_a_hint() {
-        let error = "30".parse::<Bytes>().expect_err("no unit").to_string();
+        let error = crate::diagnostic::one_line(&"30".parse::<Bytes>().expect_err("no unit"));
         assert_eq!(error, "`30` is a bare number where a size in bytes is wanted; hint: give it a unit, such as `30GiB`");
         assert!("5GB".parse::<Seconds>().is_err());
         assert!("-1GB".parse::<Bytes>().is_err());

@@ -1,7 +1,8 @@
 //! The version of the form of a file or document: `schema_version`. Knows no form.
 
+use crate::diagnostic::Mistake;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 
 /// The version of the form that a file or document has.
@@ -26,10 +27,10 @@ impl<'de> Deserialize<'de> for SchemaVersion {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u64::deserialize(deserializer)? {
             Self::CURRENT => Ok(Self),
-            other => Err(de::Error::custom(format!(
-                "`schema_version` is {other}, and this program reads {}; hint: use the Foretell that wrote the file, or a newer one",
-                Self::CURRENT
-            ))),
+            other => {
+                let message = format!("`schema_version` is {other}, and this program reads {}", Self::CURRENT);
+                Err(Mistake::new(message, "use the Foretell that wrote the file, or a newer one").into_serde())
+            }
         }
     }
 }
@@ -51,6 +52,7 @@ impl JsonSchema for SchemaVersion {
 #[cfg(test)]
 mod tests {
     use super::SchemaVersion;
+    use crate::diagnostic::Mistake;
     use serde::de::value::{Error, U64Deserializer};
     use serde::de::{Deserialize, IntoDeserializer};
 
@@ -63,7 +65,8 @@ mod tests {
         assert_eq!(read(SchemaVersion::CURRENT), Ok(SchemaVersion));
         for other in [0, SchemaVersion::CURRENT + 1] {
             let error = read(other).expect_err("another version");
-            assert!(error.contains(&format!("`schema_version` is {other}")) && error.contains("hint: "), "{error}");
+            assert!(error.contains(&format!("`schema_version` is {other}")), "{error}");
+            assert!(Mistake::recorded(&error).is_some_and(|mistake| mistake.hint.contains("Foretell")));
         }
     }
 }

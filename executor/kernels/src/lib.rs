@@ -114,10 +114,11 @@ pub struct KernelCall<'a> {
 }
 
 /// Why a call could not be run. Nothing was written when the operands do not fit.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
 pub enum BackendError {
     /// A call lists too many or too few operands.
     #[error("kernel `{kernel}` {side} {wanted} operands, and the call lists {given}")]
+    #[diagnostic(code(kernel::operand_count))]
     OperandCount {
         /// The kernel's name.
         kernel: &'static str,
@@ -130,6 +131,7 @@ pub enum BackendError {
     },
     /// An operand is not as large as the kernel says.
     #[error("kernel `{kernel}` {side} {wanted} bytes as its operand {index}, and the call gives {given}")]
+    #[diagnostic(code(kernel::operand_size))]
     OperandSize {
         /// The kernel's name.
         kernel: &'static str,
@@ -144,6 +146,7 @@ pub enum BackendError {
     },
     /// An operand does not begin at a multiple of four bytes.
     #[error("kernel `{kernel}` {side} an operand {index} that is not aligned to four bytes")]
+    #[diagnostic(code(kernel::operand_alignment))]
     OperandAlignment {
         /// The kernel's name.
         kernel: &'static str,
@@ -154,6 +157,7 @@ pub enum BackendError {
     },
     /// A label, an id or an index lies outside of what it indexes.
     #[error("kernel `{kernel}` found {value} at position {position} where an index below {limit} belongs")]
+    #[diagnostic(code(kernel::index_out_of_range))]
     IndexOutOfRange {
         /// The kernel's name.
         kernel: &'static str,
@@ -166,9 +170,11 @@ pub enum BackendError {
     },
     /// The GPU, or what belongs to it, fails.
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Cuda(#[from] cuda::CudaError),
     /// The call is in a precision that the backend does not have.
     #[error("kernel `{kernel}` cannot be run in {precision}, only in fp32, bf16 and fp16")]
+    #[diagnostic(code(kernel::unknown_precision))]
     UnknownPrecision {
         /// The kernel's name.
         kernel: &'static str,
@@ -177,6 +183,7 @@ pub enum BackendError {
     },
     /// A kernel's own sizes contradict each other, such as a window larger than its padded image.
     #[error("kernel `{kernel}` has impossible sizes: {reason}")]
+    #[diagnostic(code(kernel::impossible_sizes))]
     ImpossibleSizes {
         /// The kernel's name.
         kernel: &'static str,

@@ -7,14 +7,14 @@ use crate::checkpoint_error::CheckpointError;
 use std::path::{Path, PathBuf};
 
 /// A whole checkpoint.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct FoundCheckpoint {
     /// Its folder.
     pub path: PathBuf,
     /// Its `state.json`.
     pub state: CheckpointState,
-    /// A sentence for each later checkpoint that is damaged.
-    pub damaged: Vec<String>,
+    /// What is wrong with each later checkpoint that is damaged.
+    pub damaged: Vec<CheckpointError>,
 }
 
 /// Finds the last checkpoint in a run's folder whose files have their checksums.
@@ -29,14 +29,14 @@ pub fn last_whole(run: &Path) -> Result<FoundCheckpoint, CheckpointError> {
         match read_whole(&path) {
             Ok(state) => return Ok(FoundCheckpoint { path, state, damaged }),
             Err(error @ CheckpointError::Newer { .. }) => return Err(error),
-            Err(error) => damaged.push(error.to_string()),
+            Err(error) => damaged.push(error),
         }
     }
     match damaged.into_iter().next() {
         None => Err(CheckpointError::None { folder: run.into() }),
-        Some(reason) => Err(CheckpointError::Damaged {
+        Some(damage) => Err(CheckpointError::Damaged {
             path: folder,
-            reason,
+            reason: damage.to_string(),
             hint: "no checkpoint is whole; train again, or take weights from elsewhere with `--init`",
         }),
     }

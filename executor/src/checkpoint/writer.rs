@@ -157,7 +157,7 @@ impl<'a> CheckpointWriter<'a> {
                     log(&format!("checkpoint {step}: {bytes} bytes copied in {save:.6} s, written after {total:.6} s"));
                     Report::CheckpointPart { step, scaler, times: PartTimes { save: save.into(), total: total.into() } }
                 }
-                Err(error) => Report::Failed { message: error.to_string(), consequence: false },
+                Err(error) => Report::failed(&error, false),
             };
             let _ = launcher.send(&report);
             copy

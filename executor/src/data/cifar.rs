@@ -94,6 +94,7 @@ pub(crate) fn append(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     /// A record whose red, green and blue pixels are 10, 20 and 30, except that the first red one
     /// is 11.
@@ -122,10 +123,10 @@ pub(crate) mod tests {
         let whole = record(&[3]);
         for length in [0, 1, 3072] {
             let message =
-                append(&mut empty(), Variant::Cifar10, "a", &whole[..length], OnBadSample::Error).unwrap_err().to_string();
+                one_line(&append(&mut empty(), Variant::Cifar10, "a", &whole[..length], OnBadSample::Error).unwrap_err());
             assert!(message.contains("`a` is not a CIFAR-10 file, or is cut short"), "{message}");
         }
-        let message = append(&mut empty(), Variant::Cifar10, "a", &record(&[10]), OnBadSample::Error).unwrap_err().to_string();
+        let message = one_line(&append(&mut empty(), Variant::Cifar10, "a", &record(&[10]), OnBadSample::Error).unwrap_err());
         assert!(message.contains("image 0 has the label 10, but there are 10 classes"), "{message}");
         assert!(append(&mut empty(), Variant::Cifar100, "a", &record(&[0, 100]), OnBadSample::Error).is_err());
     }

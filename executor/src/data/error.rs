@@ -3,20 +3,23 @@
 //!
 //! This module knows no formats: the readers describe the problem.
 
+use miette::Diagnostic;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Why data could not be opened, or a batch could not be made from it.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum DataError {
     /// There is nothing at the path.
-    #[error("there is no file or folder `{}`; hint: the data is `digits`, `text`, `synthetic`, or the path of a file or folder", .path.display())]
+    #[error("there is no file or folder `{}`", .path.display())]
+    #[diagnostic(code(data::not_found), help("the data is `digits`, `text`, `synthetic`, or the path of a file or folder"))]
     NotFound {
         /// The path that was asked for.
         path: PathBuf,
     },
     /// The file cannot be read.
-    #[error("cannot read `{}`: {reason}; hint: check that it is a regular file that you may read", .path.display())]
+    #[error("cannot read `{}`: {reason}", .path.display())]
+    #[diagnostic(code(data::unreadable), help("check that it is a regular file that you may read"))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -24,7 +27,8 @@ pub enum DataError {
         reason: String,
     },
     /// The file cannot be written.
-    #[error("cannot write `{}`: {reason}; hint: check that the folder is yours and that the disk has room", .path.display())]
+    #[error("cannot write `{}`: {reason}", .path.display())]
+    #[diagnostic(code(data::unwritable), help("check that the folder is yours and that the disk has room"))]
     Unwritable {
         /// The file.
         path: PathBuf,
@@ -32,7 +36,8 @@ pub enum DataError {
         reason: String,
     },
     /// The content is not valid in its format.
-    #[error("`{name}` {problem}; hint: {hint}")]
+    #[error("`{name}` {problem}")]
+    #[diagnostic(code(data::malformed), help("{hint}"))]
     Malformed {
         /// The file, folder or shipped data.
         name: String,
@@ -42,7 +47,8 @@ pub enum DataError {
         hint: String,
     },
     /// The data is valid, but this model cannot be trained on it.
-    #[error("the data `{name}` does not fit the model: {problem}; hint: {hint}")]
+    #[error("the data `{name}` does not fit the model: {problem}")]
+    #[diagnostic(code(data::unsuitable), help("{hint}"))]
     Unsuitable {
         /// The file, folder or shipped data.
         name: String,
@@ -52,9 +58,8 @@ pub enum DataError {
         hint: String,
     },
     /// The global batch is zero, or larger than the split allows.
-    #[error(
-        "a global batch of {global_batch} cannot be drawn from {samples} samples; hint: use a global batch from 1 to {samples}, or larger data such as `synthetic`"
-    )]
+    #[error("a global batch of {global_batch} cannot be drawn from {samples} samples")]
+    #[diagnostic(code(data::global_batch), help("use a global batch from 1 to {samples}, or larger data such as `synthetic`"))]
     GlobalBatch {
         /// The global batch that was asked for.
         global_batch: usize,
@@ -62,7 +67,8 @@ pub enum DataError {
         samples: usize,
     },
     /// A step or an evaluation batch beyond the end of its epoch.
-    #[error("batch {batch} was asked for but the epoch has {batches}; hint: batches count from 0 in each epoch")]
+    #[error("batch {batch} was asked for but the epoch has {batches}")]
+    #[diagnostic(code(data::batch_out_of_range), help("batches count from 0 in each epoch"))]
     BatchOutOfRange {
         /// The batch that was asked for.
         batch: usize,
@@ -70,7 +76,8 @@ pub enum DataError {
         batches: usize,
     },
     /// A sample beyond the end of its split.
-    #[error("sample {index} was asked for but the split has {samples}; hint: take indices from the data's own batches")]
+    #[error("sample {index} was asked for but the split has {samples}")]
+    #[diagnostic(code(data::sample_out_of_range), help("take indices from the data's own batches"))]
     SampleOutOfRange {
         /// The sample that was asked for.
         index: usize,
@@ -78,7 +85,8 @@ pub enum DataError {
         samples: usize,
     },
     /// A buffer that is not exactly as long as the samples.
-    #[error("a buffer of {given} elements was given where {samples} samples need {needed}; hint: size it from `sample_size`")]
+    #[error("a buffer of {given} elements was given where {samples} samples need {needed}")]
+    #[diagnostic(code(data::buffer_size), help("size it from `sample_size`"))]
     BufferSize {
         /// Elements of the buffer.
         given: usize,
@@ -88,7 +96,8 @@ pub enum DataError {
         needed: usize,
     },
     /// Images were asked of token data, or tokens of image data.
-    #[error("{asked} were asked of data opened for {opened_for}; hint: ask for what the data was opened for")]
+    #[error("{asked} were asked of data opened for {opened_for}")]
+    #[diagnostic(code(data::wrong_kind), help("ask for what the data was opened for"))]
     WrongKind {
         /// The kind that was asked for.
         asked: &'static str,

@@ -77,6 +77,7 @@ fn parse<'bytes, const DIMENSIONS: usize>(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     /// The bytes of an IDX file.
     pub(crate) fn file(dimensions: &[u32], elements: &[u8]) -> Vec<u8> {
@@ -87,7 +88,7 @@ pub(crate) mod tests {
     }
 
     fn problem(images: &[u8], labels: &[u8]) -> String {
-        labelled_images("images", images, "labels", labels, OnBadSample::Error).unwrap_err().to_string()
+        one_line(&labelled_images("images", images, "labels", labels, OnBadSample::Error).unwrap_err())
     }
 
     #[test]

@@ -230,6 +230,7 @@ fn normalisation(images: &LabelledImages, channel: usize) -> [f32; 256] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     fn images(channels: usize, height: usize, width: usize, pixels: &[u8], labels: &[u8]) -> LabelledImages {
         LabelledImages { channels, height, width, pixels: pixels.to_vec(), labels: labels.to_vec(), bad: 0 }
@@ -284,7 +285,7 @@ mod tests {
     #[test]
     fn features_are_the_image_its_magnification_or_a_square_around_it() {
         let fit = |data: LabelledImages, features: usize| {
-            Fit::features("d", &data, features).map(|fit| (fit.channels, fit.height, fit.scale)).map_err(|e| e.to_string())
+            Fit::features("d", &data, features).map(|fit| (fit.channels, fit.height, fit.scale)).map_err(|error| one_line(&error))
         };
         assert_eq!(fit(blank(1, 8), 64), Ok((1, 8, 1)));
         assert_eq!(fit(blank(1, 8), 256), Ok((1, 16, 2)));
@@ -301,13 +302,13 @@ mod tests {
     fn images_that_do_not_fit_are_refused_with_a_hint() {
         let refused = |data: LabelledImages, wanted| {
             let evaluation = data.clone();
-            open(data, evaluation, &wanted).unwrap_err().to_string()
+            one_line(&open(data, evaluation, &wanted).unwrap_err())
         };
         assert!(refused(blank(1, 8), image(1, 7, 8)).contains("hint: give the model inputs of at least 8x8"));
         assert!(refused(blank(3, 8), image(1, 8, 8)).contains("hint: give the model 3 input channels"));
         assert!(refused(images(1, 1, 1, &[0], &[2]), image(1, 1, 1)).contains("hint: give the model at least 3 classes"));
         assert!(refused(blank(1, 8), SampleShape::Tokens { sequence: 8, vocabulary: 8 }).contains("the model wants tokens"));
-        let message = open(blank(1, 8), blank(1, 9), &image(1, 9, 9)).unwrap_err().to_string();
+        let message = one_line(&open(blank(1, 8), blank(1, 9), &image(1, 9, 9)).unwrap_err());
         assert!(message.contains("different sizes"), "{message}");
     }
 

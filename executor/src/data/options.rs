@@ -1,6 +1,7 @@
 //! How samples are read: by how many workers, how far ahead, with which random changes, and what
 //! happens to a sample that cannot be read. This module knows no formats.
 
+use miette::Diagnostic;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -68,8 +69,9 @@ impl Default for Augmentation {
 }
 
 /// A list of random changes that cannot be understood.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{text}` is not a list of random changes; hint: write `none`, or some of `crop`, `flip` and `jitter=0.4:0.4:0.4:0.1`")]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
+#[error("`{text}` is not a list of random changes")]
+#[diagnostic(code(data::augmentation), help("write `none`, or some of `crop`, `flip` and `jitter=0.4:0.4:0.4:0.1`"))]
 pub struct AugmentationError {
     text: String,
 }

@@ -2,6 +2,7 @@
 //! formats.
 
 use super::{Dataset, SampleShape};
+use miette::Diagnostic;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -23,8 +24,9 @@ pub enum DataSource {
 }
 
 /// The name is empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the name of the data is empty; hint: write `digits`, `text`, `synthetic`, or the path of a file or folder")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Diagnostic)]
+#[error("the name of the data is empty")]
+#[diagnostic(code(data::no_name), help("write `digits`, `text`, `synthetic`, or the path of a file or folder"))]
 pub struct EmptyDataName;
 
 impl DataSource {

@@ -1,6 +1,7 @@
 //! Data sets of every source, and the errors for invalid files and requests.
 
 use super::*;
+use foretell_units::diagnostic::one_line;
 use std::path::Path;
 
 fn image(channels: usize, side: usize, classes: usize) -> SampleShape {
@@ -12,7 +13,7 @@ fn open_path(path: &Path, shape: &SampleShape) -> Result<Dataset, DataError> {
 }
 
 fn refused(path: &Path, shape: &SampleShape) -> String {
-    open_path(path, shape).unwrap_err().to_string()
+    one_line(&open_path(path, shape).unwrap_err())
 }
 
 fn images_of(data: &Dataset, split: Split, indices: &[usize]) -> Vec<f32> {
@@ -205,7 +206,7 @@ fn shapes_out_of_range_are_refused_for_every_source() {
     ];
     for shape in shapes {
         for source in [DataSource::Digits, DataSource::Text, DataSource::Synthetic] {
-            let message = Dataset::open(&source, &shape, 0).unwrap_err().to_string();
+            let message = one_line(&Dataset::open(&source, &shape, 0).unwrap_err());
             assert!(message.contains("hint: every size is at least 1"), "{message}");
         }
     }
@@ -220,7 +221,7 @@ fn invalid_requests_are_refused_before_anything_is_written() {
     assert!(matches!(digits.fill_labels(Split::Training, &[0], &mut []), Err(DataError::BufferSize { .. })));
     assert!(matches!(digits.fill_tokens(Split::Training, &[], &mut [], &mut []), Err(DataError::WrongKind { .. })));
     assert_eq!(out, vec![5.0; 64]);
-    assert!(digits.steps_per_epoch(1434).unwrap_err().to_string().contains("hint: use a global batch from 1 to 1433"));
+    assert!(one_line(&digits.steps_per_epoch(1434).unwrap_err()).contains("hint: use a global batch from 1 to 1433"));
     let text = Dataset::open(&DataSource::Text, &SampleShape::Tokens { sequence: 8, vocabulary: 128 }, 1).unwrap();
     assert!(matches!(text.fill_images(Split::Training, 0, &[], &mut []), Err(DataError::WrongKind { .. })));
     assert!(matches!(text.fill_labels(Split::Training, &[], &mut []), Err(DataError::WrongKind { .. })));

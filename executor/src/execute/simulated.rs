@@ -242,7 +242,9 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<SimulatedNetwork>, di
                 }
                 Event::Report(Report::CheckpointWritten { step }) => saving.add_written(rank, step).err(),
                 Event::Report(Report::CheckpointPart { step, scaler, times }) => saving.add_part(rank, step, scaler, times).err(),
-                Event::Report(Report::Failed { message, .. }) => Some(ExecutorError::RankFailed { rank, host: None, message }),
+                Event::Report(Report::Failed { message, hint, .. }) => {
+                    Some(ExecutorError::RankFailed { rank, host: None, message, hint })
+                }
                 Event::Report(_) => None,
                 Event::End(result) => result.err(),
             };

@@ -168,7 +168,7 @@ mod tests {
             let other = scope.spawn(|| progress.wait(1, 0, 99, || ()).is_err());
             std::thread::sleep(std::time::Duration::from_millis(5));
             // The new thread is not the registered one, so `fail` does not wake it: unpark does.
-            progress.fail(ExecutorError::RankDied { rank: 0, host: None, cause: "failed in a test".into() });
+            progress.fail(ExecutorError::RankDied { rank: 0, host: None, cause: "failed in a test".into(), hint: String::new() });
             other.thread().unpark();
             assert!(other.join().expect("no panic"));
         });

@@ -9,6 +9,7 @@ use super::{POLL_INTERVAL, Ranks, log_path};
 use crate::error::ExecutorError;
 use crate::job::{Order, Report};
 use crate::transport::{Event, Starved};
+use foretell_units::diagnostic::Mistake;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -23,8 +24,9 @@ impl Ranks {
     /// one; `is_consequence` says that the report blames another rank. The cause is, in this order:
     /// a rank that a signal killed, one that failed by itself, one of another launcher that left
     /// without a report, one that ended in failure, or `rank`.
-    pub(super) fn diagnose(&mut self, rank: usize, message: Option<String>, is_consequence: bool) -> ExecutorError {
-        let mut reports: Vec<(usize, String, bool)> = message.map(|text| (rank, text, is_consequence)).into_iter().collect();
+    pub(super) fn diagnose(&mut self, rank: usize, mistake: Option<Mistake>, is_consequence: bool) -> ExecutorError {
+        let mut reports: Vec<(usize, Mistake, bool)> =
+            mistake.map(|mistake| (rank, mistake, is_consequence)).into_iter().collect();
         let started = Instant::now();
         let mut is_aborted = false;
         let mut silent = None;
@@ -42,8 +44,8 @@ impl Ranks {
             match self.server.next_event(if was_over { Duration::ZERO } else { POLL_INTERVAL }) {
                 Some((rank, Event::Message(message))) => {
                     was_over = false;
-                    if let Ok(Report::Failed { message, consequence }) = message.parse::<Report>() {
-                        reports.push((rank, message, consequence));
+                    if let Ok(Report::Failed { message, hint, consequence }) = message.parse::<Report>() {
+                        reports.push((rank, Mistake { message, hint }, consequence));
                     }
                 }
                 Some((lost, Event::Lost(_))) if !reports.iter().any(|&(rank, ..)| rank == lost) => {
@@ -58,8 +60,8 @@ impl Ranks {
         if let Some((rank, status)) = self.first_exit(|status| status.signal().is_some()) {
             return self.died(rank, describe_exit(status));
         }
-        if let Some((rank, message, _)) = reports.into_iter().find(|(.., is_consequence)| !is_consequence) {
-            return ExecutorError::RankFailed { rank, host: self.host_of(rank), message };
+        if let Some((rank, Mistake { message, hint }, _)) = reports.into_iter().find(|(.., is_consequence)| !is_consequence) {
+            return ExecutorError::RankFailed { rank, host: self.host_of(rank), message, hint };
         }
         // A rank of another launcher has no exit status here. A report that blames another rank
         // means that one, if it left without a report of its own.
@@ -87,9 +89,9 @@ impl Ranks {
             [first, .., last] => format!(", and so have {} others from rank {first} to rank {last}", others.len()),
         };
         let waited = self.peer_timeout;
-        let hint = "`--peer-timeout` allows longer";
-        let cause = format!("has sent no sign of life for {waited:?}: {state}{others}; hint: {hint}");
-        Err(ExecutorError::RankDied { rank, host: self.host_of(rank), cause })
+        let cause = format!("has sent no sign of life for {waited:?}: {state}{others}");
+        let hint = "`--peer-timeout` allows longer".into();
+        Err(ExecutorError::RankDied { rank, host: self.host_of(rank), cause, hint })
     }
 
     /// Ends the run if a rank has waited too long for bytes that its peer has sent, or for a
@@ -122,7 +124,7 @@ impl Ranks {
             Some(folder) if rank < self.children.len() => format!("`{}`", log_path(folder, rank).display()),
             _ => format!("the output of rank {rank}"),
         };
-        ExecutorError::RankDied { rank, host: self.host_of(rank), cause: format!("{cause}; hint: see {log}") }
+        ExecutorError::RankDied { rank, host: self.host_of(rank), cause, hint: format!("see {log}") }
     }
 
     /// The name of a rank's node; `None` if all ranks are on one node.

@@ -26,13 +26,11 @@ impl fmt::Display for Peer {
 }
 
 /// An error of a transport, a collective or the control connection.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum TransportError {
     /// A peer's process ended or its connection broke.
-    #[error(
-        "rank {rank} is lost: its process ended or its connection broke{}; hint: see the log of rank {rank}",
-        in_brackets(reason)
-    )]
+    #[error("rank {rank} is lost: its process ended or its connection broke{}", in_brackets(reason))]
+    #[diagnostic(code(transport::peer_lost), help("see the log of rank {rank}"))]
     PeerLost {
         /// The rank that is gone.
         rank: usize,
@@ -41,13 +39,16 @@ pub enum TransportError {
     },
     /// The control connection to the launcher broke.
     #[error("the launcher is lost: its process ended or its connection broke{}", in_brackets(reason))]
+    #[diagnostic(code(transport::launcher_lost))]
     LauncherLost {
         /// The operating system's reason, if it gave one.
         reason: Option<std::io::Error>,
     },
     /// Bytes of a peer do not fit their tag.
-    #[error(
-        "what {peer} sent was changed, repeated or cut on the way: its tag does not fit; hint: somebody interferes with the network between the hosts, or a device on the way is broken"
+    #[error("what {peer} sent was changed, repeated or cut on the way: its tag does not fit")]
+    #[diagnostic(
+        code(transport::tampered),
+        help("somebody interferes with the network between the hosts, or a device on the way is broken")
     )]
     Tampered {
         /// The process that the connection leads to.
@@ -55,9 +56,11 @@ pub enum TransportError {
     },
     /// The launcher stopped the run.
     #[error("the launcher aborted the run")]
+    #[diagnostic(code(transport::aborted))]
     Aborted,
     /// A peer made no progress within the configured time-out.
-    #[error("rank {rank} did not {activity} on {stream} within {waited:?}; hint: see the log of rank {rank}")]
+    #[error("rank {rank} did not {activity} on {stream} within {waited:?}")]
+    #[diagnostic(code(transport::timed_out), help("see the log of rank {rank}"))]
     TimedOut {
         /// The rank waited for.
         rank: usize,
@@ -70,6 +73,7 @@ pub enum TransportError {
     },
     /// A control message was not received, or could not be sent, in time.
     #[error("{peer} did not answer on the control connection within {waited:?}")]
+    #[diagnostic(code(transport::control_timed_out))]
     ControlTimedOut {
         /// The other end.
         peer: Peer,
@@ -77,9 +81,8 @@ pub enum TransportError {
         waited: Duration,
     },
     /// Both ends disagree about the size of a message, so they do not run the same Program.
-    #[error(
-        "rank {rank} sent a message of {announced} bytes on {stream} where {expected} bytes were expected; hint: all ranks need the same version of foretell"
-    )]
+    #[error("rank {rank} sent a message of {announced} bytes on {stream} where {expected} bytes were expected")]
+    #[diagnostic(code(transport::length_mismatch), help("all ranks need the same version of foretell"))]
     LengthMismatch {
         /// The sender.
         rank: usize,
@@ -91,7 +94,8 @@ pub enum TransportError {
         announced: u64,
     },
     /// The other end does not hold the run's secret.
-    #[error("the process at {address} does not belong to this run: {reason}; hint: see whether another run uses this port")]
+    #[error("the process at {address} does not belong to this run: {reason}")]
+    #[diagnostic(code(transport::not_authenticated), help("see whether another run uses this port"))]
     NotAuthenticated {
         /// Its address.
         address: SocketAddr,
@@ -100,6 +104,7 @@ pub enum TransportError {
     },
     /// The other end belongs to the run but does not want this connection.
     #[error("{peer} refused the connection: {reason}")]
+    #[diagnostic(code(transport::refused))]
     Refused {
         /// The process that refused.
         peer: Peer,
@@ -107,9 +112,10 @@ pub enum TransportError {
         reason: &'static str,
     },
     /// Some ranks did not join in time.
-    #[error(
-        "{} did not join the run within {waited:?}; hint: see the logs of the missing ranks, and whether their hosts can reach this one",
-        name_ranks(ranks)
+    #[error("{} did not join the run within {waited:?}", name_ranks(ranks))]
+    #[diagnostic(
+        code(transport::missing_ranks),
+        help("see the logs of the missing ranks, and whether their hosts can reach this one")
     )]
     MissingRanks {
         /// The ranks that are missing.
@@ -119,6 +125,7 @@ pub enum TransportError {
     },
     /// A control message is longer than allowed.
     #[error("a control message of {length} bytes to or from {peer} is longer than the {limit} bytes allowed")]
+    #[diagnostic(code(transport::frame_too_long))]
     FrameTooLong {
         /// The other end.
         peer: Peer,
@@ -128,7 +135,8 @@ pub enum TransportError {
         limit: u64,
     },
     /// A control message is not JSON of the expected type.
-    #[error("a control message to or from {peer} is malformed: {source}; hint: all ranks need the same version of foretell")]
+    #[error("a control message to or from {peer} is malformed: {source}")]
+    #[diagnostic(code(transport::malformed_message), help("all ranks need the same version of foretell"))]
     MalformedMessage {
         /// The other end.
         peer: Peer,
@@ -137,6 +145,7 @@ pub enum TransportError {
     },
     /// A channel was opened twice.
     #[error("the channel to rank {rank} on {stream} is open already")]
+    #[diagnostic(code(transport::already_open))]
     AlreadyOpen {
         /// The peer.
         rank: usize,
@@ -145,6 +154,7 @@ pub enum TransportError {
     },
     /// This transport does not reach the rank.
     #[error("rank {rank} cannot be reached by this transport of rank {from}")]
+    #[diagnostic(code(transport::no_such_peer))]
     NoSuchPeer {
         /// The rank that was asked for.
         rank: usize,
@@ -153,6 +163,7 @@ pub enum TransportError {
     },
     /// The shared memory was created for fewer streams.
     #[error("{stream} to rank {rank} does not exist: the shared memory was created for {streams} streams")]
+    #[diagnostic(code(transport::no_such_stream))]
     NoSuchStream {
         /// The peer.
         rank: usize,
@@ -163,6 +174,7 @@ pub enum TransportError {
     },
     /// A rank is not among a group's members, or is there twice.
     #[error("rank {rank} must be exactly once among the members of the group on {stream}")]
+    #[diagnostic(code(transport::not_a_member))]
     NotAMember {
         /// The rank.
         rank: usize,
@@ -171,6 +183,7 @@ pub enum TransportError {
     },
     /// A collective was given a buffer of the wrong size.
     #[error("rank {rank} called {operation} with {given} bytes where {expected} are needed")]
+    #[diagnostic(code(transport::wrong_size))]
     WrongSize {
         /// The caller.
         rank: usize,
@@ -182,7 +195,8 @@ pub enum TransportError {
         given: usize,
     },
     /// MPI is missing, is another one, or did not start or end.
-    #[error("MPI cannot be used: {reason}; hint: {hint}")]
+    #[error("MPI cannot be used: {reason}")]
+    #[diagnostic(code(transport::mpi), help("{hint}"))]
     Mpi {
         /// The defect.
         reason: String,
@@ -191,18 +205,21 @@ pub enum TransportError {
     },
     /// The shared memory segment is invalid.
     #[error("the shared memory segment is unusable: {reason}")]
+    #[diagnostic(code(transport::segment))]
     Segment {
         /// The defect.
         reason: String,
     },
     /// The run's secret is missing or malformed.
-    #[error("the run's secret is unusable: {reason}; hint: all ranks need the same FORETELL_RUN_KEY or the same key file")]
+    #[error("the run's secret is unusable: {reason}")]
+    #[diagnostic(code(transport::credentials), help("all ranks need the same FORETELL_RUN_KEY or the same key file"))]
     Credentials {
         /// The defect.
         reason: &'static str,
     },
     /// The operating system refused something.
     #[error("cannot {doing}: {source}")]
+    #[diagnostic(code(transport::system))]
     System {
         /// The action that failed, naming the rank if there is one.
         doing: String,

@@ -5,11 +5,12 @@ use foretell_export::{Framework, ImportedPlan, Job, PlanForm, Surroundings, expo
 use foretell_models::Model;
 use foretell_program::{AttentionKernel, LossKernel, MomentFormat, NamePatterns, Offload, Optimizer, Recompute};
 use foretell_units::DataType;
+use foretell_units::diagnostic::one_line;
 
 const BASE: &str = "per_device_train_batch_size: 1\noutput_dir: x\n";
 
 fn read(more: &str) -> Result<ImportedPlan, String> {
-    import_plan(&format!("{BASE}{more}"), PlanForm::HuggingFaceTrainer, 8).map_err(|error| error.to_string())
+    import_plan(&format!("{BASE}{more}"), PlanForm::HuggingFaceTrainer, 8).map_err(|error| one_line(&error))
 }
 
 #[track_caller]
@@ -253,7 +254,7 @@ fn a_script_that_launches_a_trainer_is_read() {
         _ => None,
     };
     let surroundings = Surroundings { file: &file, ..Surroundings::from(8) };
-    let read = |text: &str| import_plan(text, PlanForm::HuggingFaceTrainer, surroundings).map_err(|error| error.to_string());
+    let read = |text: &str| import_plan(text, PlanForm::HuggingFaceTrainer, surroundings).map_err(|error| one_line(&error));
     // A setting of the script's own that decides is refused in its own words.
     let error = read(script).expect_err("adapters of its own");
     assert!(error.contains("`--use_lora True`"), "{error}");
@@ -287,7 +288,7 @@ fn a_script_that_launches_a_trainer_is_read() {
 fn accelerates_ranks_axes_and_switches_are_read_or_refused() {
     let read = |text: &str, ranks: usize, devices_per_node: usize| {
         let surroundings = Surroundings { devices_per_node, device: "a100-sxm-80g", ..Surroundings::from(ranks) };
-        import_plan(text, PlanForm::Accelerate, surroundings).map_err(|error| error.to_string())
+        import_plan(text, PlanForm::Accelerate, surroundings).map_err(|error| one_line(&error))
     };
     for (text, expected) in [
         ("distributed_type: 'NO'\nmixed_precision: bf16\n", "`--topology 1xa100-sxm-80g`"),

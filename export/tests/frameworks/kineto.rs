@@ -4,6 +4,7 @@ use foretell_export::{KinetoTrace, MatchedStep, TracedMachine, traced_profile, u
 use foretell_models::{Gpt, KernelFamily, Model};
 use foretell_program::{Exchange, Layout, Operation, Optimizer, Plan, Program, Rank, compile};
 use foretell_units::DataType;
+use foretell_units::diagnostic::one_line;
 
 const TRACES: [&str; 2] = [include_str!("../kineto/rank0.json"), include_str!("../kineto/rank1.json")];
 
@@ -112,7 +113,7 @@ fn other_files_are_refused_with_a_hint() {
         (event("kernel"), "has no operators"),
         (event("cpu_op"), "have no shapes"),
     ] {
-        let error = KinetoTrace::parse(&text).unwrap_err().to_string();
+        let error = one_line(&KinetoTrace::parse(&text).unwrap_err());
         assert!(error.contains(expected) && error.contains("hint: "), "{error}");
     }
 }

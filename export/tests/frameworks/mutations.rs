@@ -5,6 +5,7 @@ use foretell_export::{ImportedPlan, PlanForm, import_plan};
 use foretell_models::Model;
 use foretell_program::{Offload, Optimizer, Plan};
 use foretell_units::DataType;
+use foretell_units::diagnostic::one_line;
 use proptest::prelude::*;
 
 /// Arguments of Megatron-LM in the shape of a published script.
@@ -59,7 +60,7 @@ const ACCELERATE: &str = "compute_environment: LOCAL_MACHINE\ndistributed_type: 
 
 /// What was read of a text for 8 ranks.
 fn read(text: &str, form: PlanForm) -> Result<(Plan, Option<Model>), String> {
-    import_plan(text, form, 8).map(|imported| (imported.plan, imported.model)).map_err(|error| error.to_string())
+    import_plan(text, form, 8).map(|imported| (imported.plan, imported.model)).map_err(|error| one_line(&error))
 }
 
 /// Texts in a file of a form, and what replaces them. Each replacement decides what is planned.
@@ -325,7 +326,7 @@ proptest! {
                     let is_listed = imported.unread.iter().any(|one| one.replace('-', "_").contains(&name) && one.contains(&value.to_string()));
                     prop_assert!(is_listed && !decides, "{:?}: {:?}", form, imported.unread);
                 }
-                Err(error) => prop_assert!(decides && error.to_string().replace('-', "_").contains(&name), "{:?}: {}", form, error),
+                Err(error) => prop_assert!(decides && one_line(&error).replace('-', "_").contains(&name), "{:?}: {}", form, error),
             }
         }
     }

@@ -6,6 +6,7 @@ use foretell_models::Model;
 use foretell_program::{
     ContextMethod, Layout, LossScale, Optimizer, Plan, Recompute, RunLength, Schedule, StageLayout, Training,
 };
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 
@@ -120,7 +121,7 @@ fn models_of_every_kind_read_back_from_megatrons_arguments() {
         assert_eq!(imported.model.as_ref(), Some(&model), "{name}: {}", file(&job, "megatron.args"));
     }
     let error = exported(&Model::named("resnet50").expect("in the zoo"), &plan, Framework::Megatron).expect_err("no decoder");
-    assert!(error.to_string().contains("`resnet` is no decoder"), "{error}");
+    assert!(one_line(&error).contains("`resnet` is no decoder"), "{error}");
 }
 
 #[test]
@@ -149,12 +150,12 @@ fn what_a_framework_lacks_is_said() {
     assert_eq!((job.plan.layout.schedule, job.plan.layout.zero), (Schedule::OneForwardOneBackward, 1));
 
     let tensor = Plan::new(Layout { tensor: 2, ..Layout::default() }, 1);
-    let error = exported(&llama, &tensor, Framework::Deepspeed).expect_err("no tensor parallelism").to_string();
+    let error = one_line(&exported(&llama, &tensor, Framework::Deepspeed).expect_err("no tensor parallelism"));
     assert!(error.contains("does not shard over `tensor`") && error.contains("hint: "), "{error}");
 
     let stages = vec![StageLayout { data: 2, ..StageLayout::default() }, StageLayout { tensor: 2, ..StageLayout::default() }];
     let unequal = Plan::new(Layout { pipeline: 2, micro_batch: 2, stages: Some(stages), ..Layout::default() }, 4);
-    let error = exported(&llama, &unequal, Framework::Megatron).expect_err("stages differ").to_string();
+    let error = one_line(&exported(&llama, &unequal, Framework::Megatron).expect_err("stages differ"));
     assert!(error.contains("the same mesh"), "{error}");
 }
 
@@ -195,7 +196,7 @@ fn files_of_another_form_are_refused_with_a_hint() {
         ("[1]", PlanForm::Deepspeed),
         (r#"{"per_device_train_batch_size": -1}"#, PlanForm::HuggingFaceTrainer),
     ] {
-        let error = import_plan(text, form, 8).expect_err(text).to_string();
+        let error = one_line(&import_plan(text, form, 8).expect_err(text));
         assert!(error.contains("hint: "), "{text}: {error}");
     }
 }

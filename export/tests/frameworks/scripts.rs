@@ -3,12 +3,13 @@
 
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, import_plan};
 use foretell_units::DataType;
+use foretell_units::diagnostic::one_line;
 
 const MODEL: &str = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 \
                      --micro-batch-size 1 --global-batch-size 64";
 
 fn read(text: &str) -> Result<ImportedPlan, String> {
-    import_plan(text, PlanForm::MegatronArguments, 8).map_err(|error| error.to_string())
+    import_plan(text, PlanForm::MegatronArguments, 8).map_err(|error| one_line(&error))
 }
 
 fn launch(more: &str) -> String {
@@ -123,7 +124,7 @@ fn known_tokenizers_have_their_vocabulary_and_others_are_asked_for() {
     let asked = Surroundings { vocab: Some(999), ..Surroundings::from(8) };
     let read_asked = |text: &str| import_plan(text, PlanForm::MegatronArguments, asked);
     assert_eq!(vocab(read_asked(&unknown).expect("it is sound")), Some(999));
-    assert!(read_asked(&arguments("--vocab-size 32000")).expect_err("it is stated").to_string().contains("`--vocab`"));
+    assert!(one_line(&read_asked(&arguments("--vocab-size 32000")).expect_err("it is stated")).contains("`--vocab`"));
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Network {
     /// The shape of one sample of the input and of each layer.
     ///
     /// # Errors
-    /// A sentence with a hint, if a layer cannot have what it reads.
+    /// A sentence, if a layer cannot have what it reads.
     pub(crate) fn shapes(&self) -> Result<Vec<Vec<usize>>, String> {
         let mut shapes = vec![self.input.shape()];
         for (index, layer) in self.layers.iter().enumerate() {

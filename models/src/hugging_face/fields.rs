@@ -3,21 +3,24 @@
 use super::{Unknown, python_json};
 use crate::dropout::DropoutRate;
 use crate::families::{MOST, NormEpsilon};
+use miette::Diagnostic;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use thiserror::Error;
 
 /// Why a `config.json` was not read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum ConfigError {
     /// It is not a JSON object with a `model_type`.
-    #[error("this is not a `config.json` of Transformers: {reason}; hint: give the file that lies beside a model's weights")]
+    #[error("this is not a `config.json` of Transformers: {reason}")]
+    #[diagnostic(code(hugging_face::not_a_config), help("give the file that lies beside a model's weights"))]
     NotAConfig {
         /// What is wrong with it.
         reason: String,
     },
     /// No reader for the model type.
-    #[error("models of type `{name}` cannot be read; hint: {hint}")]
+    #[error("models of type `{name}` cannot be read")]
+    #[diagnostic(code(hugging_face::unknown_type), help("{hint}"))]
     UnknownType {
         /// The type.
         name: String,
@@ -25,7 +28,8 @@ pub enum ConfigError {
         hint: String,
     },
     /// A field that the model needs, or whose value has another type.
-    #[error("`{field}` {reason}; hint: Transformers writes it as {expected}")]
+    #[error("`{field}` {reason}")]
+    #[diagnostic(code(hugging_face::value), help("Transformers writes it as {expected}"))]
     Value {
         /// The field.
         field: String,
@@ -35,7 +39,8 @@ pub enum ConfigError {
         expected: &'static str,
     },
     /// A value that no graph can express.
-    #[error("`{field}: {value}` cannot be expressed; hint: {hint}")]
+    #[error("`{field}: {value}` cannot be expressed")]
+    #[diagnostic(code(hugging_face::inexpressible), help("{hint}"))]
     Inexpressible {
         /// The field.
         field: String,
@@ -45,11 +50,13 @@ pub enum ConfigError {
         hint: String,
     },
     /// Fields that no reader knows.
-    #[error(
-        "{} {} not understood for models of type `{model_type}`; hint: remove what changes neither time nor memory nor results, or \
-         write a model file (`foretell models show`)",
-        quoted(names),
-        if names.len() == 1 { "is" } else { "are" }
+    #[error("{} {} not understood for models of type `{model_type}`", quoted(names), if names.len() == 1 { "is" } else { "are" })]
+    #[diagnostic(
+        code(hugging_face::unknown),
+        help(
+            "remove what changes neither time nor memory nor results, or \
+         write a model file (`foretell models show`)"
+        )
     )]
     Unknown {
         /// The fields.
@@ -477,7 +484,7 @@ impl Fields {
             return Err(inexpressible(name, &Value::from(*rate), "the embedding and all layers drop the same share"));
         }
         let name = names.first().map_or("dropout", |(name, _)| name);
-        DropoutRate::try_from(first).map_err(|hint| inexpressible(name, &Value::from(first), &hint))
+        DropoutRate::try_from(first).map_err(|mistake| inexpressible(name, &Value::from(first), &mistake.hint))
     }
 
     /// The number that norms add to the variance.

@@ -1,16 +1,18 @@
 //! What can be wrong with an operator table.
 
 /// Why a table cannot be read, or not be expanded.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
 pub enum TableError {
     /// A text is no formula, or names a symbol that the table does not list.
     #[error("`{text}` is not a formula of the table's symbols")]
+    #[diagnostic(code(operator_table::formula))]
     Formula {
         /// The text.
         text: String,
     },
     /// A line has another form than the format says.
     #[error("line `{line}` of an operator table {problem}")]
+    #[diagnostic(code(operator_table::line))]
     Line {
         /// The line.
         line: String,
@@ -19,12 +21,14 @@ pub enum TableError {
     },
     /// A size that the table needs is not given.
     #[error("the operator table needs the size `{symbol}`")]
+    #[diagnostic(code(operator_table::size))]
     Size {
         /// Its symbol.
         symbol: String,
     },
     /// A part releases what is not allocated.
     #[error("part `{part}` of layer {layer} releases allocation {number}, which is not allocated")]
+    #[diagnostic(code(operator_table::release))]
     Release {
         /// The part.
         part: String,

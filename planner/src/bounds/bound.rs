@@ -3,6 +3,7 @@
 //! Memory is bounded in bytes of the request's software stack, without those that it holds for any
 //! Program. On unequal devices, bytes are weighted; see [`DeviceKinds`](crate::space::DeviceKinds).
 
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, Seconds};
 
 /// Lower bounds on what a layout needs; for a set of layouts, on what each of them needs.
@@ -28,7 +29,7 @@ impl Bound {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Excluded {
     /// The layout does not divide the model or the batch. Contains the compiler's message.
-    Indivisible(String),
+    Indivisible(Mistake),
     /// The layout keeps more on a host than the host has memory.
     HostMemory,
 }

@@ -46,7 +46,6 @@ impl Bounds<'_> {
         }
         let name = axis.name;
         // The compiler's own hint knows neither `--fix` nor the other sizes.
-        let message = message.split("; hint:").next().unwrap_or_default();
         let reason = format!("{message}; `{name}` may be {}", possible.join(", "));
         Some(PlannerError::no_layout(request, reason, &format!("`--fix` another `{name}`, or leave it open")))
     }
@@ -63,7 +62,11 @@ impl Bounds<'_> {
         let mut layout = Layout { micro_batch: 1, ..Layout::default() };
         (axis.set)(&mut layout, size);
         if self.truncated.represent(&layout) {
-            return self.truncated.on_kind(&layout, 1, self.kinds.kind_of(0).filter(|_| self.kinds.are_mixed())).err();
+            return self
+                .truncated
+                .on_kind(&layout, 1, self.kinds.kind_of(0).filter(|_| self.kinds.are_mixed()))
+                .err()
+                .map(|mistake| mistake.message);
         }
         let plan = Plan { global_batch: layout.samples_at_once(), layout, ..self.request.base.clone() };
         self.compiler.unplaced(&plan).err().map(|error| error.to_string())

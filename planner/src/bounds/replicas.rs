@@ -4,6 +4,7 @@
 use super::memo::Memo;
 use super::truncated::ChunkCost;
 use foretell_program::Layout;
+use foretell_units::diagnostic::Mistake;
 use std::sync::Arc;
 
 /// Micro-batches that are compiled at most. The least of a pass's times stands for that pass in
@@ -15,7 +16,7 @@ type ReplicaKey = (Layout, usize);
 
 /// The costs of a replica's chunks, by their position in the model. `None` if they are not known;
 /// `Err` with the compiler's message if the layout does not divide the model.
-pub(super) type Replica = Result<Option<Arc<Vec<ChunkCost>>>, String>;
+pub(super) type Replica = Result<Option<Arc<Vec<ChunkCost>>>, Mistake>;
 
 /// Costs of whole Programs of one replica, each compiled once.
 pub(super) struct Replicas(Memo<ReplicaKey, Replica>);

@@ -22,6 +22,7 @@ use foretell_models::Model;
 use foretell_program::{Compiler, Layout, Plan};
 use foretell_simulator::{CostModel, MemoryRates, Oversubscription, least_times, least_times_on};
 use foretell_topologies::Topology;
+use foretell_units::diagnostic::Mistake;
 use messages::{equalise_messages, largest_message, leave_out_messages, leave_out_sums_over_stages};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -110,20 +111,20 @@ impl TruncatedModel {
         micro_batches: usize,
         kind: Option<usize>,
         left_out: LeftOut,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Mistake> {
         let is_pipeline = plan.layout.pipeline == TRUNCATED_STAGES;
         let (extra_between_nodes, message_bytes) = (Cell::new(0.0), Cell::new(0.0));
-        let costs_of_stages = |blocks: usize, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, String> {
+        let costs_of_stages = |blocks: usize, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, Mistake> {
             let Some(compiler) = compilers.of(blocks) else { return Ok(Vec::new()) };
             let layout = Layout { cuts, ..plan.layout.clone() };
             let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
             let plan = Plan { layout, global_batch, ..plan.clone() };
-            let program = compiler.unplaced(&plan).map_err(|error| error.to_string())?;
+            let program = compiler.unplaced(&plan).map_err(|error| Mistake::of(&error))?;
             let times = match kind {
                 Some(kind) => least_times_on(&program, costs, plan.layout.bucket, |_| kind),
                 None => least_times(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
-            let mut times = times.map_err(|error| error.to_string())?;
+            let mut times = times.map_err(|error| Mistake::of(&error))?;
             if is_pipeline && left_out.sums_over_stages {
                 leave_out_sums_over_stages(&program.lists, &mut times);
             }

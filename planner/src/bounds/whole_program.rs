@@ -9,6 +9,7 @@ use super::truncated::ChunkCost;
 use crate::space::{Request, optimizer_shards};
 use foretell_program::{Layout, Operation, Plan, PlanError, Program, Recompute, StageProgram};
 use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_on};
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Picoseconds, Seconds};
 use std::sync::Arc;
 
@@ -72,7 +73,7 @@ fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -
     // Without a pipeline the first replica lies on the same devices however many there are.
     let lies_alike = stages == 1 && layout.placement.is_none();
     let plan = Plan { global_batch: layout.samples_at_once() * micro_batches, layout, ..base.clone() };
-    let Some(program) = unplaced(bounds, &plan).map_err(|error| error.to_string())? else { return Ok(None) };
+    let Some(program) = unplaced(bounds, &plan).map_err(|error| Mistake::of(&error))? else { return Ok(None) };
     let Ok(mut times) = least_times(&program, topology, costs, Oversubscription::Allowed, bucket) else { return Ok(None) };
     if program.lists.len() != stages {
         return Ok(None);
@@ -123,7 +124,7 @@ pub(super) fn kernel_time_per_micro_batch(
 ) -> Result<Option<f64>, Excluded> {
     let Request { topology, costs, base, .. } = *bounds.request;
     let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
-    let program = unplaced(bounds, &plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
+    let program = unplaced(bounds, &plan).map_err(|error| Excluded::Indivisible(Mistake::of(&error)))?;
     let Some(program) = program else { return Ok(None) };
     let times = match kind {
         Some(kind) => least_times_on(&program, costs, layout.bucket, |_| kind),
@@ -143,7 +144,7 @@ pub(super) fn kernel_time_per_micro_batch(
 pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Bounded {
     let plan = Plan { layout: layout.clone(), ..bounds.request.base.clone() };
     let Request { topology, costs, oversubscription, .. } = *bounds.request;
-    let program = unplaced(bounds, &plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
+    let program = unplaced(bounds, &plan).map_err(|error| Excluded::Indivisible(Mistake::of(&error)))?;
     let Some(program) = program else { return Ok(Bound::TRIVIAL) };
     let Ok(times) = least_times(&program, topology, costs, oversubscription, plan.layout.bucket) else {
         return Ok(Bound::TRIVIAL);

@@ -6,6 +6,7 @@
 //! and read it. Nothing here knows that.
 
 use foretell_units::{Bytes, Picoseconds};
+use miette::Diagnostic;
 use std::ops::Add;
 use thiserror::Error;
 
@@ -111,13 +112,15 @@ pub struct Solution {
 }
 
 /// Why a problem has no solution.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum SolveError {
     /// Every combination of values is impossible.
     #[error("no combination of operator shardings can be laid out")]
+    #[diagnostic(code(operator_sharding::impossible))]
     Impossible,
     /// The integer program was not solved. Contains the solver's message.
     #[error("the integer program of operator shardings was not solved: {0}")]
+    #[diagnostic(code(operator_sharding::integer_program))]
     IntegerProgram(String),
 }
 

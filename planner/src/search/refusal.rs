@@ -5,6 +5,7 @@ use crate::space::{Request, StackLimits};
 use foretell_program::Offload;
 use foretell_topologies::Architecture;
 use foretell_units::Bytes;
+use foretell_units::diagnostic::Mistake;
 
 /// Returns the error of a search without candidates, of a model with so many blocks. `needed` is
 /// the least memory of a layout that does not fit, if there is one; `reason` is a message of the
@@ -14,7 +15,7 @@ pub(super) fn nothing_found(
     blocks: usize,
     needed: Option<Bytes>,
     limit: Bytes,
-    reason: Option<String>,
+    reason: Option<Mistake>,
 ) -> PlannerError {
     if let Some(needed) = needed {
         let offload = hint_to_offload(request);
@@ -24,7 +25,10 @@ pub(super) fn nothing_found(
     }
     match contradiction(request, blocks) {
         Some((reason, hint)) => PlannerError::no_layout(request, reason, hint),
-        None => PlannerError::no_layout(request, reason.unwrap_or_default(), USUAL_HINT),
+        None => match reason {
+            Some(reason) => PlannerError::impossible(request, &reason),
+            None => PlannerError::no_layout(request, String::new(), USUAL_HINT),
+        },
     }
 }
 

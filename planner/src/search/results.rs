@@ -5,7 +5,7 @@ use super::incumbents::PredictedStep;
 use super::queue::NEIGHBOURS;
 use super::searcher::Searcher;
 use super::simulation::{most, predicted_step, weighted};
-use crate::error::{PlannerError, USUAL_HINT};
+use crate::error::PlannerError;
 use crate::space::{Objective, world_size};
 use foretell_program::Recompute;
 use foretell_simulator::{MemoryUse, memory_use};
@@ -31,7 +31,7 @@ impl Searcher<'_> {
             let mut predicted = known.map_or_else(|| predicted_step(&self.bounds, plan), Ok)?;
             if request.base.stack.is_own() {
                 let evaluation = self.bounds.compiler.evaluation(plan);
-                let evaluation = evaluation.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
+                let evaluation = evaluation.map_err(|error| PlannerError::impossible(request, &error))?;
                 let evaluation = memory_use(&evaluation, None, request.topology, request.costs);
                 predicted.memory = sharing_arenas(predicted.memory, evaluation);
             }

@@ -11,6 +11,7 @@ use crate::error::PlannerError;
 use crate::operator_sharding::with_sharded_operators;
 use crate::space::{Family, Progress, Request};
 use foretell_program::Layout;
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
@@ -43,7 +44,7 @@ pub(super) struct Searcher<'a> {
     /// Least memory of a layout that does not fit.
     least_needed: Option<Bytes>,
     /// The compiler's message about a layout that it refused.
-    refusal: Option<String>,
+    refusal: Option<Mistake>,
 }
 
 impl<'a> Searcher<'a> {

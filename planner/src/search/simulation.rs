@@ -4,13 +4,14 @@ use super::deadline::deadline_of;
 use super::incumbents::{Incumbent, Incumbents, PredictedStep};
 use super::queue::QueuedLayout;
 use crate::bounds::Bounds;
-use crate::error::{PlannerError, USUAL_HINT};
+use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Objective, Request};
 use foretell_program::{Layout, Plan, PlanError, Program};
 use foretell_simulator::{
     Deadline, Folding, MemoryUse, Options, Prediction, Recording, SimulationError, Stop, memory_use, predict_with_memory,
 };
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ const SURELY_FITS: f64 = 0.6;
 /// What came of a layout that was to be simulated.
 pub(super) enum Outcome {
     /// The compiler refused it. Contains the message.
-    Indivisible(String),
+    Indivisible(Mistake),
     /// It does not fit. Contains, for each stage, the weighted bytes of the fullest device.
     OutOfMemory(Vec<f64>),
     /// It keeps more on a host than the host has memory.
@@ -85,7 +86,7 @@ impl Simulations<'_> {
                 Ok(FirstOutcome { outcome, program: Some(program).filter(|_| layouts.len() > 1) })
             }
             Err(PlanError::Interrupted) => without_program(Outcome::Interrupted),
-            Err(error) => without_program(Outcome::Indivisible(error.to_string())),
+            Err(error) => without_program(Outcome::Indivisible(Mistake::of(&error))),
         }
     }
 
@@ -219,7 +220,7 @@ impl Simulations<'_> {
         let program = match bounds.compiler.training_until(&plan, &|| self.stop().is_raised()) {
             Ok(program) => program,
             Err(PlanError::Interrupted) => return Ok(Outcome::Interrupted),
-            Err(error) => return Ok(Outcome::Indivisible(error.to_string())),
+            Err(error) => return Ok(Outcome::Indivisible(Mistake::of(&error))),
         };
         let memory = memory_use(&program, None, request.topology, request.costs);
         let held = weighted(&memory.needed_by_stage, &bounds.kinds.weights_of_stages(&program));
@@ -274,7 +275,7 @@ impl Simulations<'_> {
 pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<PredictedStep, PlannerError> {
     let request = bounds.request;
     let compiled = bounds.compiler.training(plan);
-    let program = compiled.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
+    let program = compiled.map_err(|error| PlannerError::impossible(request, &error))?;
     let memory = memory_use(&program, None, request.topology, request.costs);
     let weights = bounds.kinds.weights_of_stages(&program);
     Ok(PredictedStep { prediction: predict(request, &program, memory.clone(), (None, Stop::default()))?, memory, weights })

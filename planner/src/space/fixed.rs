@@ -2,6 +2,7 @@
 
 use foretell_program::{Axis, CollectiveAlgorithm, ContextMethod, Offload, Recompute, Schedule, StageLayout};
 use foretell_units::Bytes;
+use miette::Diagnostic;
 use thiserror::Error;
 
 /// Layout fields that the user has fixed. `None` leaves a field to the search.
@@ -53,8 +54,9 @@ pub struct Fixed {
 }
 
 /// A `--fix` that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{part}` cannot be fixed: {reason}; hint: write for example `tensor=2,pipeline=2,micro_batch=4,recompute=full`")]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
+#[error("`{part}` cannot be fixed: {reason}")]
+#[diagnostic(code(planner::fixed), help("write for example `tensor=2,pipeline=2,micro_batch=4,recompute=full`"))]
 pub struct FixedError {
     /// The `name=value` at fault.
     part: String,

@@ -5,6 +5,7 @@ use foretell_models::{Mlp, Model};
 use foretell_planner::{Planned, PlannerError, Request, layouts, plan};
 use foretell_program::{Layout, Offload, Optimizer, Plan, compile};
 use foretell_topologies::Topology;
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType};
 
 #[test]
@@ -81,7 +82,7 @@ fn only_layouts_that_do_not_fit_otherwise_offload_optimizer_state() {
 
 #[test]
 fn nothing_is_offloaded_to_hosts_that_are_too_small_or_unknown() {
-    let refused = |limit: &str, host: &str, choices: &str| search(limit, host, choices).expect_err("nothing fits").to_string();
+    let refused = |limit: &str, host: &str, choices: &str| one_line(&search(limit, host, choices).expect_err("nothing fits"));
     assert!(refused("2GiB", "1TiB", ",offload=none").starts_with("no layout fits: the smallest needs "));
     assert!(refused("2GiB", "2GiB", "").starts_with("no layout fits: the smallest needs "));
     assert!(refused("2GiB", "", "").contains("or write `host_memory: 1TB` of the nodes"));

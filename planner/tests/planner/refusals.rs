@@ -5,6 +5,7 @@ use foretell_models::Model;
 use foretell_planner::{PlannerError, Request, plan};
 use foretell_program::{Layout, Offload, Optimizer, Plan, Stack, compile};
 use foretell_simulator::{CostModel, Stop};
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType};
 
 /// Returns the error of a request that `change` makes impossible.
@@ -21,7 +22,7 @@ fn refusal(change: impl Fn(&mut Request<'_>)) -> PlannerError {
 fn an_error_names_the_least_memory_that_would_do() {
     let error = refusal(|request| request.memory_limit = Some("1MB".parse().expect("a size")));
     assert!(matches!(&error, PlannerError::OutOfMemory { needed, limit, .. } if needed > limit), "{error}");
-    let text = error.to_string();
+    let text = one_line(&error);
     assert!(text.starts_with("no layout fits: the smallest needs "), "{text}");
     assert!(text.contains("on a device of `a100") && text.contains("which has 977 KiB; hint: use more devices"), "{text}");
 }
@@ -45,7 +46,7 @@ fn a_model_whose_state_alone_is_too_large_is_refused_before_the_search() {
     let model = short_gpt(4, 131_072, 256, true);
     let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 512) };
     let request = Request { give_up: Stop::when(|| true), ..Request::new(&model, "huge", &DGX, &costs, &base) };
-    let text = plan(&request).expect_err("too large").to_string();
+    let text = one_line(&plan(&request).expect_err("too large"));
     // Each of 4 blocks has 12 squares of the width, of 6 bytes each, over eight devices. Optimizer
     // state may lie on the hosts.
     assert!(text.starts_with("no layout fits: the smallest needs 576 GiB on a device of `a100"), "{text}");
@@ -88,7 +89,7 @@ fn a_search_that_is_given_up_says_so() {
     let request = Request { give_up: Stop::when(|| true), memory_limit, ..Request::new(&model, "model", &DGX, &costs, &base) };
     let error = plan(&request).expect_err("nothing fits");
     assert!(matches!(error, PlannerError::OutOfTime { .. }), "{error}");
-    assert!(error.to_string().contains("hint: allow more time, or `--fix` some of the layout"), "{error}");
+    assert!(one_line(&error).contains("hint: allow more time, or `--fix` some of the layout"), "{error}");
 }
 
 #[test]
@@ -100,7 +101,7 @@ fn impossible_sizes_are_refused_at_once() {
     let costs = CostModel::new(None, &DGX);
     let model = Model::named("mlp").expect("in the zoo");
     let base = Plan::new(Layout::default(), usize::MAX);
-    let text = plan(&Request::new(&model, "mlp", &DGX, &costs, &base)).expect_err("too many samples").to_string();
+    let text = one_line(&plan(&Request::new(&model, "mlp", &DGX, &costs, &base)).expect_err("too many samples"));
     assert!(text.contains("a step has 4294967296 samples at most"), "{text}");
 }
 
@@ -117,7 +118,7 @@ fn an_error_names_the_fixed_fields_that_contradict_the_request() {
         ("micro_batch=3".to_owned(), "a micro-batch of 3 samples over all ranks is fixed, which does not divide 8"),
     ] {
         let request = Request { fixed: fixed(&choices), ..Request::new(&model, "model", &DGX, &costs, &base) };
-        let text = plan(&request).expect_err("it has no answer").to_string();
+        let text = one_line(&plan(&request).expect_err("it has no answer"));
         assert!(text.contains(reason) && text.contains("hint: "), "{choices}: {text}");
     }
 }

@@ -5,6 +5,7 @@ use foretell_models::Model;
 use foretell_planner::{Planned, Request, layouts, plan};
 use foretell_program::{Axis, ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, compile};
 use foretell_simulator::CostModel;
+use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType};
 
 fn gpt(layers: usize, hidden: usize, sequence: usize) -> Model {
@@ -70,7 +71,7 @@ fn recomputation_of_another_number_of_stages_is_refused() {
     let (model, base) = (gpt(6, 64, 64), base(4));
     let layout =
         Layout { pipeline: 3, micro_batch: 1, recompute: Recompute::FullLayersOfStages(vec![1, 0]), ..Layout::default() };
-    let text = compile(&model, "model", &Plan { layout, ..base }).expect_err("two numbers for three stages").to_string();
+    let text = one_line(&compile(&model, "model", &Plan { layout, ..base }).expect_err("two numbers for three stages"));
     assert!(text.contains("2 numbers of layers for 3 stages"), "{text}");
 }
 

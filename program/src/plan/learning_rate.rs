@@ -140,6 +140,7 @@ pub(super) fn learning_rate_at(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     const RUN: RunLength = RunLength { steps: 60, steps_per_epoch: 5 };
 
@@ -217,7 +218,7 @@ mod tests {
             [r#"{"kind": "step", "every": 0}"#, r#"{"kind": "cosine", "length": "0 epochs"}"#, r#"{"kind": "linear", "to": -1}"#]
         {
             let schedule: LearningRateSchedule = serde_json::from_str(text).expect("a schedule");
-            assert!(schedule.validate().expect_err("no schedule").to_string().contains("hint:"), "{text}");
+            assert!(one_line(&schedule.validate().expect_err("no schedule")).contains("hint:"), "{text}");
         }
     }
 }

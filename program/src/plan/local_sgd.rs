@@ -3,6 +3,7 @@
 
 use super::PlanError;
 use foretell_models::Compression;
+use foretell_units::diagnostic::Mistake;
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -213,28 +214,28 @@ fn one() -> usize {
 }
 
 /// The compression that a plan file names; `None` for single precision.
-pub(super) fn parse_compression(text: &str) -> Result<Option<Compression>, String> {
+pub(super) fn parse_compression(text: &str) -> Result<Option<Compression>, Mistake> {
     if ["fp32", "none"].contains(&text) {
         return Ok(None);
     }
     let formats = [Compression::Bf16, Compression::Fp16, Compression::Int8];
     let found = formats.into_iter().find(|format| format.name() == text);
     found.map(Some).ok_or_else(|| {
-        format!("`{text}` is no format for numbers that travel; hint: use `fp32`, `bf16`, `fp16` or `int8` as `compression`")
+        let message = format!("`{text}` is no format for numbers that travel");
+        Mistake::new(message, "use `fp32`, `bf16`, `fp16` or `int8` as `compression`")
     })
 }
 
 /// Replicas that exchange parameters have no servers that could drop a late part.
-pub(super) fn no_backup_workers() -> String {
-    "only `parameter_server` has `backup_workers`; hint: leave it out, or use `mode: {parameter_server: {servers: 1, \
-     backup_workers: 1}}`"
-        .into()
+pub(super) fn no_backup_workers() -> Mistake {
+    let hint = "leave it out, or use `mode: {parameter_server: {servers: 1, backup_workers: 1}}`";
+    Mistake::new("only `parameter_server` has `backup_workers`", hint)
 }
 
 impl TryFrom<LocalSgdForm> for LocalSgd {
-    type Error = String;
+    type Error = Mistake;
 
-    fn try_from(form: LocalSgdForm) -> Result<Self, String> {
+    fn try_from(form: LocalSgdForm) -> Result<Self, Mistake> {
         let LocalSgdForm { every, outer, fragments, overlap, mixing, compression, backup_workers } = form;
         if backup_workers.is_some() {
             return Err(no_backup_workers());

@@ -10,12 +10,13 @@ use crate::mesh::Axis;
 use crate::program::StateValue;
 use foretell_models::Compression;
 use foretell_units::DataType;
+use foretell_units::diagnostic::{Mistake, deserialize_from};
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// How the replicas of a model stay together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case", try_from = "ModeForm")]
 pub enum Mode {
     /// Every update uses the gradients of all replicas.
@@ -290,10 +291,16 @@ fn one() -> usize {
     1
 }
 
-impl TryFrom<ModeForm> for Mode {
-    type Error = String;
+impl<'de> Deserialize<'de> for Mode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from::<ModeForm, _, _>(deserializer)
+    }
+}
 
-    fn try_from(form: ModeForm) -> Result<Self, String> {
+impl TryFrom<ModeForm> for Mode {
+    type Error = Mistake;
+
+    fn try_from(form: ModeForm) -> Result<Self, Mistake> {
         match form {
             ModeForm::Synchronous => Ok(Mode::Synchronous),
             ModeForm::LocalSgd(form) => Ok(Mode::LocalSgd(form.try_into()?)),
@@ -304,10 +311,10 @@ impl TryFrom<ModeForm> for Mode {
                 match compression.as_deref().map(parse_compression).transpose()?.flatten() {
                     None => Ok(Mode::Decentralised(Decentralised { graph, every })),
                     Some(_) => {
-                        Err("`decentralised` has no `compression`: neighbours exchange parameters, and rounding these in each \
-                                    round may keep a run from converging; hint: leave it out, or use `local_sgd`, whose changes \
-                                    travel in few bits"
-                            .into())
+                        let message = "`decentralised` has no `compression`: neighbours exchange parameters, and rounding these \
+                                       in each round may keep a run from converging";
+                        let hint = "leave it out, or use `local_sgd`, whose changes travel in few bits";
+                        Err(Mistake::new(message, hint))
                     }
                 }
             }

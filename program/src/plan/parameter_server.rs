@@ -8,8 +8,9 @@
 
 use super::local_sgd::{CompressionForm, parse_compression};
 use foretell_models::Compression;
+use foretell_units::diagnostic::Mistake;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Parameter servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -55,7 +56,7 @@ pub(super) struct ParameterServerForm {
     /// The number of servers.
     servers: usize,
     /// How many steps a worker may be ahead of the slowest one, or `unbounded`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "staleness_form")]
     staleness: StalenessForm,
     /// Whether each worker's ranks are also a server. Otherwise servers have ranks of their own.
     #[serde(default)]
@@ -70,9 +71,15 @@ pub(super) struct ParameterServerForm {
     backup_workers: i64,
 }
 
+/// Reads the form of a staleness; serde's own error about another form has no hint.
+fn staleness_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StalenessForm, D::Error> {
+    Mistake::new("this is no staleness", "use a number of steps such as 2, or `unbounded`").record();
+    StalenessForm::deserialize(deserializer)
+}
+
 /// The form of a staleness: a number of steps, or a word.
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "this is no staleness; hint: use a number of steps such as 2, or `unbounded`")]
+#[serde(untagged, expecting = "this is no staleness")]
 enum StalenessForm {
     Steps(i64),
     Word(String),
@@ -95,24 +102,28 @@ impl From<Staleness> for StalenessForm {
 }
 
 impl TryFrom<ParameterServerForm> for ParameterServer {
-    type Error = String;
+    type Error = Mistake;
 
-    fn try_from(form: ParameterServerForm) -> Result<Self, String> {
+    fn try_from(form: ParameterServerForm) -> Result<Self, Mistake> {
         let ParameterServerForm { servers, staleness, beside_workers, compression, backup_workers } = form;
         let staleness = match staleness {
             StalenessForm::Steps(0) => Staleness::None,
             StalenessForm::Steps(steps) => match usize::try_from(steps) {
                 Ok(steps) => Staleness::Steps(steps),
-                Err(_) => return Err(format!("a staleness of {steps} steps is below 0; hint: use `staleness: 0` or more")),
+                Err(_) => {
+                    let message = format!("a staleness of {steps} steps is below 0");
+                    return Err(Mistake::new(message, "use `staleness: 0` or more"));
+                }
             },
             StalenessForm::Word(word) if word == "unbounded" => Staleness::Unbounded,
             StalenessForm::Word(word) => {
-                return Err(format!("`{word}` is no staleness; hint: use a number of steps, or `unbounded`"));
+                return Err(Mistake::new(format!("`{word}` is no staleness"), "use a number of steps, or `unbounded`"));
             }
         };
         let compression = compression.as_deref().map(parse_compression).transpose()?.flatten();
         let Ok(backup_workers) = usize::try_from(backup_workers) else {
-            return Err(format!("{backup_workers} backup workers are below 0; hint: use `backup_workers: 0` or more"));
+            let message = format!("{backup_workers} backup workers are below 0");
+            return Err(Mistake::new(message, "use `backup_workers: 0` or more"));
         };
         Ok(Self { servers, staleness, beside_workers, compression, backup_workers })
     }

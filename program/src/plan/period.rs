@@ -1,5 +1,6 @@
 //! Periods of a run: a number of steps or of epochs.
 
+use foretell_units::diagnostic::Mistake;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::borrow::Cow;
@@ -57,10 +58,10 @@ impl fmt::Display for Period {
 }
 
 impl FromStr for Period {
-    type Err = String;
+    type Err = Mistake;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not a period; hint: write `500`, `500 steps` or `30 epochs`");
+    fn from_str(text: &str) -> Result<Self, Mistake> {
+        let wrong = || Mistake::new(format!("`{text}` is not a period"), "write `500`, `500 steps` or `30 epochs`");
         let text = text.trim();
         let digits = text.len() - text.trim_start_matches(|character: char| character.is_ascii_digit()).len();
         let count = text[..digits].parse().map_err(|_| wrong())?;
@@ -97,11 +98,13 @@ impl<'de> Deserialize<'de> for Period {
             }
 
             fn visit_i64<E: de::Error>(self, steps: i64) -> Result<Period, E> {
-                usize::try_from(steps).map(Period::Steps).map_err(|_| E::custom("a period cannot be negative"))
+                usize::try_from(steps).map(Period::Steps).map_err(|_| {
+                    Mistake::new("a period cannot be negative", "write `500`, `500 steps` or `30 epochs`").into_serde()
+                })
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Period, E> {
-                text.parse().map_err(E::custom)
+                text.parse().map_err(Mistake::into_serde)
             }
         }
 
@@ -142,7 +145,7 @@ mod tests {
         }
         for wrong in ["", "x", "3 weeks", "-1", "1.5 epochs", "99999999999999999999999"] {
             let error = wrong.parse::<Period>().expect_err("not a period");
-            assert!(error.contains("hint:"), "{error}");
+            assert!(error.hint.contains("`30 epochs`"), "{error}");
         }
         assert!(Period::Steps(5).ends_with(4, run) && !Period::Steps(5).ends_with(5, run));
         assert!(!Period::Steps(0).ends_with(4, run));

@@ -2,8 +2,9 @@
 //! It must not know devices, or how experts lie on ranks.
 
 use super::{Plan, PlanError};
+use foretell_units::diagnostic::{Mistake, deserialize_from};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 /// How evenly tokens choose the experts of a mixture. In plan files `balanced`, `lognormal:0.5`,
 /// `zipf:1.2`, or measured loads: a list of one number an expert, or a list of such lists, one a
 /// layer.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(try_from = "RoutingForm", into = "RoutingForm")]
 pub enum Routing {
     /// All experts receive equally many tokens.
@@ -37,24 +38,27 @@ impl Routing {
     /// Loads as they were measured: one number an expert in each layer.
     ///
     /// # Errors
-    /// A sentence with a hint if the lists do not have one length, or a list is no share-out.
-    pub fn measured(layers: Vec<Vec<f64>>) -> Result<Self, String> {
+    /// A mistake if the lists do not have one length, or a list is no share-out.
+    pub fn measured(layers: Vec<Vec<f64>>) -> Result<Self, Mistake> {
         let hint = "give one number of tokens an expert, or a list of such lists, one a layer";
         let experts = layers.first().map_or(0, Vec::len);
         if experts == 0 {
-            return Err(format!("there is no load of an expert; hint: {hint}"));
+            return Err(Mistake::new("there is no load of an expert", hint));
         }
         for (layer, loads) in layers.iter().enumerate() {
             if loads.len() != experts {
                 let count = loads.len();
-                return Err(format!("layer {layer} has loads of {count} experts, layer 0 of {experts}; hint: {hint}"));
+                let message = format!("layer {layer} has loads of {count} experts, layer 0 of {experts}");
+                return Err(Mistake::new(message, hint));
             }
             if let Some(wrong) = loads.iter().find(|load| !(load.is_finite() && **load >= 0.0)) {
-                return Err(format!("layer {layer} has the load {wrong}; hint: loads are finite and not negative"));
+                let message = format!("layer {layer} has the load {wrong}");
+                return Err(Mistake::new(message, "loads are finite and not negative"));
             }
             let sum: f64 = loads.iter().sum();
             if !(sum.is_finite() && sum > 0.0) {
-                return Err(format!("the loads of layer {layer} sum to {sum}; hint: some expert receives tokens"));
+                let message = format!("the loads of layer {layer} sum to {sum}");
+                return Err(Mistake::new(message, "some expert receives tokens"));
             }
         }
         Ok(Self::Measured(layers.into()))
@@ -116,11 +120,11 @@ impl fmt::Display for Routing {
 }
 
 impl FromStr for Routing {
-    type Err = String;
+    type Err = Mistake;
 
     /// Reads one of the words. Measured loads are no word.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no routing; hint: {HINT}");
+    fn from_str(text: &str) -> Result<Self, Mistake> {
+        let wrong = || Mistake::new(format!("`{text}` is no routing"), HINT);
         if text.trim() == "balanced" {
             return Ok(Self::Balanced);
         }
@@ -137,22 +141,30 @@ impl FromStr for Routing {
     }
 }
 
+/// The message of serde about what is none of the forms of [`RoutingForm`], and the hint.
+const NO_FORM: &str = "this is no routing";
+const FORMS: &str = "use `balanced`, `lognormal:0.5`, `zipf:1.2`, or lists of measured loads";
+
 /// The forms of a routing in files.
 #[derive(Serialize, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "this is no routing; hint: use `balanced`, `lognormal:0.5`, `zipf:1.2`, or lists of measured loads"
-)]
+#[serde(untagged, expecting = "this is no routing")]
 enum RoutingForm {
     Word(String),
     Loads(Vec<f64>),
     LoadsOfLayers(Vec<Vec<f64>>),
 }
 
-impl TryFrom<RoutingForm> for Routing {
-    type Error = String;
+impl<'de> Deserialize<'de> for Routing {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Mistake::new(NO_FORM, FORMS).record();
+        deserialize_from::<RoutingForm, _, _>(deserializer)
+    }
+}
 
-    fn try_from(form: RoutingForm) -> Result<Self, String> {
+impl TryFrom<RoutingForm> for Routing {
+    type Error = Mistake;
+
+    fn try_from(form: RoutingForm) -> Result<Self, Mistake> {
         match form {
             RoutingForm::Word(word) => word.parse(),
             RoutingForm::Loads(loads) => Self::measured(vec![loads]),
@@ -221,9 +233,9 @@ mod tests {
         ];
         for text in texts {
             let error = serde_json::from_str::<Routing>(text).expect_err("it is wrong").to_string();
-            assert!(error.contains("hint:"), "{text}: {error}");
+            assert!(Mistake::recorded(&error).is_some(), "{text}: {error}");
         }
-        assert!(Routing::measured(vec![vec![f64::NAN, 1.0]]).is_err_and(|error| error.contains("hint:")));
+        assert!(Routing::measured(vec![vec![f64::NAN, 1.0]]).is_err_and(|error| error.hint.contains("finite")));
     }
 
     #[test]

@@ -8,13 +8,15 @@ use crate::plan::{AttentionKernel, LossKernel, MomentFormat, Offload, Optimizer,
 use foretell_models::operator_tables::{Element, OperatorTable, TableError, TableSizes, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_units::DataType;
+use miette::Diagnostic;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use thiserror::Error;
 
 /// What keeps a plan's step from being known operator by operator.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 #[error("{reason}")]
+#[diagnostic(code(plan::untraced))]
 pub struct Untraced {
     /// What was not traced, such as `` `precision: fp8` ``.
     pub reason: String,

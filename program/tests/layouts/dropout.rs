@@ -1,6 +1,7 @@
 //! Dropout's knowledge of its place in the global batch.
 
 use super::*;
+use foretell_units::diagnostic::one_line;
 
 /// The dropout kernels of all stages.
 fn dropouts(program: &Program) -> Vec<foretell_models::Dropout> {
@@ -124,6 +125,6 @@ fn dropout_between_tensor_parallel_products_keeps_its_input_sharded() {
         hidden: 64,
         dropout: DropoutRate::TENTH,
     });
-    let error = compile(&small, "vgg", &plan).expect_err("it has no inner layers").to_string();
+    let error = one_line(&compile(&small, "vgg", &plan).expect_err("it has no inner layers"));
     assert!(error.contains("`stem: small` does not have"), "{error}");
 }

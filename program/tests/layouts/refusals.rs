@@ -1,10 +1,11 @@
 //! Refused plans and their messages.
 
 use super::*;
+use foretell_units::diagnostic::{Mistake, one_line};
 
 /// The message of a refused plan.
 fn refusal(model: &Model, plan: &Plan) -> String {
-    let error = compile(model, "m", plan).expect_err("a plan that does not fit").to_string();
+    let error = one_line(&compile(model, "m", plan).expect_err("a plan that does not fit"));
     assert!(error.contains("; hint: "), "{error}");
     error
 }
@@ -59,7 +60,7 @@ fn plans_beyond_any_machine_are_refused_before_memory_runs_out() {
             // The last plan is the largest that compiles.
             Ok(compiled) => assert!(expected.is_empty() && compiled.arenas()[0].value() > 2.0f64.powi(34), "{expected}"),
             Err(error) => {
-                let error = error.to_string();
+                let error = one_line(&error);
                 assert!(error.contains(expected) && error.contains("; hint: "), "{error}");
             }
         }
@@ -107,7 +108,7 @@ fn refused_mode(mode: &str, change: impl Fn(&mut Plan)) -> String {
             change(&mut plan);
             refusal(&model, &plan)
         }
-        Err(error) => error.to_string(),
+        Err(error) => Mistake::recorded(&error.to_string()).map_or_else(|| error.to_string(), |mistake| one_line(&mistake)),
     }
 }
 

@@ -7,6 +7,7 @@
 
 use crate::cost::{CostModel, CostScale};
 use foretell_topologies::{LinkScale, Topology, TopologyError};
+use miette::Diagnostic;
 use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
@@ -63,13 +64,15 @@ impl Quantity {
 }
 
 /// The reason that a text is not a valid question.
-#[derive(Clone, Debug, PartialEq, Error)]
+#[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
 pub enum WhatIfError {
     /// The text does not have the form of a question.
-    #[error("`{0}` is no what-if question; hint: write a name, `*` or `/`, and a number, such as `inter_node.bandwidth*2`")]
+    #[error("`{0}` is no what-if question")]
+    #[diagnostic(code(what_if::form), help("write a name, `*` or `/`, and a number, such as `inter_node.bandwidth*2`"))]
     Form(String),
     /// The name is unknown.
-    #[error("there is no `{name}` to ask about; hint: there are {known}")]
+    #[error("there is no `{name}` to ask about")]
+    #[diagnostic(code(what_if::unknown_name), help("there are {known}"))]
     UnknownName {
         /// The name.
         name: String,
@@ -77,7 +80,8 @@ pub enum WhatIfError {
         known: String,
     },
     /// The factor leaves nothing that works.
-    #[error("`{quantity}` times {factor} leaves no cluster that works; hint: use a factor above 0")]
+    #[error("`{quantity}` times {factor} leaves no cluster that works")]
+    #[diagnostic(code(what_if::factor), help("use a factor above 0"))]
     Factor {
         /// The scaled quantity.
         quantity: &'static str,
@@ -196,9 +200,10 @@ impl fmt::Display for WhatIf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     fn shown(text: &str) -> String {
-        text.parse::<WhatIf>().map_or_else(|error| error.to_string(), |what_if| what_if.to_string())
+        text.parse::<WhatIf>().map_or_else(|error| one_line(&error), |what_if| what_if.to_string())
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::link::{LinkProfile, NetworkProfile};
 use super::stack::StackProfile;
 use foretell_topologies::DeviceKind;
 use foretell_units::{BytesPerSecond, DataType};
+use miette::Diagnostic;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -36,10 +37,11 @@ const SIMILAR: f64 = 2.5;
 const UNSEEN: [f64; 2] = [0.7, 1.4];
 
 /// An error in the profiles or in a request for one.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum ProfileError {
     /// A profile file is malformed.
     #[error("profile `{file}`: {reason}")]
+    #[diagnostic(code(profile::unreadable))]
     Unreadable {
         /// Name of the file.
         file: &'static str,
@@ -48,6 +50,7 @@ pub enum ProfileError {
     },
     /// No profile has the requested name.
     #[error("no {kind} profile is called `{name}`")]
+    #[diagnostic(code(profile::unknown))]
     Unknown {
         /// `device`, `link`, `network` or `stack`.
         kind: &'static str,

@@ -127,6 +127,12 @@ fn is_name(cited: &str) -> bool {
     cited.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_') && cited.matches('_').count() >= 2
 }
 
+/// The lines of a source file (from 1) whose text has a hint inside a message. Tests may have them.
+pub fn hints_in_messages(source: &str) -> Vec<usize> {
+    let code = numbered(source).take_while(|(_, line)| !line.trim_start().starts_with("#[cfg(test)]"));
+    code.filter(|(_, line)| line.contains("; hint: ")).map(|(number, _)| number).collect()
+}
+
 pub(crate) fn has_word(text: &str, word: &str) -> bool {
     let edge = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(word).any(|(at, _)| {
@@ -138,6 +144,12 @@ pub(crate) fn has_word(text: &str, word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hint_inside_a_message_is_found_outside_of_tests() {
+        let source = "format!(\"no; hint: yes\")\nhint: String,\n#[cfg(test)]\nmod tests { \"no; hint: yes\" }";
+        assert_eq!(hints_in_messages(source), [1]);
+    }
 
     #[test]
     fn a_comment_of_101_columns_is_too_wide() {

@@ -3,10 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use foretell_house::codes::{Codes, page, read_codes};
 use foretell_house::cycles::cycles;
 use foretell_house::invariants::{INVARIANTS, breaches};
 use foretell_house::modules::CrateModules;
-use foretell_house::text::{broken_links, dangling_citations, long_test_names, misplaced_names, wide_comments};
+use foretell_house::text::{
+    broken_links, dangling_citations, hints_in_messages, long_test_names, misplaced_names, wide_comments,
+};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -116,4 +119,39 @@ fn every_relative_link_in_a_document_leads_to_a_file() {
         report.extend(broken.iter().map(|link| format!("{}, {link}", file.display())));
     }
     assert!(report.is_empty(), "{}", report.join("\n"));
+}
+
+/// Set this variable to write the page of errors anew.
+const WRITE_ERRORS: &str = "FORETELL_WRITE_ERRORS";
+
+#[test]
+fn the_page_of_errors_lists_every_code() {
+    let mut codes = Codes::new();
+    let is_source =
+        |path: &&PathBuf| path.components().any(|part| part.as_os_str() == "src") && !path.starts_with(root().join("tests"));
+    for file in files(&[".rs"]).iter().filter(is_source) {
+        read_codes(&read(file), &mut codes).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+    let (path, page) = (root().join("docs/reference/errors.md"), page(&codes));
+    if std::env::var_os(WRITE_ERRORS).is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert!(read(&path) == page, "docs/reference/errors.md is stale; `{WRITE_ERRORS}=1 cargo test -p foretell-house` writes it");
+    let undocumented: Vec<_> = codes.iter().filter(|(_, meaning)| meaning.is_empty()).collect();
+    assert!(undocumented.is_empty(), "codes without a meaning: {undocumented:?}");
+}
+
+#[test]
+fn no_message_has_its_hint_inside() {
+    let is_source = |path: &&PathBuf| {
+        let has = |part: &str| path.components().any(|one| one.as_os_str() == part);
+        // The one place that joins the two.
+        let joins = path.ends_with("units/src/diagnostic.rs") || has("house");
+        has("src") && !has("tests") && !path.ends_with("tests.rs") && !joins
+    };
+    let mut report = Vec::new();
+    for file in files(&[".rs"]).iter().filter(is_source) {
+        report.extend(hints_in_messages(&read(file)).iter().map(|line| format!("{}:{line}", file.display())));
+    }
+    assert!(report.is_empty(), "the hint is the help of a diagnostic:\n{}", report.join("\n"));
 }

@@ -62,7 +62,8 @@ const VIRTUAL: [&str; 6] = ["0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0
 
 /// Reads the dump.
 pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
-    let wrong = |reason: &str| ImportError::Form { tool: TOOL, reason: reason.into() };
+    let refused = |reason: &str, hint| ImportError::Form { tool: TOOL, reason: reason.into(), hint };
+    let wrong = |reason: &str| refused(reason, "give the whole file that NCCL wrote for NCCL_TOPO_DUMP_FILE");
     let (mut gpus, mut links, mut is_switched) = (0, 0, false);
     let (mut of_gpu, mut most): (usize, usize) = (0, 0);
     let (mut pci, mut device, mut pcie) = (None, None, None);
@@ -108,9 +109,8 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
         return Err(wrong("there is no <system>"));
     }
     if gpus == 0 {
-        return Err(wrong(
-            "there is no <gpu>; hint: dump the topology with NCCL_TOPO_DUMP_FILE, since the files that clouds ship often omit GPUs",
-        ));
+        let hint = "dump the topology with NCCL_TOPO_DUMP_FILE, since the files that clouds ship often omit GPUs";
+        return Err(refused("there is no <gpu>", hint));
     }
     let mut notes = Vec::new();
     let joined = match (links, is_switched) {

@@ -9,7 +9,11 @@ const TABLE: &str = "Link Type between two GPUs";
 
 /// Reads the tables. xGMI links join GPUs directly, each pair by one.
 pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
-    let wrong = |reason: &str| ImportError::Form { tool: TOOL, reason: reason.into() };
+    let wrong = |reason: &str| ImportError::Form {
+        tool: TOOL,
+        reason: reason.into(),
+        hint: "give the whole output of `rocm-smi --showtopo`",
+    };
     let mut lines = text.lines().skip_while(|line| !line.contains(TABLE)).skip(1);
     let header = lines.next().ok_or_else(|| wrong("there is no table of link types"))?;
     let gpus = header.split_whitespace().filter(|word| word.starts_with("GPU")).count();

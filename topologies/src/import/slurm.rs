@@ -5,6 +5,7 @@ use super::ImportError;
 use std::collections::BTreeMap;
 
 const TOOL: &str = "`scontrol show node`";
+const HINT: &str = "give the whole output of `scontrol show node`";
 
 /// A node as Slurm describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +51,7 @@ impl SlurmNode {
             }
         }
         if nodes.is_empty() {
-            return Err(ImportError::Form { tool: TOOL, reason: "no `NodeName=` is there".into() });
+            return Err(ImportError::Form { tool: TOOL, reason: "no `NodeName=` is there".into(), hint: HINT });
         }
         nodes.iter().map(Self::read).collect()
     }
@@ -59,9 +60,11 @@ impl SlurmNode {
         let text = |key: &str| fields.get(key).copied().unwrap_or_default();
         let name = text("NodeName").to_owned();
         let number = |key: &str| {
-            text(key)
-                .parse::<u64>()
-                .map_err(|_| ImportError::Form { tool: TOOL, reason: format!("`{key}` of node `{name}` is no number") })
+            text(key).parse::<u64>().map_err(|_| ImportError::Form {
+                tool: TOOL,
+                reason: format!("`{key}` of node `{name}` is no number"),
+                hint: HINT,
+            })
         };
         // `AllocTRES=cpu=4,mem=8G,gres/gpu=2,gres/gpu:h100=2`: the total beside those of types.
         // Some clusters count only one of the two.

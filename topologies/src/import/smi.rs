@@ -17,7 +17,7 @@ fn links_of_cell(cell: &str) -> Option<usize> {
 
 /// Reads the matrix. `links` is the GPU's number of NVLinks, if its kind is known.
 pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportError> {
-    let wrong = |reason: String| ImportError::Form { tool: TOOL, reason };
+    let wrong = |reason: String| ImportError::Form { tool: TOOL, reason, hint: "give the output of `nvidia-smi topo -m`" };
     let mut lines = text.lines().skip_while(|line| !line.split_whitespace().any(|word| word == "GPU0"));
     let header = lines.next().ok_or_else(|| wrong("no line names GPU0".into()))?;
     // The columns after those of devices describe CPUs.
@@ -40,8 +40,8 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
             return Err(wrong("a GPU's line is shorter than the first line says".into()));
         }
         if let Some(other) = row.iter().find(|cell| !CELLS.contains(cell) && links_of_cell(cell).is_none()) {
-            let hint = "such cells are of `nvidia-smi topo -p2p`; hint: give the output of `nvidia-smi topo -m`";
-            return Err(wrong(format!("`{other}` is no link that it prints: {hint}")));
+            let why = "such cells are of `nvidia-smi topo -p2p`";
+            return Err(wrong(format!("`{other}` is no link that it prints: {why}")));
         }
         for (cell, name) in row.iter().zip(&columns) {
             if let Some(nic) = nics.iter_mut().find(|nic| nic.name == *name) {

@@ -7,6 +7,7 @@ use super::decode::{PIXEL, Pixels, decode};
 use super::resize::{Rectangle, resize};
 use crate::data::order::{Purpose, stream};
 use crate::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample, SampleShape, Split};
+use foretell_units::diagnostic::one_line;
 use std::path::{Path, PathBuf};
 
 const SIDE: usize = 24;
@@ -148,7 +149,7 @@ fn put(folder: &Path, path: &str, bytes: &[u8]) {
 fn open(folder: &Path, options: InputOptions) -> Result<Dataset, String> {
     let shape = SampleShape::Image { channels: 3, height: SIDE, width: SIDE, classes: 3 };
     let source = DataSource::Path(folder.to_path_buf());
-    Dataset::open_with(&source, &shape, 5, &options).map_err(|error| error.to_string())
+    Dataset::open_with(&source, &shape, 5, &options).map_err(|error| one_line(&error))
 }
 
 fn skipping() -> InputOptions {
@@ -218,7 +219,7 @@ fn a_bad_picture_is_named_or_replaced_by_the_next_of_its_class() {
     put(folder.path(), "train/b/0.jpg", &file("baseline.jpg")[..900]);
     let mut out = vec![0.0; SIDE * SIDE * 3];
     let data = open(folder.path(), InputOptions::default()).unwrap();
-    let message = data.fill_images(Split::Training, 0, &[2], &mut out).unwrap_err().to_string();
+    let message = one_line(&data.fill_images(Split::Training, 0, &[2], &mut out).unwrap_err());
     let name = folder.path().join("train/b/0.jpg").display().to_string();
     assert!(message.starts_with(&format!("`{name}` is cut short")) && message.contains("hint:"), "{message}");
 
@@ -232,7 +233,7 @@ fn a_bad_picture_is_named_or_replaced_by_the_next_of_its_class() {
     for path in ["train/b/0.jpg", "train/b/1.png"] {
         put(folder.path(), path, b"");
     }
-    let message = data.fill_images(Split::Training, 0, &[4], &mut out).unwrap_err().to_string();
+    let message = one_line(&data.fill_images(Split::Training, 0, &[4], &mut out).unwrap_err());
     assert!(message.contains("has no picture that can be read"), "{message}");
 }
 
@@ -269,7 +270,7 @@ fn models_of_other_inputs_are_refused_with_a_hint() {
     let source = DataSource::Path(folder.path().to_path_buf());
     let grey = SampleShape::Image { channels: 1, height: SIDE, width: SIDE, classes: 3 };
     for shape in [grey, SampleShape::Features { width: 64, classes: 3 }, SampleShape::Tokens { sequence: 8, vocabulary: 8 }] {
-        let message = Dataset::open(&source, &shape, 0).unwrap_err().to_string();
+        let message = one_line(&Dataset::open(&source, &shape, 0).unwrap_err());
         assert!(message.contains("hint: use a model of images with three channels"), "{message}");
     }
 }

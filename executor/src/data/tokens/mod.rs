@@ -203,6 +203,7 @@ impl TokenData {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_units::diagnostic::one_line;
 
     fn shape(sequence: usize, vocabulary: usize) -> SampleShape {
         SampleShape::Tokens { sequence, vocabulary }
@@ -218,7 +219,7 @@ mod tests {
     }
 
     fn refused(bytes: &[u8], width: TokenWidth, shape: SampleShape) -> String {
-        open(bytes.to_vec(), width, &shape).unwrap_err().to_string()
+        one_line(&open(bytes.to_vec(), width, &shape).unwrap_err())
     }
 
     #[test]

@@ -5,8 +5,9 @@ use crate::builder::MixtureShape;
 use crate::defaults::{is_false, one};
 use crate::error::ModelError;
 use crate::kernel::Epsilon;
+use foretell_units::diagnostic::{Mistake, deserialize_from};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Kind of a norm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -20,7 +21,7 @@ pub enum NormKind {
 }
 
 /// The number that a norm adds to the variance: a power of ten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct NormEpsilon(u8);
 
@@ -41,12 +42,18 @@ impl Default for NormEpsilon {
     }
 }
 
-impl TryFrom<f64> for NormEpsilon {
-    type Error = String;
+impl<'de> Deserialize<'de> for NormEpsilon {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from::<f64, _, _>(deserializer)
+    }
+}
 
-    fn try_from(number: f64) -> Result<Self, String> {
+impl TryFrom<f64> for NormEpsilon {
+    type Error = Mistake;
+
+    fn try_from(number: f64) -> Result<Self, Mistake> {
         let found = (1..=30).find(|&digits: &u8| (number * 10f64.powi(i32::from(digits)) - 1.0).abs() < 1e-9);
-        found.map(Self).ok_or_else(|| format!("`norm_epsilon` is {number}; hint: give a power of ten, such as 1e-5"))
+        found.map(Self).ok_or_else(|| Mistake::new(format!("`norm_epsilon` is {number}"), "give a power of ten, such as 1e-5"))
     }
 }
 
@@ -189,7 +196,7 @@ impl Mixtures {
 }
 
 /// Ratio of the experts' slots to those that balanced routing needs: a positive, finite number.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct CapacityFactor(f64);
 
@@ -203,14 +210,21 @@ impl Default for CapacityFactor {
     }
 }
 
-impl TryFrom<f64> for CapacityFactor {
-    type Error = String;
+impl<'de> Deserialize<'de> for CapacityFactor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_from::<f64, _, _>(deserializer)
+    }
+}
 
-    fn try_from(factor: f64) -> Result<Self, String> {
+impl TryFrom<f64> for CapacityFactor {
+    type Error = Mistake;
+
+    fn try_from(factor: f64) -> Result<Self, Mistake> {
         if factor > 0.0 && factor <= 1e6 {
             return Ok(Self(factor));
         }
-        Err(format!("`capacity_factor` is {factor}; hint: give a number above 0 and at most 1,000,000, such as 1.25"))
+        let hint = "give a number above 0 and at most 1,000,000, such as 1.25";
+        Err(Mistake::new(format!("`capacity_factor` is {factor}"), hint))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::bounds::memo::Memo;
 use crate::space::{DeviceKinds, ModelFacts, Request, inner_ranks, ranks_of_stage, world_size};
 use foretell_program::{Layout, Offload, Plan, Recompute};
 use foretell_simulator::MemoryRates;
+use foretell_units::diagnostic::Mistake;
 use std::sync::Arc;
 
 /// Everything that a truncated model depends on. Layouts with equal keys share one model.
@@ -20,7 +21,7 @@ struct ModelKey {
 }
 
 /// A truncated model, or why it cannot be compiled or timed.
-type Truncated = Result<Arc<TruncatedModel>, String>;
+type Truncated = Result<Arc<TruncatedModel>, Mistake>;
 
 /// The truncated models of a request's layouts.
 pub(in crate::bounds) struct TruncatedModels<'a> {
@@ -107,7 +108,7 @@ impl<'a> TruncatedModels<'a> {
         &self,
         layout: &Layout,
         micro_batches: usize,
-    ) -> Result<Vec<Arc<TruncatedModel>>, String> {
+    ) -> Result<Vec<Arc<TruncatedModel>>, Mistake> {
         if !self.kinds.are_mixed() {
             return Ok(vec![self.on_kind(layout, micro_batches, None)?]);
         }

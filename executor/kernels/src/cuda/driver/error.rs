@@ -3,16 +3,18 @@
 use super::Library;
 
 /// Why the GPU did not do what it was asked for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
 pub enum CudaError {
     /// A library cannot be loaded, or lacks a function that is called.
-    #[error("{library} cannot be loaded, or is too old; hint: {}", library.hint())]
+    #[error("{library} cannot be loaded, or is too old")]
+    #[diagnostic(code(cuda::missing_library), help("{}", library.hint()))]
     MissingLibrary {
         /// The library.
         library: Library,
     },
     /// The driver has no device of this index.
     #[error("there is no GPU `{index}`: the driver reports {count}")]
+    #[diagnostic(code(cuda::no_device))]
     NoDevice {
         /// Index that was asked for, from 0.
         index: usize,
@@ -21,6 +23,7 @@ pub enum CudaError {
     },
     /// A call of the driver or of a library failed.
     #[error("{action} failed: {reason}")]
+    #[diagnostic(code(cuda::call))]
     Call {
         /// What was attempted, as a noun phrase that starts a sentence.
         action: &'static str,
@@ -29,9 +32,11 @@ pub enum CudaError {
     },
     /// Communication was aborted because another rank was lost.
     #[error("communication between GPUs was aborted")]
+    #[diagnostic(code(cuda::aborted))]
     Aborted,
     /// The device's memory is used up.
     #[error("the GPU cannot allocate {wanted} bytes: {free} are free")]
+    #[diagnostic(code(cuda::out_of_memory))]
     OutOfMemory {
         /// Bytes that were asked for.
         wanted: usize,
@@ -40,6 +45,7 @@ pub enum CudaError {
     },
     /// A kernel's source does not compile: a bug of Foretell.
     #[error("kernels of `{file}` do not compile for {architecture}: {log}")]
+    #[diagnostic(code(cuda::compilation))]
     Compilation {
         /// The source file.
         file: &'static str,
@@ -50,6 +56,7 @@ pub enum CudaError {
     },
     /// cuBLASLt has no algorithm for a product of these sizes, formats and alignments.
     #[error("cuBLASLt has no algorithm for a product of {rows} x {columns} over {contracted}")]
+    #[diagnostic(code(cuda::product_not_supported))]
     ProductNotSupported {
         /// Rows of the result.
         rows: usize,
@@ -60,6 +67,7 @@ pub enum CudaError {
     },
     /// cuDNN has no engine for a convolution that is deterministic and sums in single precision.
     #[error("cuDNN has no engine for a convolution: {reason}")]
+    #[diagnostic(code(cuda::convolution_not_supported))]
     ConvolutionNotSupported {
         /// cuDNN's message.
         reason: String,

@@ -6,6 +6,7 @@ use super::vocabulary::read_vocabulary;
 use foretell_models::{
     CapacityFactor, Decoder, DropoutRate, FeedForward, Gpt, Mixtures, Model, NormEpsilon, NormKind, PositionKind,
 };
+use foretell_units::diagnostic::Mistake;
 
 /// Reads the model, and whether the arguments state its sequence. `None` if they state no model.
 ///
@@ -54,7 +55,7 @@ fn read_decoder(
     // Megatron's own default.
     let rate = |share: Option<f32>| {
         let exact = share.map_or(0.1, |share| share.to_string().parse::<f64>().expect("invariant: a number's text is a number"));
-        DropoutRate::try_from(exact).map_err(|hint| FrameworkError::Form { reason: "dropout".into(), hint })
+        DropoutRate::try_from(exact).map_err(|Mistake { hint, .. }| FrameworkError::Form { reason: "dropout".into(), hint })
     };
     let is_rms = match stated.text("normalization")?.as_deref() {
         None | Some("LayerNorm") => false,
@@ -128,7 +129,7 @@ fn read_epsilon(stated: &mut Stated) -> Result<NormEpsilon, FrameworkError> {
     let number = stated.number("norm-epsilon")?.unwrap_or(1e-5);
     // The nearest number of double precision, which a text such as 1e-6 means.
     let exact = number.to_string().parse::<f64>().unwrap_or(f64::from(number));
-    NormEpsilon::try_from(exact).map_err(|hint| FrameworkError::Form { reason: "`--norm-epsilon`".into(), hint })
+    NormEpsilon::try_from(exact).map_err(|Mistake { hint, .. }| FrameworkError::Form { reason: "`--norm-epsilon`".into(), hint })
 }
 
 /// Heads of keys and values.
@@ -230,7 +231,7 @@ fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize)
         every,
         first,
         capacity_factor: capacity_factor
-            .map_err(|hint| FrameworkError::Form { reason: "`--moe-expert-capacity-factor`".into(), hint })?,
+            .map_err(|Mistake { hint, .. }| FrameworkError::Form { reason: "`--moe-expert-capacity-factor`".into(), hint })?,
         unnormalised_gates: stated.is_on("moe-router-pre-softmax")?,
         shared_gate: stated.is_on("moe-shared-expert-gate")?,
     })
