@@ -10,7 +10,8 @@ use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_executor::regular;
 use foretell_models::{
-    GraphOptions, ImportedModel, Model, from_hugging_face, from_hugging_face_as, from_torch, is_hugging_face_config, is_torch_trace,
+    GraphOptions, ImportedModel, Model, from_hugging_face, from_hugging_face_as, from_torch, is_hugging_face_config,
+    is_torch_trace,
 };
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};

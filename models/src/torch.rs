@@ -25,7 +25,9 @@ use translator::Translator;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TorchError {
     /// It is not a trace.
-    #[error("this is not a trace of a PyTorch step: {reason}; hint: `python -m foretell.trace FILE.py:step -o trace.json` writes one")]
+    #[error(
+        "this is not a trace of a PyTorch step: {reason}; hint: `python -m foretell.trace FILE.py:step -o trace.json` writes one"
+    )]
     NotATrace {
         /// What is wrong with it.
         reason: String,
@@ -76,8 +78,7 @@ pub fn is_torch_trace(text: &str) -> bool {
 /// # Errors
 /// [`TorchError`], with the first operator that cannot be expressed.
 pub fn from_torch(text: &str, sequence: Option<usize>) -> Result<ImportedModel, TorchError> {
-    let document: Document =
-        serde_json::from_str(text).map_err(|error| TorchError::NotATrace { reason: error.to_string() })?;
+    let document: Document = serde_json::from_str(text).map_err(|error| TorchError::NotATrace { reason: error.to_string() })?;
     document.check()?;
     if sequence.is_some() && !document.has_sequence() {
         return Err(TorchError::FixedSequence);

@@ -200,7 +200,7 @@ impl Family for Network {
     fn sample(&self) -> SampleShape {
         let (classes, _) = self.predictions();
         let tokens = self.inputs.iter().find_map(|input| match (&input.shape[..], input.vocabulary) {
-            (&[sequence], Some(vocabulary)) => Some(SampleShape::Tokens { sequence, vocabulary }),
+            (&[sequence], Some(vocabulary)) if sequence > 1 => Some(SampleShape::Tokens { sequence, vocabulary }),
             _ => None,
         });
         let image = self.inputs.iter().find_map(|input| match (&input.shape[..], input.vocabulary) {

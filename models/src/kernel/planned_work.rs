@@ -60,7 +60,7 @@ impl PlannedKind {
             Self::Normalisation => GradientReads::Normed,
             Self::ShareAmongHeads | Self::Sum | Self::Rearrangement | Self::Reshape | Self::Slice | Self::Pool => {
                 GradientReads::Nothing
-            },
+            }
         }
     }
 }

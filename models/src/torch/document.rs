@@ -30,7 +30,12 @@ pub(super) enum TracedDimension {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct TracedValue {
     pub(super) shape: Vec<TracedDimension>,
+    #[serde(default = "single")]
     pub(super) dtype: String,
+}
+
+fn single() -> String {
+    "f32".into()
 }
 
 /// A parameter of the traced modules.
@@ -59,6 +64,9 @@ pub(super) struct TracedOperator {
     pub(super) flops: u64,
     #[serde(default)]
     pub(super) view: bool,
+    /// Whether it has a result for each sample.
+    #[serde(default)]
+    pub(super) samples: bool,
     /// The number of the checkpoint that it ran in.
     #[serde(default)]
     pub(super) checkpoint: Option<u64>,

@@ -12,7 +12,8 @@ pub(super) struct LossTerms {
 }
 
 fn has_batch(value: &TracedValue) -> bool {
-    let is_batch = |dimension: &TracedDimension| matches!(dimension, TracedDimension::Formula(terms) if terms.first() == Some(&1.0));
+    let is_batch =
+        |dimension: &TracedDimension| matches!(dimension, TracedDimension::Formula(terms) if terms.first() == Some(&1.0));
     value.shape.iter().any(is_batch)
 }
 

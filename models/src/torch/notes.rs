@@ -73,8 +73,11 @@ impl Notes {
     pub(super) fn finish(self, document: &Document, network: &Network) -> Vec<String> {
         let mut notes: Vec<String> = document.assumed.iter().map(|line| format!("assumed by the trace: {line}")).collect();
         if !self.unknown.is_empty() {
-            let list: Vec<String> =
-                self.unknown.iter().map(|(name, (count, elements))| format!("`{name}` ({count} times, {elements} numbers a sample)")).collect();
+            let list: Vec<String> = self
+                .unknown
+                .iter()
+                .map(|(name, (count, elements))| format!("`{name}` ({count} times, {elements} numbers a sample)"))
+                .collect();
             notes.push(format!("operators without a mapping count as reading and writing their operands: {}", list.join(", ")));
         }
         if self.masks > 0 {
@@ -84,7 +87,7 @@ impl Notes {
             notes.push(format!("`{name}` sums over the samples ({count} times): its result counts as a constant"));
         }
         if self.unread > 0 {
-            notes.push(format!("{} parameters are read by no operator that the loss depends on", self.unread));
+            notes.push(format!("no operator that the loss depends on reads {} of the parameters", self.unread));
         }
         notes.extend(self.others);
         notes.extend(checkpoints(document));
@@ -106,13 +109,18 @@ fn frozen(document: &Document) -> Option<String> {
     let frozen: Vec<&str> =
         document.parameters.iter().filter(|parameter| !parameter.trained).map(|parameter| parameter.name.as_str()).collect();
     let first = frozen.first()?;
-    Some(format!("{} parameters are frozen, such as `{first}`: a plan says so with `training: {{frozen: [..]}}`", frozen.len()))
+    Some(format!(
+        "`{first}` is frozen, and so are {} other parameters: a plan says so with `training: {{frozen: [..]}}`",
+        frozen.len() - 1
+    ))
 }
 
 fn formats(document: &Document) -> Option<String> {
     let base = base_format(document);
     let own = most(document.parameters.iter().map(|parameter| parameter.dtype.as_str()))?;
-    (base != "f32").then(|| format!("the step multiplies in {base} and keeps its parameters in {own}: plan with `--precision {}`", name(base)))
+    (base != "f32").then(|| {
+        format!("the step multiplies in {base} and keeps its parameters in {own}: plan with `--precision {}`", name(base))
+    })
 }
 
 fn name(format: &str) -> &str {
@@ -138,7 +146,8 @@ fn figures(document: &Document, network: &Network) -> Vec<String> {
     let own = Model::Network(network.clone()).graph("traced", &GraphOptions { batch, ..GraphOptions::ONE });
     let is_same_size = document.sizes.sequence == *sequence;
     if let Some(graph) = own.ok().filter(|_| is_same_size) {
-        let (traced, planned) = (*forward_flops as f64, graph.model_flops().value());
+        let traced = document.operators.iter().fold(0.0, |sum, operator| sum + operator.flops as f64);
+        let planned = graph.model_flops().value();
         let difference = (planned / traced.max(1.0) - 1.0) * 100.0;
         if traced > 0.0 && difference.abs() >= 1.0 {
             notes.push(format!(

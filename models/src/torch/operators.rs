@@ -7,24 +7,126 @@ use crate::families::{NetworkOperation, NetworkWindow, NetworkWork};
 
 /// Operators that make numbers of nothing, or copies of constants.
 const MAKERS: [&str; 20] = [
-    "arange", "bernoulli", "empty", "empty_like", "eye", "full", "full_like", "linspace", "new_empty", "new_full", "new_ones",
-    "new_zeros", "normal", "ones", "ones_like", "rand", "rand_like", "randn", "randn_like", "zeros",
+    "arange",
+    "bernoulli",
+    "empty",
+    "empty_like",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "new_empty",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "normal",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randn",
+    "randn_like",
+    "zeros",
 ];
 
 /// Functions of each element whose gradient reads nothing that would not be kept anyway.
 const SUMS: [&str; 36] = [
-    "abs_sign", "add", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "eq", "fill", "floor", "floor_divide", "ge", "gt",
-    "isfinite", "isinf", "isnan", "le", "lerp", "lift_fresh", "logical_and", "logical_not", "logical_or", "logical_xor", "lt",
-    "masked_fill", "ne", "neg", "remainder", "round", "rsub", "sign", "sub", "trunc", "where", "zero", "zeros_like", "threshold",
+    "abs_sign",
+    "add",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "ceil",
+    "eq",
+    "fill",
+    "floor",
+    "floor_divide",
+    "ge",
+    "gt",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
+    "lerp",
+    "lift_fresh",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "lt",
+    "masked_fill",
+    "ne",
+    "neg",
+    "remainder",
+    "round",
+    "rsub",
+    "sign",
+    "sub",
+    "trunc",
+    "where",
+    "zero",
+    "zeros_like",
+    "threshold",
 ];
 
 /// Functions of each element.
 const FUNCTIONS: [&str; 56] = [
-    "abs", "acos", "asin", "atan", "celu", "clamp", "clamp_max", "clamp_min", "cos", "cosh", "elu", "erf", "erfc", "exp",
-    "exp2", "expm1", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log10", "log1p", "log2",
-    "log_sigmoid_forward", "logit", "maximum", "minimum", "mish", "native_dropout", "pow", "reciprocal", "relu", "relu6",
-    "rsqrt", "rrelu_with_noise", "selu", "sigmoid", "silu", "sin", "sinh", "softplus", "softshrink", "sqrt", "square", "tan",
-    "tanh", "sinc", "atan2", "hypot", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "prelu",
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "celu",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "cos",
+    "cosh",
+    "elu",
+    "erf",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "gelu",
+    "glu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_sigmoid_forward",
+    "logit",
+    "maximum",
+    "minimum",
+    "mish",
+    "native_dropout",
+    "pow",
+    "reciprocal",
+    "relu",
+    "relu6",
+    "rsqrt",
+    "rrelu_with_noise",
+    "selu",
+    "sigmoid",
+    "silu",
+    "sin",
+    "sinh",
+    "softplus",
+    "softshrink",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "sinc",
+    "atan2",
+    "hypot",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "prelu",
 ];
 
 /// Products and quotients of each element.
@@ -32,20 +134,92 @@ const COMBINATIONS: [&str; 6] = ["addcdiv", "addcmul", "complex", "div", "mul", 
 
 /// Changes of order, copies, and look-ups.
 const MOVES: [&str; 42] = [
-    "_to_copy", "_unsafe_index", "cat", "clone", "col2im", "constant_pad_nd", "contiguous", "copy", "diagonal_copy", "flip",
-    "gather", "grid_sampler_2d", "im2col", "index", "index_add", "index_copy", "index_put", "index_select", "masked_scatter",
-    "masked_select", "pixel_shuffle", "pixel_unshuffle", "reflection_pad1d", "reflection_pad2d", "repeat", "repeat_interleave",
-    "replication_pad2d", "roll", "scatter", "scatter_add", "scatter_reduce", "select_scatter", "slice_scatter", "stack", "tril",
-    "triu", "unfold", "unfold_backward", "upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d", "view_as_complex",
+    "_to_copy",
+    "_unsafe_index",
+    "cat",
+    "clone",
+    "col2im",
+    "constant_pad_nd",
+    "contiguous",
+    "copy",
+    "diagonal_copy",
+    "flip",
+    "gather",
+    "grid_sampler_2d",
+    "im2col",
+    "index",
+    "index_add",
+    "index_copy",
+    "index_put",
+    "index_select",
+    "masked_scatter",
+    "masked_select",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "repeat",
+    "repeat_interleave",
+    "replication_pad2d",
+    "roll",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "select_scatter",
+    "slice_scatter",
+    "stack",
+    "tril",
+    "triu",
+    "unfold",
+    "unfold_backward",
+    "upsample_bilinear2d",
+    "upsample_nearest2d",
+    "upsample_bicubic2d",
+    "view_as_complex",
 ];
 
 /// Sums, means and other statistics, also running ones.
 const REDUCTIONS: [&str; 40] = [
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "adaptive_max_pool2d", "all", "amax", "amin", "any",
-    "argmax", "argmin", "argsort", "avg_pool1d", "avg_pool2d", "avg_pool3d", "bincount", "count_nonzero", "cummax", "cumprod",
-    "cumsum", "histc", "linalg_vector_norm", "logcumsumexp", "logsumexp", "max", "max_pool2d_with_indices",
-    "max_pool3d_with_indices", "mean", "median", "min", "multinomial", "nonzero", "norm", "prod", "searchsorted", "sort", "std",
-    "sum", "topk", "var", "var_mean",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d",
+    "adaptive_avg_pool1d",
+    "adaptive_max_pool2d",
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "bincount",
+    "count_nonzero",
+    "cummax",
+    "cumprod",
+    "cumsum",
+    "histc",
+    "linalg_vector_norm",
+    "logcumsumexp",
+    "logsumexp",
+    "max",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "mean",
+    "median",
+    "min",
+    "multinomial",
+    "nonzero",
+    "norm",
+    "prod",
+    "searchsorted",
+    "sort",
+    "std",
+    "sum",
+    "topk",
+    "var",
+    "var_mean",
 ];
 
 impl Translator<'_> {
@@ -64,6 +238,14 @@ impl Translator<'_> {
         let is_empty = results.first().is_none_or(|result| elements(&result.shape) == 0);
         if layers == 0 || is_empty || MAKERS.contains(&name) || name == "zeros_like" {
             return Ok(results.iter().map(|result| Known::Constant { shape: result.shape.clone() }).collect());
+        }
+        // Samples one by one: each result stands for all of them.
+        if operator.samples
+            && let (Some(result), Some(Known::Layer { place, shared: false, .. })) = (results.first(), reads.first())
+            && elements(self.shape_of(*place)) == elements(&result.shape)
+        {
+            let sample = Known::Layer { place: *place, shape: result.shape.clone(), shared: false, transposed: false };
+            return Ok(vec![sample; results.len()]);
         }
         // Numbers that have lost their samples are used as if nothing depended on them.
         let is_shared = reads.iter().all(|known| matches!(known, Known::Layer { shared: true, .. } | Known::Constant { .. }));
@@ -97,11 +279,15 @@ impl Translator<'_> {
         let name = operator.short();
         let dtype = operator.results.first().map_or("f32", |value| value.dtype.as_str()).to_string();
         match name {
-            "mm" | "bmm" | "addmm" | "baddbmm" | "linear" | "matmul" | "dot" | "mv" | "_grouped_mm" | "grouped_mm" => {
+            "mm" | "bmm" | "addmm" | "baddbmm" | "linear" | "matmul" | "dot" | "mv" => {
                 return self.product(operator, reads, result);
             }
+            // The rows of each expert come after the two operands.
+            "_grouped_mm" | "grouped_mm" => return self.product(operator, reads.get(..2).unwrap_or(reads), result),
             "convolution" => return self.convolution(operator, reads, result),
-            "_scaled_dot_product_flash_attention" | "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
+            "_scaled_dot_product_flash_attention"
+            | "_scaled_dot_product_efficient_attention"
+            | "_scaled_dot_product_cudnn_attention" => {
                 return self.attention(operator, reads, result);
             }
             "embedding" => return self.embedding(operator, reads, result, &dtype),
@@ -121,7 +307,7 @@ impl Translator<'_> {
         let kind = if SUMS.contains(&name) {
             NetworkWork::Sum
         } else if COMBINATIONS.contains(&name) {
-            if layers.len() > 1 || reads.len() == 1 && name == "mul" && layers.len() > 1 { NetworkWork::Combination } else { NetworkWork::Sum }
+            if layers.len() > 1 { NetworkWork::Combination } else { NetworkWork::Sum }
         } else if FUNCTIONS.contains(&name) {
             NetworkWork::Function
         } else if MOVES.contains(&name) {
@@ -140,10 +326,11 @@ impl Translator<'_> {
             }
             NetworkWork::Function
         };
-        let places: Vec<usize> = layers.iter().filter_map(|known| match known {
-            Known::Layer { place, .. } => Some(*place),
-            Known::Constant { .. } => None,
-        }).collect();
+        let mut places: Vec<usize> = layers.iter().filter_map(|known| place_of(known)).collect();
+        if kind == NetworkWork::Move {
+            // All samples again, one after the other.
+            places.dedup();
+        }
         let operation = match (name, &places[..]) {
             ("relu", [_]) => Some(NetworkOperation::Relu),
             ("gelu", [_]) => Some(NetworkOperation::Gelu),
@@ -196,8 +383,14 @@ impl Translator<'_> {
                 let (table, ids, rows) = (*table, *ids, self.shape_of(*table)[0]);
                 self.look_up(ids, rows);
                 let read = self.shaped(known)?;
-                let place =
-                    self.push(&self.title(operator), NetworkOperation::Embedding, vec![read, table], result.shape.clone(), false, "");
+                let place = self.push(
+                    &self.title(operator),
+                    NetworkOperation::Embedding,
+                    vec![read, table],
+                    result.shape.clone(),
+                    false,
+                    "",
+                );
                 Ok(Known::Layer { place, shape: result.shape.clone(), shared: false, transposed: false })
             }
             // Positions: the same rows for every sample.
@@ -221,7 +414,8 @@ impl Translator<'_> {
         let last = x.shape().last().copied().unwrap_or(1);
         let own = |extent: usize, count: usize| {
             let parameters = &places[1..];
-            parameters.len() == count && parameters.iter().all(|&place| self.is_parameter(place) && self.shape_of(place) == [extent])
+            parameters.len() == count
+                && parameters.iter().all(|&place| self.is_parameter(place) && self.shape_of(place) == [extent])
         };
         let is_sample = matches!(x, Known::Layer { shared: false, .. }) && !x.shape().is_empty() && !places.is_empty();
         let operation = match operator.short() {

@@ -123,7 +123,8 @@ impl Translator<'_> {
                 let x = self.shaped(x)?;
                 let name = self.title(operator);
                 let shape = result.shape.clone();
-                let place = self.push(&name, NetworkOperation::Convolution(window), vec![x, *weight_place], shape.clone(), false, "");
+                let place =
+                    self.push(&name, NetworkOperation::Convolution(window), vec![x, *weight_place], shape.clone(), false, "");
                 Known::Layer { place, shape, shared: false, transposed: false }
             }
             None => {

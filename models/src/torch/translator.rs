@@ -6,9 +6,7 @@ use super::losses;
 use super::notes::Notes;
 use super::values::{Known, Sample, elements, sample, storage};
 use super::{TorchError, notes};
-use crate::families::{
-    Network, NetworkInput, NetworkLayer, NetworkOperation, NetworkStorage, NetworkWork,
-};
+use crate::families::{Network, NetworkInput, NetworkLayer, NetworkOperation, NetworkStorage, NetworkWork};
 use crate::kernel::MOST_PLANNED_READS;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,10 +21,7 @@ pub(super) struct Problem {
 
 /// Makes a problem of an operator on several samples.
 pub(super) fn problem(reason: impl Into<String>) -> Problem {
-    Problem {
-        reason: reason.into(),
-        hint: "each sample is to be computed alone, but for the mean over the batch in the loss",
-    }
+    Problem { reason: reason.into(), hint: "each sample is to be computed alone, but for the mean over the batch in the loss" }
 }
 
 /// A network under construction.
@@ -167,9 +162,7 @@ impl<'a> Translator<'a> {
 
     /// Whether the network has a parameter at this place.
     pub(super) fn is_parameter(&self, place: usize) -> bool {
-        place
-            .checked_sub(self.inputs.len())
-            .is_some_and(|layer| self.layers[layer].operation == NetworkOperation::Parameter)
+        place.checked_sub(self.inputs.len()).is_some_and(|layer| self.layers[layer].operation == NetworkOperation::Parameter)
     }
 
     /// The shape that the network has at a place.
@@ -228,7 +221,11 @@ impl<'a> Translator<'a> {
         while reads.len() > MOST_PLANNED_READS {
             let (first, rest) = reads.split_at(MOST_PLANNED_READS);
             let joined: usize = first.iter().map(|&read| elements(self.shape_of(read))).fold(0, usize::saturating_add);
-            let joined = if kind == NetworkWork::Move { joined.min(elements(&result.shape).max(1)) } else { elements(&result.shape).max(1) };
+            let joined = if kind == NetworkWork::Move {
+                joined.min(elements(&result.shape).max(1))
+            } else {
+                elements(&result.shape).max(1)
+            };
             let shared = is_shared(self, first);
             let rest = rest.to_vec();
             let operation = NetworkOperation::Work { kind, steps: 0 };
@@ -283,7 +280,12 @@ impl<'a> Translator<'a> {
             return Err(TorchError::Loss { reason: "is no mean or sum over results of the network".into() });
         }
         let kept = reachable(&self.layers, self.inputs.len());
-        let unread: usize = self.layers.iter().zip(&kept).filter(|(layer, kept)| !**kept && layer.operation == NetworkOperation::Parameter).count();
+        let unread: usize = self
+            .layers
+            .iter()
+            .zip(&kept)
+            .filter(|(layer, kept)| !**kept && layer.operation == NetworkOperation::Parameter)
+            .count();
         self.notes.unread_parameters(unread);
         let layers = renumbered(std::mem::take(&mut self.layers), &kept, self.inputs.len());
         let network = Network { inputs: self.inputs, optimizer: notes::optimizer(document, &mut self.notes), layers };

@@ -20,9 +20,7 @@ pub(super) enum Known {
         transposed: bool,
     },
     /// Numbers that depend on no parameter and no input.
-    Constant {
-        shape: Vec<usize>,
-    },
+    Constant { shape: Vec<usize> },
 }
 
 impl Known {

@@ -1,7 +1,8 @@
 """Writes a traced step as JSON, which `foretell import torch` reads: the forward graph with every size as a formula.
 
 The step is traced at two batch sizes, and at two sequence lengths if it takes one. A dimension is then a number, or
-`[p, a, b, c]` for `batch^p * (a + b*sequence + c*sequence^2)`, with zeros at the end left out; `b` and `c` may be fractions. The operators that the loss
+`[p, a, b, c]` for `batch^p * (a + b*sequence + c*sequence^2)`, with zeros at the end left out; `b` and `c` may be
+fractions. A value without `dtype` is of `f32`. The operators that the loss
 depends on are kept, in order. What depends on no parameter and is made outside of modules is an input; what depends on
 neither parameter nor input is a constant. Values are numbered: parameters, inputs, constants, then what operators make.
 """
@@ -15,7 +16,7 @@ import torch
 
 from . import replay, script
 from .graph import GraphRecorder
-from .recorder import DTYPES
+from .recorder import DTYPES, Boundary
 
 
 class Inexpressible(Exception):
@@ -34,11 +35,14 @@ class Trace:
         self.losses, operators = _segments(recorder)
         self.assumed = self._assumed(len(recorder.losses))
         self._sort(_live(operators, {loss for loss, _ in self.losses}))
+        if self.left_out() > 0.0005:
+            self.assumed.append(f"the loss does not depend on {self.left_out():.1%} of the forward pass's FLOPs: they are left out")
 
     def _assumed(self, losses):
         assumed, end = [], self.losses[-1][1]
         for what, places in self.traced.recorder.warnings.items():
-            places = [place for before, place in places if before <= end]
+            # Outside of modules a script reads the loss, or prepares the batch.
+            places = [place for before, place in places if before <= end and place is not None]
             where = sorted({self.names.get(p, "") for p in places if p is not None} - {""})
             where = f" in {', '.join(f'`{w}`' for w in where[:3])}{' and others' if len(where) > 3 else ''}" if where else ""
             if places:
@@ -53,6 +57,11 @@ class Trace:
         if any(o.get("no_grad") for o in self.traced.recorder.operators if o["modules"]):
             assumed.append("some operators run under `no_grad`: parameters that are read there alone have no gradient")
         return assumed
+
+    def left_out(self):
+        """The share of the forward pass's FLOPs that the loss does not depend on."""
+        total, kept = self.traced.recorder.flops["forward"], sum(o.get("flops", 0) for o in self.operators)
+        return 1 - kept / total if total and len(self.losses) == len(self.traced.recorder.losses) else 0
 
     def _sort(self, operators):
         """Keeps the operators that depend on parameters, or on inputs inside of modules."""
@@ -202,16 +211,21 @@ def merge(traces):
         if len({len(s) for s in shapes}) > 1:
             raise Inexpressible(f"{what} has as many dimensions as the sizes say")
         dims = [dimension([(*p, n) for p, n in zip(points, sizes)], f"a dimension of {what}") for sizes in zip(*shapes)]
-        return {"shape": dims, "dtype": first.values[numbers[0]]["dtype"]}
+        dtype = first.values[numbers[0]]["dtype"]
+        return {"shape": dims} if dtype == "f32" else {"shape": dims, "dtype": dtype}
 
-    repeated = sorted({b for root in first.traced.roots for b in blocks(root)}, key=len)
-    strip = [b.removeprefix("module.") for b in repeated]
+    repeated = list(dict.fromkeys(b.removeprefix("module.") for root in first.traced.roots for b in blocks(root)))
     operators = []
     for rows in zip(*(t.operators for t in traces)):
         o = rows[0]
         path = next((first.names[m] for m in reversed(o["modules"]) if first.names.get(m)), "")
+        made = [r["out"] for r in rows]
+        if len({len(m) for m in made}) > 1:                     # one result for each sample
+            made = [[m[0]] * len(made[0]) for m in made]
         entry = {"op": o["op"], "module": path, "in": [first.number[v] for v in o["in"]],
-                 "out": [value(numbers, f"the result of `{o['op']}` in `{path}`") for numbers in zip(*(r["out"] for r in rows))]}
+                 "out": [value(numbers, f"the result of `{o['op']}` in `{path}`") for numbers in zip(*made)]}
+        if len({len(r["out"]) for r in rows}) > 1:
+            entry["samples"] = True
         for key in ("args", "flops", "view", "no_grad", "checkpoint"):
             if o.get(key) is not None:
                 entry[key] = o[key]
@@ -224,7 +238,7 @@ def merge(traces):
         "constants": [value(numbers, "a constant") for numbers in zip(*(t.constants for t in traces))],
         "operators": operators,
         "losses": [first.number[loss] for loss, _ in first.losses if loss in first.number],
-        "blocks": strip, "optimizer": optimizer(first.traced.optimizer), "assumed": first.assumed,
+        "blocks": repeated, "optimizer": optimizer(first.traced.optimizer), "assumed": first.assumed,
         "measured": [measured(t) for t in traces],
     }
 
@@ -241,10 +255,11 @@ def optimizer(found):
 def measured(trace):
     """What the trace says of the whole step as it ran: allocated bytes, kernels, FLOPs."""
     events = trace.traced.events
-    result = replay.replay_events(events)
-    flops = trace.traced.recorder.flops
-    return {**{k: v for k, v in trace.sizes.items() if v}, "peak_bytes": result.peak, "backward_start_bytes": result.forward_end,
-            "end_bytes": result.live, "peaks": script.phase_peaks(events), "kernels": sum(n for n, _ in result.kernels.values()),
+    again = [i for i, e in enumerate(events) if isinstance(e, Boundary) and e.part.endswith(script.AGAIN)]
+    result = replay.replay_events(events[:again[0]] if again else events)
+    flops, peaks = trace.traced.recorder.flops, script.phase_peaks(events)
+    return {**{k: v for k, v in trace.sizes.items() if v}, "peak_bytes": max(peaks.values()), "backward_start_bytes": result.forward_end,
+            "end_bytes": result.live, "peaks": peaks, "kernels": sum(n for n, _ in result.kernels.values()),
             "forward_flops": flops["forward"], "backward_flops": flops["backward"]}
 
 
@@ -258,7 +273,7 @@ def export(place, batch=None, sequence=None):
     points = [first, {**first, "batch": first["batch"] + 1}]
     if first["sequence"]:
         points.append({**first, "sequence": 2 * first["sequence"]})
-    traces = [Trace(script.call(place, GraphRecorder(), sizes), sizes) for sizes in points]
+    traces = [Trace(script.call(place, GraphRecorder(), sizes, again=i == 0), sizes) for i, sizes in enumerate(points)]
     try:
         return merge(traces)
     except Inexpressible as problem:

@@ -44,7 +44,8 @@ class GraphRecorder(Recorder):
         super().__init__()
         self.values, self.operators, self.modules, self.losses = [], [], [], []
         self.flops = {"forward": 0, "backward": 0}
-        self.checkpoints, self.warnings = [], {}
+        self.checkpoints, self.warnings, self.is_over = [], {}, False
+        self.grads = []                                         # whether gradients were on as each of `modules` began
         self._tensors, self._memory, self._own = {}, {}, 0
 
     # ---- values
@@ -98,7 +99,7 @@ class GraphRecorder(Recorder):
         operator = {"op": name, "in": reads, "out": writes, "modules": tuple(id(m) for m in self.modules)}
         if self.checkpoints:
             operator["checkpoint"] = in_checkpoint
-        elif not torch.is_grad_enabled():
+        elif not all(self.grads):
             operator["no_grad"] = True
         operator.update(facts)
         self.operators.append(operator)
@@ -106,9 +107,9 @@ class GraphRecorder(Recorder):
     # ---- operators
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.phase != "forward" or self.part == "forward.optimizer":
+        if self.is_over or self.phase != "forward" or self.part == "forward.optimizer":
             out = super().__torch_dispatch__(func, types, args, kwargs)
-            if self.phase == "backward":
+            if self.phase == "backward" and not self.is_over:
                 self.flops["backward"] += flops_of(func, args, kwargs, out)
             return out
         name = func._schema.name
@@ -176,7 +177,7 @@ class GraphRecorder(Recorder):
     def launch(self, name, args, kwargs):
         """A Triton kernel writes the tensors that nothing has written before, and reads the others."""
         super().launch(name, args, kwargs)
-        if self.phase != "forward":
+        if self.is_over or self.phase != "forward":
             return
         tensors = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         numbers = {key: self.find(t) for key, t in tensors.items()}
@@ -195,7 +196,8 @@ class GraphRecorder(Recorder):
         return super()._by_mask(func, args)
 
     def loss(self, t):
-        self.losses.append((self.find(t), len(self.operators)))
+        if not self.is_over:
+            self.losses.append((self.find(t), len(self.operators)))
 
 
 def _written(func, args, kwargs):

@@ -25,6 +25,7 @@ from . import cuda, replay, wrappers
 from .recorder import Allocation, Boundary, Recorder, Release, in_place_sums, log_triton
 
 SIZES = {"batch": ("batch", "batch_size", "micro_batch"), "sequence": ("sequence", "seq", "seq_len", "sequence_length")}
+AGAIN = "again"
 _INSTALLED = []
 
 
@@ -94,14 +95,17 @@ def install():
 def _marks(traced):
     """Modules and phases of what is recorded."""
     recorder = traced.recorder
-    modules = getattr(recorder, "modules", [])
+    modules, grads = getattr(recorder, "modules", []), getattr(recorder, "grads", [])
     def before(module, _):
         if not modules and not any(module is root for root in traced.roots):
             traced.roots.append(module)
         modules.append(module)
+        grads.append(torch.is_grad_enabled())
     def after(module, *_):
-        while modules and modules.pop() is not module:
-            pass
+        while modules:
+            grads.pop()
+            if modules.pop() is module:
+                break
     def before_update(optimizer, *_):
         traced.optimizer = traced.optimizer or optimizer
         recorder.enter("optimizer")
@@ -129,8 +133,8 @@ def _marks(traced):
             handle.remove()
 
 
-def call(place, recorder, sizes=None):
-    """Runs a step once, at sizes that it takes. -> `Traced`"""
+def call(place, recorder, sizes=None, again=False):
+    """Runs a step once, at sizes that it takes; `again`: and once more if `setup` keeps its state. -> `Traced`"""
     install()
     traced = Traced(recorder)
     if not torch.compiler.is_compiling():
@@ -146,6 +150,11 @@ def call(place, recorder, sizes=None):
             kept = setup(**given(setup, sizes or {})) if setup else None
             handed = kept if isinstance(kept, tuple) else () if kept is None else (kept,)
             result = step(*handed, **given(step, sizes or {}))
+            if again and setup:
+                del result
+                recorder.is_over = True
+                recorder.enter(AGAIN)
+                result = step(*handed, **given(step, sizes or {}))
             traced.events = in_place_sums(list(recorder.events))
             del result, kept, handed
     finally:
@@ -160,10 +169,12 @@ def trace(place):
 
 
 def phase_peaks(events):
-    """Allocated bytes at the peak of each phase."""
+    """Allocated bytes at the peak of each phase, of the second step if there are two."""
     live, sizes, phase, peaks = 0, {}, "forward", {}
     for event in events:
-        if isinstance(event, Boundary):
+        if isinstance(event, Boundary) and event.part.endswith(AGAIN):
+            phase, peaks = "forward", {}
+        elif isinstance(event, Boundary):
             phase = "optimizer" if event.part.endswith(".optimizer") else event.part.split(".")[0]
         elif isinstance(event, Allocation):
             sizes[event.id] = replay.round_up(event.bytes)

@@ -65,9 +65,8 @@ fn block_starts(network: &Network) -> Vec<Option<bool>> {
     // The last layer that reads each value, with layers counted from 1. Parameters do not count.
     let mut last_use = vec![0; first + layers.len()];
     for (index, layer) in layers.iter().enumerate() {
-        let is_parameter = |read: usize| {
-            read.checked_sub(first).is_some_and(|layer| layers[layer].operation == NetworkOperation::Parameter)
-        };
+        let is_parameter =
+            |read: usize| read.checked_sub(first).is_some_and(|layer| layers[layer].operation == NetworkOperation::Parameter);
         layer.reads.iter().filter(|&&read| !is_parameter(read)).for_each(|&read| last_use[read] = index + 1);
     }
     let (mut has_weights, mut longest, mut before) = (false, 0, None);
@@ -294,11 +293,12 @@ impl Layers {
         };
         let query_heads =
             if heads == groups { vec![("heads", heads)] } else { vec![("heads", groups), ("group", heads / groups)] };
-        let tensors = [(q, &query_heads[..], "q"), (k, &[("heads", groups)], "k"), (v, &[("heads", groups)], "v")]
-            .map(|(value, heads, part)| {
+        let tensors = [(q, &query_heads[..], "q"), (k, &[("heads", groups)], "k"), (v, &[("heads", groups)], "v")].map(
+            |(value, heads, part)| {
                 let dimensions = of(value, heads, self.batch);
                 self.arranged(&format!("{name}.{part}"), value, dimensions)
-            });
+            },
+        );
         let kind = AttentionKind { causal, scaled: true, window: None, relative: None, dropout: DropoutRate::NONE };
         self.builder.attention(name, tensors, kind)
     }

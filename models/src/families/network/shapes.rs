@@ -93,7 +93,11 @@ pub(super) fn check(layer: &NetworkLayer, reads: &[Read<'_>], is_integer: bool) 
         NetworkOperation::Embedding => {
             let features = shape.last().copied().unwrap_or(1);
             let table = &reads[1];
-            table.is_parameter && table.shape.len() == 2 && table.shape[1] == features && !x.shared && is_integer
+            table.is_parameter
+                && table.shape.len() == 2
+                && table.shape[1] == features
+                && !x.shared
+                && is_integer
                 && shape == [x.shape, &[features]].concat()
         }
         NetworkOperation::Relu | NetworkOperation::Gelu => shape == x.shape,
