@@ -9,6 +9,7 @@
 mod blocks;
 mod document;
 mod losses;
+mod names;
 mod notes;
 mod operators;
 mod products;

@@ -2,7 +2,7 @@
 //!
 //! A layer reads the network's inputs, or layers before it. Shapes are those of one sample, with
 //! channels before rows and columns as in PyTorch. A layer that is `shared` has no samples: a
-//! parameter, and what is made from parameters alone. It must not know how a graph is sharded or
+//! parameter, or a view of one. It must not know how a graph is sharded or
 //! computed.
 
 mod build;

@@ -45,6 +45,7 @@ pub(super) struct Notes {
     /// Operators without a mapping: how many, and elements that they write for one sample.
     unknown: BTreeMap<String, (usize, usize)>,
     masks: usize,
+    of_parameters: usize,
     sums: BTreeMap<String, usize>,
     unread: usize,
     others: Vec<String>,
@@ -58,6 +59,11 @@ impl Notes {
 
     pub(super) fn masks(&mut self) {
         self.masks += 1;
+    }
+
+    /// An operator reads parameters alone.
+    pub(super) fn of_parameters(&mut self) {
+        self.of_parameters += 1;
     }
 
     /// An operator sums over samples, and its result is used as if it were a constant.
@@ -82,6 +88,12 @@ impl Notes {
         }
         if self.masks > 0 {
             notes.push(format!("the masks that {} attentions read are not counted", self.masks));
+        }
+        if self.of_parameters > 0 {
+            notes.push(format!(
+                "{} operators read parameters alone: they are not counted, and their results count as the largest of those",
+                self.of_parameters
+            ));
         }
         for (name, count) in &self.sums {
             notes.push(format!("`{name}` sums over the samples ({count} times): its result counts as a constant"));

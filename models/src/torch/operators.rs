@@ -1,226 +1,10 @@
 //! The layer of each aten operator.
 
 use super::document::TracedOperator;
+use super::names;
 use super::translator::{Problem, Translator, problem};
 use super::values::{Known, Sample, elements};
 use crate::families::{NetworkOperation, NetworkWindow, NetworkWork};
-
-/// Operators that make numbers of nothing, or copies of constants.
-const MAKERS: [&str; 20] = [
-    "arange",
-    "bernoulli",
-    "empty",
-    "empty_like",
-    "eye",
-    "full",
-    "full_like",
-    "linspace",
-    "new_empty",
-    "new_full",
-    "new_ones",
-    "new_zeros",
-    "normal",
-    "ones",
-    "ones_like",
-    "rand",
-    "rand_like",
-    "randn",
-    "randn_like",
-    "zeros",
-];
-
-/// Functions of each element whose gradient reads nothing that would not be kept anyway.
-const SUMS: [&str; 36] = [
-    "abs_sign",
-    "add",
-    "bitwise_and",
-    "bitwise_not",
-    "bitwise_or",
-    "ceil",
-    "eq",
-    "fill",
-    "floor",
-    "floor_divide",
-    "ge",
-    "gt",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "le",
-    "lerp",
-    "lift_fresh",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "lt",
-    "masked_fill",
-    "ne",
-    "neg",
-    "remainder",
-    "round",
-    "rsub",
-    "sign",
-    "sub",
-    "trunc",
-    "where",
-    "zero",
-    "zeros_like",
-    "threshold",
-];
-
-/// Functions of each element.
-const FUNCTIONS: [&str; 56] = [
-    "abs",
-    "acos",
-    "asin",
-    "atan",
-    "celu",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "cos",
-    "cosh",
-    "elu",
-    "erf",
-    "erfc",
-    "exp",
-    "exp2",
-    "expm1",
-    "gelu",
-    "glu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_sigmoid_forward",
-    "logit",
-    "maximum",
-    "minimum",
-    "mish",
-    "native_dropout",
-    "pow",
-    "reciprocal",
-    "relu",
-    "relu6",
-    "rsqrt",
-    "rrelu_with_noise",
-    "selu",
-    "sigmoid",
-    "silu",
-    "sin",
-    "sinh",
-    "softplus",
-    "softshrink",
-    "sqrt",
-    "square",
-    "tan",
-    "tanh",
-    "sinc",
-    "atan2",
-    "hypot",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy",
-    "prelu",
-];
-
-/// Products and quotients of each element.
-const COMBINATIONS: [&str; 6] = ["addcdiv", "addcmul", "complex", "div", "mul", "polar"];
-
-/// Changes of order, copies, and look-ups.
-const MOVES: [&str; 42] = [
-    "_to_copy",
-    "_unsafe_index",
-    "cat",
-    "clone",
-    "col2im",
-    "constant_pad_nd",
-    "contiguous",
-    "copy",
-    "diagonal_copy",
-    "flip",
-    "gather",
-    "grid_sampler_2d",
-    "im2col",
-    "index",
-    "index_add",
-    "index_copy",
-    "index_put",
-    "index_select",
-    "masked_scatter",
-    "masked_select",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "repeat",
-    "repeat_interleave",
-    "replication_pad2d",
-    "roll",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
-    "select_scatter",
-    "slice_scatter",
-    "stack",
-    "tril",
-    "triu",
-    "unfold",
-    "unfold_backward",
-    "upsample_bilinear2d",
-    "upsample_nearest2d",
-    "upsample_bicubic2d",
-    "view_as_complex",
-];
-
-/// Sums, means and other statistics, also running ones.
-const REDUCTIONS: [&str; 40] = [
-    "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d",
-    "adaptive_avg_pool1d",
-    "adaptive_max_pool2d",
-    "all",
-    "amax",
-    "amin",
-    "any",
-    "argmax",
-    "argmin",
-    "argsort",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "bincount",
-    "count_nonzero",
-    "cummax",
-    "cumprod",
-    "cumsum",
-    "histc",
-    "linalg_vector_norm",
-    "logcumsumexp",
-    "logsumexp",
-    "max",
-    "max_pool2d_with_indices",
-    "max_pool3d_with_indices",
-    "mean",
-    "median",
-    "min",
-    "multinomial",
-    "nonzero",
-    "norm",
-    "prod",
-    "searchsorted",
-    "sort",
-    "std",
-    "sum",
-    "topk",
-    "var",
-    "var_mean",
-];
 
 impl Translator<'_> {
     /// The values that an operator makes, in order.
@@ -236,7 +20,7 @@ impl Translator<'_> {
         let layers = reads.iter().filter(|known| matches!(known, Known::Layer { .. })).count();
         let name = operator.short();
         let is_empty = results.first().is_none_or(|result| elements(&result.shape) == 0);
-        if layers == 0 || is_empty || MAKERS.contains(&name) || name == "zeros_like" {
+        if layers == 0 || is_empty || names::is_maker(name) {
             return Ok(results.iter().map(|result| Known::Constant { shape: result.shape.clone() }).collect());
         }
         // Samples one by one: each result stands for all of them.
@@ -253,8 +37,19 @@ impl Translator<'_> {
             self.notes.sum_over_samples(&operator.op);
             return Ok(results.iter().map(|result| Known::Constant { shape: result.shape.clone() }).collect());
         }
+        // A cast of a parameter is that of a run in another precision.
+        if name == "_to_copy" && is_shared {
+            return Ok(reads.iter().filter(|known| matches!(known, Known::Layer { .. })).take(1).cloned().collect());
+        }
         if operator.view || matches!(name, "t" | "transpose" | "permute" | "view" | "_unsafe_view" | "detach" | "alias") {
             return self.views(operator, reads, results);
+        }
+        let of_parameters = reads.iter().filter(|known| matches!(known, Known::Layer { shared: true, .. }));
+        if is_shared && let Some(Known::Layer { place, .. }) = of_parameters.max_by_key(|known| known.elements()) {
+            self.notes.of_parameters();
+            let alias =
+                |result: &Sample| Known::Layer { place: *place, shape: result.shape.clone(), shared: true, transposed: false };
+            return Ok(results.iter().map(alias).collect());
         }
         let Some((result, others)) = results.split_first() else { return Ok(Vec::new()) };
         let first = self.first(operator, reads, result)?;
@@ -294,8 +89,6 @@ impl Translator<'_> {
             "native_layer_norm" | "_fused_rms_norm" | "native_group_norm" | "native_batch_norm" | "_native_batch_norm_legit" => {
                 return self.norm(operator, reads, result, &dtype);
             }
-            // A cast of a parameter is that of a run in another precision.
-            "_to_copy" if matches!(reads, [Known::Layer { shared: true, .. }]) => return Ok(reads[0].clone()),
             "max_pool2d_with_indices" => {
                 if let Some(pooled) = self.pool(operator, reads, result)? {
                     return Ok(pooled);
@@ -304,27 +97,18 @@ impl Translator<'_> {
             _ => {}
         }
         let layers: Vec<&Known> = reads.iter().filter(|known| matches!(known, Known::Layer { .. })).collect();
-        let kind = if SUMS.contains(&name) {
-            NetworkWork::Sum
-        } else if COMBINATIONS.contains(&name) {
-            if layers.len() > 1 { NetworkWork::Combination } else { NetworkWork::Sum }
-        } else if FUNCTIONS.contains(&name) {
-            NetworkWork::Function
-        } else if MOVES.contains(&name) {
-            NetworkWork::Move
-        } else if REDUCTIONS.contains(&name) {
-            NetworkWork::Reduce
-        } else if name.contains("softmax") {
-            NetworkWork::Softmax
-        } else {
-            self.notes.unknown(&operator.op, elements(&result.shape));
-            if operator.flops > 0 {
-                return Err(Problem {
-                    reason: format!("it has no mapping, and PyTorch counts {} FLOPs for it", operator.flops),
-                    hint: "write it with products, convolutions or `scaled_dot_product_attention`",
-                });
+        let kind = match names::work(name, layers.len()) {
+            Some(kind) => kind,
+            None => {
+                self.notes.unknown(&operator.op, elements(&result.shape));
+                if operator.flops > 0 {
+                    return Err(Problem {
+                        reason: format!("it has no mapping, and PyTorch counts {} FLOPs for it", operator.flops),
+                        hint: "write it with products, convolutions or `scaled_dot_product_attention`",
+                    });
+                }
+                NetworkWork::Function
             }
-            NetworkWork::Function
         };
         let mut places: Vec<usize> = layers.iter().filter_map(|known| place_of(known)).collect();
         if kind == NetworkWork::Move {

@@ -178,7 +178,8 @@ impl<'a> Translator<'a> {
         let Known::Layer { place, shape, shared, transposed } = known else {
             return Err(problem("an operand depends on no parameter and no input"));
         };
-        if self.shape_of(*place) == shape && !transposed {
+        // Parameters are read where they are.
+        if *shared || (self.shape_of(*place) == shape && !transposed) {
             return Ok(*place);
         }
         let key = (*place, shape.clone());

@@ -6,11 +6,12 @@
 
 use super::operation::{NetworkOperation, NetworkWork};
 use super::{Network, NetworkLayer, NetworkStorage};
-use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, Mode, dimension};
+use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, Mode, VOCABULARY, dimension};
 use crate::dropout::DropoutRate;
 use crate::graph::{BATCH, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, TensorId};
 use crate::kernel::{Epsilon, PlannedKind, WeightLayout};
 use crate::storage::Storage;
+use std::collections::BTreeSet;
 
 /// Initial values of weights. They are not those of the traced step.
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
@@ -33,6 +34,7 @@ struct Value {
 /// Builds the forward graph. The network is sound.
 pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Graph {
     let mode = if options.inference { Mode::Inference } else { Mode::Training };
+    let tables = tied_tables(network);
     let mut layers = Layers { builder: GraphBuilder::new(name, options), mode, batch: options.batch };
     layers.builder.block("input", false);
     let mut values: Vec<Value> = network.inputs.iter().map(|input| layers.input(&input.shape, input.vocabulary)).collect();
@@ -44,12 +46,23 @@ pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Gr
             (None, None) => {}
         }
         let reads: Vec<Value> = layer.reads.iter().map(|&read| values[read].clone()).collect();
-        let value = layers.layer(layer, &reads);
+        let value = layers.layer(layer, &reads, tables.contains(&values.len()));
         values.push(value);
     }
     let (_, predictions) = network.predictions();
     let is_text = matches!(super::Family::sample(network), crate::sample::SampleShape::Tokens { .. });
     layers.builder.finish(predictions, is_text.then_some(predictions))
+}
+
+/// The places of parameters that are both a table of embeddings and the weight of a product, which
+/// ranks shard over the vocabulary.
+fn tied_tables(network: &Network) -> BTreeSet<usize> {
+    let reads = |is_wanted: fn(NetworkOperation) -> bool| {
+        let layers = network.layers.iter().filter(move |layer| is_wanted(layer.operation));
+        layers.filter_map(|layer| layer.reads.get(1).copied()).collect::<BTreeSet<usize>>()
+    };
+    let tables = reads(|operation| operation == NetworkOperation::Embedding);
+    &tables & &reads(|operation| operation == NetworkOperation::Product { transposed: true })
 }
 
 /// For a network that names no blocks, whether a block begins with each layer, and whether that is
@@ -186,10 +199,11 @@ impl Layers {
         self.planned(&format!("{name}.arranged"), PlannedKind::Reshape, &[value.tensor], (dimensions, storage), 0)
     }
 
-    fn layer(&mut self, layer: &NetworkLayer, reads: &[Value]) -> Value {
+    /// Adds a layer. `is_tied_table`: whether it is a parameter of an embedding and of a product.
+    fn layer(&mut self, layer: &NetworkLayer, reads: &[Value], is_tied_table: bool) -> Value {
         let NetworkLayer { name, shape, shared, .. } = layer;
         let tensor = match (layer.operation, reads) {
-            (NetworkOperation::Parameter, _) => self.parameter(name, shape),
+            (NetworkOperation::Parameter, _) => self.parameter(name, shape, is_tied_table),
             (NetworkOperation::View, [x, ..]) => x.tensor,
             // Parameters are read where they are.
             (NetworkOperation::Slice, [x, ..]) if x.shared => x.tensor,
@@ -199,7 +213,7 @@ impl Layers {
         Value { tensor, shape: shape.clone(), shared: *shared }
     }
 
-    fn parameter(&mut self, name: &str, shape: &[usize]) -> TensorId {
+    fn parameter(&mut self, name: &str, shape: &[usize], is_tied_table: bool) -> TensorId {
         let dimensions = match *shape {
             // A convolution's, with channels last.
             [out, inputs, rows, columns] if rows == columns => {
@@ -207,6 +221,7 @@ impl Layers {
                 let dimensions = vec![dimension("out_channels", out), window, window, dimension("in_channels", inputs)];
                 return self.builder.parameter_as(name.into(), dimensions, WEIGHTS, vec![0, 3, 1, 2], shape.to_vec());
             }
+            [rows, columns] if is_tied_table => vec![dimension(VOCABULARY, rows), dimension("features", columns)],
             [rows, columns] => vec![dimension("rows", rows), dimension("features", columns)],
             [features] => vec![dimension("features", features)],
             _ => self.plain(shape, true),
@@ -262,9 +277,27 @@ impl Layers {
             (NetworkOperation::Slice, _) => self.planned(name, PlannedKind::Slice, &[x.tensor], result, 0),
             (NetworkOperation::Work { kind, steps }, _) => {
                 let reads: Vec<TensorId> = std::iter::once(x).chain(others).map(|value| value.tensor).collect();
+                if let Some(tensor) = self.usual(name, kind, &reads, layer.storage) {
+                    return tensor;
+                }
                 self.planned(name, kind.kind(), &reads, self.result(layer, kind, x, others), steps)
             }
             _ => unreachable!("invariant: a sound layer has its operands"),
+        }
+    }
+
+    /// Adds a sum or a product of two alike tensors, which have kernels. The gradient of such a sum is
+    /// that of both.
+    fn usual(&mut self, name: &str, kind: NetworkWork, reads: &[TensorId], storage: NetworkStorage) -> Option<TensorId> {
+        let &[x, y] = reads else { return None };
+        let usual = [x, y].map(|tensor| self.builder.storage(tensor)) == [Storage::Precision; 2];
+        if !usual || storage != NetworkStorage::Precision || self.builder.dimensions(x) != self.builder.dimensions(y) {
+            return None;
+        }
+        match kind {
+            NetworkWork::Sum => Some(self.builder.add(name, x, y)),
+            NetworkWork::Combination => Some(self.builder.multiply(name, x, y)),
+            _ => None,
         }
     }
 

@@ -39,6 +39,10 @@ pub(super) fn check(layer: &NetworkLayer, reads: &[Read<'_>], is_integer: bool) 
     if layer.shared != (operation == NetworkOperation::Parameter || reads.iter().all(|read| read.shared)) {
         return Err("`shared` does not say whether it reads something that each sample has".into());
     }
+    let views = matches!(operation, NetworkOperation::Parameter | NetworkOperation::View | NetworkOperation::Slice);
+    if layer.shared && !views {
+        return Err("it works on parameters alone".into());
+    }
     let Some(x) = reads.first() else {
         return if shape.is_empty() { Err("a parameter has a dimension".into()) } else { Ok(()) };
     };
