@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
   scontrol show node > nodes.txt; foretell import slurm-nodes nodes.txt --nic-bandwidth 400Gbit/s -o cluster.yaml
   NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretell import nccl-xml topo.xml -o here.yaml
   foretell import hf-config Qwen3-8B/config.json --sequence 4096 -o qwen3-8b.yaml
+  python -m foretell.trace my_script.py:step -o trace.json; foretell import torch trace.json -o model.yaml
   foretell import megatron-args train.sh --topology dgx-h100 --nodes 4 -o plan.yaml
   foretell import kineto rank0.json rank1.json --plan plan.yaml -o profile.yaml --run theirs; foretell check theirs
   foretell import deepspeed-json ds_config.json --model llama3-8b --topology dgx-a100-80g -o plan.yaml")]
@@ -43,7 +44,7 @@ pub struct Arguments {
     #[arg(long, value_name = "RATE")]
     nic_bandwidth: Option<String>,
     /// Positions of a sample [default: as the file or the model says; for `hf-config` the most that
-    /// it allows]
+    /// it allows, for `torch` those of the trace]
     #[arg(long, value_name = "N")]
     sequence: Option<usize>,
     /// The plan's model, if the file does not describe it: a zoo name or a model file
@@ -92,8 +93,8 @@ enum Form {
     NcclXml,
     /// The `config.json` beside a model's weights (Hugging Face Transformers)
     HfConfig,
-    /// An ONNX graph
-    Onnx,
+    /// A PyTorch step, as `python -m foretell.trace FILE.py:step -o trace.json` writes it
+    Torch,
     /// Arguments of Megatron-LM's `pretrain_gpt.py`, or a script that has them
     MegatronArgs,
     /// torchtitan's TOML file
@@ -145,7 +146,7 @@ impl Arguments {
         let options = [
             ("--device", self.device.is_some(), is_topology),
             ("--nic-bandwidth", self.nic_bandwidth.is_some(), is_topology),
-            ("--sequence", self.sequence.is_some(), is_plan || self.form == Form::HfConfig),
+            ("--sequence", self.sequence.is_some(), is_plan || matches!(self.form, Form::HfConfig | Form::Torch)),
             ("--as", self.like.is_some(), self.form == Form::HfConfig),
             ("--model", self.model.is_some(), is_plan),
             ("--micro-batch", self.micro_batch.is_some(), is_plan),
@@ -204,7 +205,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return kineto::run(arguments, json);
     }
     let file = arguments.file()?;
-    let text = if arguments.form == Form::Onnx { String::new() } else { inputs::read(file)? };
+    let text = inputs::read(file)?;
     let mut settings = Settings::default();
     let (what, imported) = match (arguments.form, arguments.form.plan()) {
         (_, Some(form)) => {
@@ -213,7 +214,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             ("plan", yaml)
         }
         (form, _) if form.is_topology() => ("topology", topology(arguments, &text)?),
-        (Form::Onnx, _) => ("model", inputs::ModelFile::to_yaml(&inputs::onnx(file)?.model)?),
+        (Form::Torch, _) => {
+            let named = inputs::torch_trace(&text, file, arguments.sequence)?;
+            ("model", inputs::ModelFile::to_yaml(&named.model)?)
+        }
         _ => {
             let named = inputs::hugging_face(&text, file, arguments.sequence, arguments.like.as_deref())?;
             ("model", inputs::ModelFile::to_yaml(&named.model)?)

@@ -10,7 +10,8 @@ use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_executor::regular;
 use foretell_models::{
-    GraphOptions, ImportedModel, Model, from_hugging_face, from_hugging_face_as, from_onnx, is_hugging_face_config,
+    GraphOptions, ImportedModel, Model, from_hugging_face, from_hugging_face_as, from_torch, is_hugging_face_config,
+    is_torch_trace,
 };
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
@@ -74,8 +75,6 @@ pub const LOCAL_GPUS: &str = "local-gpus";
 
 /// The longest file that a user writes or gives. A profile of the largest model has 2 MB.
 const MOST_INPUT: u64 = 64 << 20;
-/// The longest ONNX file: protobuf's own limit.
-const MOST_ONNX: u64 = 2 << 30;
 /// The longest file of a run's folder. A timeline has some 50 bytes for each span.
 const MOST_RUN_FILE: u64 = 4 << 30;
 
@@ -176,10 +175,10 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
         return Ok(NamedModel { name: text.into(), model: Model::named(text)? });
     }
     let path = folder.join(text);
-    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx")) {
-        return onnx(&path);
-    }
     let content = read(&path)?;
+    if is_torch_trace(&content) {
+        return torch_trace(&content, &path, None);
+    }
     if is_hugging_face_config(&content) {
         return hugging_face(&content, &path, None, None);
     }
@@ -247,9 +246,10 @@ pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: O
     sound(NamedModel { name, model: imported.model }, path)
 }
 
-/// Reads an ONNX graph. Notes what differs from it.
-pub fn onnx(path: &Path) -> Result<NamedModel, Failure> {
-    let imported = from_onnx(read_bytes(path, MOST_ONNX)?).map_err(|error| Failure::of_input(error).in_file(path))?;
+/// Reads a trace of a PyTorch step, with another sequence than that of the trace. Notes what was
+/// assumed.
+pub fn torch_trace(content: &str, path: &Path, sequence: Option<usize>) -> Result<NamedModel, Failure> {
+    let imported = from_torch(content, sequence).map_err(|error| Failure::of_input(error).in_file(path))?;
     note(&imported, path);
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     sound(NamedModel { name, model: imported.model }, path)

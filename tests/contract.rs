@@ -170,13 +170,13 @@ fn a_model_file_may_name_a_base_and_an_option_its_sequence() {
 }
 
 #[test]
-fn an_onnx_graph_becomes_a_model_file_with_the_same_parameters() {
+fn a_traced_step_becomes_a_model_file_with_the_same_parameters() {
     let scratch = Scratch::new();
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tests/onnx/torch_encoder_second.onnx");
-    let imported = scratch.json(&["import", "onnx", file, "-o", "encoder.yaml"]);
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tests/torch/transformer.json");
+    let imported = scratch.json(&["import", "torch", file, "-o", "encoder.yaml"]);
     assert_eq!(imported["file"], "encoder.yaml");
     for model in [file, "encoder.yaml"] {
-        assert_eq!(scratch.json(&["models", "show", model])["parameters"], 164_468, "{model}");
+        assert_eq!(scratch.json(&["models", "show", model])["parameters"], 136_192, "{model}");
     }
     let plan = scratch.file(
         "plan.yaml",

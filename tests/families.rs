@@ -6,16 +6,16 @@ mod common;
 use common::Scratch;
 use serde_json::Value;
 
-/// An ONNX graph of the importer's tests.
-fn onnx(name: &str) -> String {
-    format!("{}/models/tests/onnx/{name}.onnx", env!("CARGO_MANIFEST_DIR"))
+/// A traced PyTorch step of the importer's tests.
+fn traced(name: &str) -> String {
+    format!("{}/models/tests/torch/{name}.json", env!("CARGO_MANIFEST_DIR"))
 }
 
 #[test]
-fn an_onnx_graph_is_planned_and_simulated_and_not_trained() {
+fn a_traced_step_is_planned_and_simulated_and_not_trained() {
     let scratch = Scratch::new();
-    for (name, batch) in [("resnet50", "256"), ("cnn", "64"), ("transformer", "64")] {
-        let model = onnx(name);
+    for (name, batch) in [("resnet50", "256"), ("cnn", "64"), ("transformer", "64"), ("hybrid", "64"), ("unet", "64")] {
+        let model = traced(name);
         let plan = ["plan", "--model", &model, "--topology", "dgx-a100-80g", "--global-batch", batch, "--precision", "bf16"];
         let found = scratch.json(&[&plan[..], &["-o", "plan.yaml"]].concat());
         assert!(found["predicted"]["step_seconds"].as_f64() > Some(0.0), "{name}: {found}");
@@ -27,13 +27,15 @@ fn an_onnx_graph_is_planned_and_simulated_and_not_trained() {
         let staged = scratch.json(&["simulate", "--plan", common::text(&staged)]);
         assert!(staged["step_seconds"].as_f64() > Some(0.0), "{name}: {staged}");
     }
-    let plan = format!("model: {}\ntopology: local\nglobal_batch: 8\nlayout: {{data: 1}}\n", onnx("mlp"));
+    let plan = format!("model: {}\ntopology: local\nglobal_batch: 8\nlayout: {{data: 1}}\n", traced("mlp"));
     let trained = scratch.run(&["execute", "--plan", common::text(&scratch.file("train.yaml", &plan)), "--steps", "1"]);
     let message = String::from_utf8_lossy(&trained.stderr);
     assert!(!trained.status.success() && message.contains("a model with `family: network`"), "{message}");
-    let unknown = scratch.run(&["models", "show", &onnx("unknown")]);
-    let message = String::from_utf8_lossy(&unknown.stderr);
-    assert!(message.contains("unknown.onnx: `Hardmax`, `LpNormalization` are operators"), "{message}");
+    // A step whose samples meet each other has no graph of one sample.
+    let text = std::fs::read_to_string(traced("mlp")).expect("it is there").replace("[[1,1],10]", "[[1,1],[1,10]]");
+    let meeting = scratch.run(&["models", "show", common::text(&scratch.file("meeting.json", &text))]);
+    let message = String::from_utf8_lossy(&meeting.stderr);
+    assert!(message.contains("meeting.json: operator 9 (`aten.addmm` in `4`): two dimensions grow with the batch"), "{message}");
 }
 
 #[test]
@@ -60,14 +62,14 @@ fn a_small_deepseek_is_planned_with_its_prediction_module_and_not_trained() {
 }
 
 #[test]
-fn resnet_50_as_an_onnx_graph_takes_the_time_of_the_librarys() {
+fn resnet_50_as_a_traced_step_takes_the_time_of_the_librarys() {
     let scratch = Scratch::new();
     let step = |model: &str| {
         let rest = "global_batch: 64\nlayout: {data: 8, micro_batch: 8}\ntopology: dgx-a100-80g\nprecision: bf16\n";
         let plan = scratch.file("plan.yaml", &format!("model: {model}\n{rest}"));
         scratch.json(&["simulate", "--plan", common::text(&plan)])["step_seconds"].as_f64().expect("a time")
     };
-    let (imported, library) = (step(&onnx("resnet50")), step("resnet50"));
+    let (imported, library) = (step(&traced("resnet50")), step("resnet50"));
     assert!((imported / library - 1.0).abs() < 0.01, "{imported} s, and {library} s");
 }
 

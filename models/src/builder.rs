@@ -111,6 +111,11 @@ impl GraphBuilder {
         self.graph.tensor(tensor).dimensions.clone()
     }
 
+    /// Returns how a tensor is stored.
+    pub(crate) fn storage(&self, tensor: TensorId) -> Storage {
+        self.graph.tensor(tensor).storage
+    }
+
     fn operator(
         &mut self,
         name: &str,

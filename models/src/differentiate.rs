@@ -248,6 +248,11 @@ impl Backward {
             match kind.gradient_reads() {
                 GradientReads::Nothing => {}
                 GradientReads::Itself => reads.push(input.clone()),
+                GradientReads::Normed => {
+                    // The gradient of the shift needs nothing more, that of the scale the norm's input.
+                    reads.extend(forward.inputs.first().filter(|_| index < 2).cloned());
+                    reads.extend(forward.inputs.get(1).filter(|_| index == 0).cloned());
+                }
                 GradientReads::Others => {
                     let others = forward.inputs.iter().enumerate().filter(|(other, _)| *other != index);
                     reads.extend(others.map(|(_, other)| other.clone()));

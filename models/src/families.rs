@@ -28,7 +28,9 @@ pub use llama::Llama;
 pub use lstm::LstmSeq2seq;
 pub use mlp::Mlp;
 pub use moe::Moe;
-pub use network::{Network, NetworkConvolution, NetworkInput, NetworkLayer, NetworkOperation, NetworkPool};
+pub use network::{
+    Network, NetworkBlock, NetworkInput, NetworkLayer, NetworkOperation, NetworkStorage, NetworkWindow, NetworkWork,
+};
 pub use resnet::Resnet;
 pub use t5::T5;
 pub use vgg::Vgg;
@@ -64,6 +66,11 @@ pub(crate) trait Family: Sized {
 
     /// Returns the form of a training sample.
     fn sample(&self) -> SampleShape;
+
+    /// Returns the optimizer that trains the model, as far as the model says.
+    fn usual_optimizer(&self) -> Optimizer {
+        Self::OPTIMIZER
+    }
 
     /// Builds the forward graph. The sizes and the options are sound.
     fn graph(&self, name: &str, options: &GraphOptions) -> Graph;

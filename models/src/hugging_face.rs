@@ -161,7 +161,7 @@ fn type_of(object: &serde_json::Map<String, serde_json::Value>) -> &str {
 
 /// What can be done with a configuration whose type has no reader.
 fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence: Option<usize>) -> String {
-    const OTHERS: &str = "use a model of `foretell models`, a model file, or a graph (`foretell import onnx`)";
+    const OTHERS: &str = "use a model of `foretell models`, a model file, or a trace (`foretell import torch`)";
     images_and_text::enter_text(&mut object);
     let others = nearest::other_layers(&object);
     if !others.is_empty() {

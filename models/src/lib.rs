@@ -45,11 +45,11 @@ mod hugging_face;
 mod kernel;
 mod loss_target;
 mod model;
-mod onnx;
 pub mod operator_tables;
 mod optimizer;
 mod sample;
 mod storage;
+mod torch;
 
 pub use adapters::{AdapterSizes, is_adapter, linear_layers, with_adapters};
 pub use attention::{Attention, RelativePositions, RingStep, Rope};
@@ -73,7 +73,7 @@ pub use kernel::{
 };
 pub use loss_target::{LossTarget, WEIGHT};
 pub use model::Model;
-pub use onnx::{OnnxError, from_onnx};
 pub use optimizer::Optimizer;
 pub use sample::SampleShape;
 pub use storage::Storage;
+pub use torch::{TorchError, from_torch, is_torch_trace};

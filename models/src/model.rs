@@ -81,8 +81,8 @@ fn name_of<F: Family>(_: &F) -> &'static str {
     F::NAME
 }
 
-fn optimizer_of<F: Family>(_: &F) -> Optimizer {
-    F::OPTIMIZER
+fn optimizer_of<F: Family>(sizes: &F) -> Optimizer {
+    sizes.usual_optimizer()
 }
 
 /// The most elements of a tensor over all ranks. Sums of elements, bytes or traffic of a few

@@ -46,7 +46,7 @@ use thiserror::Error;
 const REDUCTION_PRICES: [u64; 3] = [1000, 300, 1];
 
 /// The most combinations for which a conversion is priced. A tensor with many readers, such as the
-/// input of queries, keys and values in an ONNX graph, has more: the compiler's rule then decides.
+/// input of queries, keys and values in a traced step, has more: the compiler's rule then decides.
 const LARGEST_CONVERSION: usize = 1 << 14;
 
 /// A plan whose operators are to be sharded.

@@ -75,18 +75,19 @@ fn models() -> impl Strategy<Value = Model> {
     ]
 }
 
-/// ONNX graphs with convolutions in groups, with attention as products, with the batch behind the
-/// positions, and without any of these.
-const NETWORKS: [&[u8]; 5] = [
-    include_bytes!("../../models/tests/onnx/mlp.onnx"),
-    include_bytes!("../../models/tests/onnx/cnn.onnx"),
-    include_bytes!("../../models/tests/onnx/transformer.onnx"),
-    include_bytes!("../../models/tests/onnx/merged.onnx"),
-    include_bytes!("../../models/tests/onnx/torch_encoder_second.onnx"),
+/// Traced steps: convolutions in groups and transposed, attention, experts, a scan, the batch behind
+/// the positions, values made from parameters alone, and none of these.
+const NETWORKS: [&str; 6] = [
+    include_str!("../../models/tests/torch/mlp.json"),
+    include_str!("../../models/tests/torch/cnn.json"),
+    include_str!("../../models/tests/torch/transformer.json"),
+    include_str!("../../models/tests/torch/hybrid.json"),
+    include_str!("../../models/tests/torch/unet.json"),
+    include_str!("../../models/tests/torch/experts.json"),
 ];
 
-fn network(file: &[u8]) -> Model {
-    foretell_models::from_onnx(file.to_vec()).expect("it is understood").model
+fn network(trace: &str) -> Model {
+    foretell_models::from_torch(trace, None).expect("it is understood").model
 }
 
 /// A small DeepSeek with all that its versions and Qwen2's mixtures have.

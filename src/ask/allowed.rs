@@ -120,8 +120,8 @@ const ALLOWED: [Allowed; 8] = [
             ("topology", NameOrContents),
             ("nodes", Plain),
         ],
-        // Their files are no text, or have gigabytes.
-        excluded: &[("form", "onnx"), ("form", "kineto")],
+        // Its files have gigabytes.
+        excluded: &[("form", "kineto")],
         writes_files: false,
     },
     command("models", &[]),

@@ -56,6 +56,17 @@ impl GraphBuilder {
     /// Adds batch normalisation. The loop over the batch counts groups of samples, so that a mesh
     /// axis can only cut between groups.
     pub(crate) fn batch_norm(&mut self, name: &str, x: TensorId, mode: Mode) -> TensorId {
+        let channels = self.dimensions(x)[3].extent;
+        let per_channel = |initialisation: Initialisation, part: &str, builder: &mut Self| {
+            builder.parameter(format!("{name}.{part}"), vec![dimension("channels", channels)], vec![channels], initialisation)
+        };
+        let scale = per_channel(Initialisation::Ones, "weight", self);
+        let shift = per_channel(Initialisation::Zeros, "bias", self);
+        self.batch_norm_with(name, x, mode, [scale, shift])
+    }
+
+    /// As [`GraphBuilder::batch_norm`], with scale and shift that exist.
+    pub(crate) fn batch_norm_with(&mut self, name: &str, x: TensorId, mode: Mode, [scale, shift]: [TensorId; 2]) -> TensorId {
         let dimensions = self.dimensions(x);
         let channels = dimensions[3].extent;
         let groups = self.normalization_groups;
@@ -66,11 +77,6 @@ impl GraphBuilder {
             Loop { name: "channels", extent: channels, role: Extent::Features, shardable: true },
         ];
         let [batch, channel] = [Some(LoopId(0)), Some(LoopId(2))];
-        let per_channel = |initialisation: Initialisation, part: &str, builder: &mut Self| {
-            builder.parameter(format!("{name}.{part}"), vec![dimension("channels", channels)], vec![channels], initialisation)
-        };
-        let scale = per_channel(Initialisation::Ones, "weight", self);
-        let shift = per_channel(Initialisation::Zeros, "bias", self);
         let pair = vec![dimension("moments", 2), dimension("channels", channels)];
         let running = self.tensor(format!("{name}.running"), Role::Running, pair.clone(), Storage::Single);
         let y = self.activation(name, dimensions, Storage::Precision);

@@ -8,16 +8,28 @@ use crate::storage::Storage;
 impl GraphBuilder {
     /// Adds layer normalisation over the last dimension.
     pub(crate) fn layer_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
-        let dimensions = self.dimensions(x);
-        let row_count = dimensions.len() - 1;
-        let features = dimensions[row_count];
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
-        loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
+        let features = *self.dimensions(x).last().expect("invariant: a tensor has dimensions");
         let parameter = |initialisation, part: &str, builder: &mut Self| {
             builder.parameter(format!("{name}.{part}"), vec![features], vec![features.extent], initialisation)
         };
         let scale = parameter(Initialisation::Ones, "weight", self);
         let shift = parameter(Initialisation::Zeros, "bias", self);
+        self.layer_norm_with(name, x, epsilon, [scale, shift])
+    }
+
+    /// As [`GraphBuilder::layer_norm`], with scale and shift that exist.
+    pub(crate) fn layer_norm_with(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        epsilon: Epsilon,
+        [scale, shift]: [TensorId; 2],
+    ) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let row_count = dimensions.len() - 1;
+        let features = dimensions[row_count];
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
         let all = walk(0, dimensions.len());
         let feature = vec![Some(LoopId(row_count))];
         let mut saved_dimensions = dimensions[..row_count].to_vec();
@@ -38,12 +50,18 @@ impl GraphBuilder {
 
     /// Adds the division of the last dimension by its root mean square.
     pub(crate) fn rms_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
+        let features = *self.dimensions(x).last().expect("invariant: a tensor has dimensions");
+        let scale = self.parameter(format!("{name}.weight"), vec![features], vec![features.extent], Initialisation::Ones);
+        self.rms_norm_with(name, x, epsilon, scale)
+    }
+
+    /// As [`GraphBuilder::rms_norm`], with a scale that exists.
+    pub(crate) fn rms_norm_with(&mut self, name: &str, x: TensorId, epsilon: Epsilon, scale: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - 1;
         let features = dimensions[row_count];
         let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
-        let scale = self.parameter(format!("{name}.weight"), vec![features], vec![features.extent], Initialisation::Ones);
         let all = walk(0, dimensions.len());
         let rows = walk(0, row_count);
         let saved = dimensions[..row_count].to_vec();

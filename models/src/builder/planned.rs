@@ -17,9 +17,22 @@ impl GraphBuilder {
         kind: PlannedKind,
         loops: Vec<Loop>,
         inputs: Vec<(TensorId, Axes)>,
-        (dimensions, axes): (Vec<Dimension>, Axes),
+        result: (Vec<Dimension>, Axes),
     ) -> TensorId {
-        let y = self.activation(name, dimensions, Storage::Precision);
+        self.planned_as(name, kind, loops, inputs, result, Storage::Precision)
+    }
+
+    /// As [`GraphBuilder::planned`], with the storage of the result.
+    pub(crate) fn planned_as(
+        &mut self,
+        name: &str,
+        kind: PlannedKind,
+        loops: Vec<Loop>,
+        inputs: Vec<(TensorId, Axes)>,
+        (dimensions, axes): (Vec<Dimension>, Axes),
+        storage: Storage,
+    ) -> TensorId {
+        let y = self.activation(name, dimensions, storage);
         let inputs: Vec<Operand> = inputs.into_iter().map(|(tensor, axes)| operand(tensor, axes)).collect();
         self.operator(name, OperatorKind::Planned { kind, gradient: false }, loops, inputs, vec![operand(y, axes)]);
         y

@@ -1,13 +1,15 @@
-//! Networks of any operators, one after the other: what an ONNX graph becomes.
+//! Networks of any operators, one after the other: what a traced PyTorch step becomes.
 //!
-//! A layer reads the network's input, or layers before it. Shapes are those of one sample, with
-//! channels before rows and columns as in ONNX. Blocks are cut where one tensor is all that later
-//! layers need. It must not know how a graph is sharded or computed.
+//! A layer reads the network's inputs, or layers before it. Shapes are those of one sample, with
+//! channels before rows and columns as in PyTorch. A layer that is `shared` has no samples: a
+//! parameter, or a view of one. It must not know how a graph is sharded or
+//! computed.
 
 mod build;
 mod operation;
+mod shapes;
 
-pub use operation::{NetworkConvolution, NetworkOperation, NetworkPool};
+pub use operation::{NetworkOperation, NetworkWindow, NetworkWork};
 
 use super::{Check, Family};
 use crate::builder::GraphOptions;
@@ -18,112 +20,145 @@ use crate::sample::SampleShape;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a network reads.
+/// A tensor of numbers that each sample has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum NetworkInput {
-    /// An image.
-    Image {
-        /// Channels of a pixel.
-        channels: usize,
-        /// Rows of pixels.
-        height: usize,
-        /// Columns of pixels.
-        width: usize,
-    },
-    /// A vector.
-    Features {
-        /// Its length.
-        width: usize,
-    },
-    /// A sequence of tokens.
-    Tokens {
-        /// Positions.
-        sequence: usize,
-        /// Size of the vocabulary: every token is below it.
-        vocabulary: usize,
-    },
+#[serde(deny_unknown_fields)]
+pub struct NetworkInput {
+    /// The shape of one sample.
+    pub shape: Vec<usize>,
+    /// For whole numbers, such as tokens: each is below it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
 }
 
-impl NetworkInput {
-    /// The shape of one sample.
-    pub(crate) fn shape(&self) -> Vec<usize> {
-        match *self {
-            Self::Image { channels, height, width } => vec![channels, height, width],
-            Self::Features { width } => vec![width],
-            Self::Tokens { sequence, .. } => vec![sequence],
-        }
+/// How the results of a layer are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkStorage {
+    /// In the precision of the run.
+    #[default]
+    Precision,
+    /// In single precision.
+    Single,
+    /// As whole numbers.
+    Integer,
+}
+
+impl NetworkStorage {
+    fn is_usual(&self) -> bool {
+        *self == Self::Precision
     }
+}
+
+/// A block: a pipeline cuts in front of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkBlock {
+    /// Its name.
+    pub name: String,
+    /// Whether its activations may be dropped and recomputed.
+    #[serde(default, skip_serializing_if = "crate::defaults::is_false")]
+    pub recomputable: bool,
 }
 
 /// A layer: an operation on the results of layers before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkLayer {
-    /// Its name, which its weights have too.
+    /// Its name. That of a parameter is the parameter's.
     pub name: String,
-    /// What it reads: 0 for the network's input, and n for the n-th layer.
+    /// What it reads: from 0 the network's inputs, and behind them its layers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<usize>,
     /// What it computes.
     pub operation: NetworkOperation,
+    /// The shape of its result for one sample, or for all of them if it is `shared`.
+    pub shape: Vec<usize>,
+    /// Whether its result is the same for all samples.
+    #[serde(default, skip_serializing_if = "crate::defaults::is_false")]
+    pub shared: bool,
+    /// How its result is stored.
+    #[serde(default, skip_serializing_if = "NetworkStorage::is_usual")]
+    pub storage: NetworkStorage,
+    /// The block that begins with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<NetworkBlock>,
 }
 
-/// A network of operators. The last layer gives the logits: a class for each sample or, if it has
-/// several dimensions, for each place of a sample.
+/// A network of operators, with at least one loss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
     /// What it reads.
-    pub input: NetworkInput,
+    pub inputs: Vec<NetworkInput>,
+    /// The optimizer that trains it.
+    #[serde(default)]
+    pub optimizer: Optimizer,
     /// Its layers, in an order in which each reads what comes before it.
     pub layers: Vec<NetworkLayer>,
 }
 
-/// The most layers of a network: ten times those of the deepest published ones.
-const MOST_NETWORK_LAYERS: usize = 20_000;
+/// The most layers of a network: ten times the operators of the deepest traced models.
+const MOST_NETWORK_LAYERS: usize = 200_000;
 
 /// The most elements of one sample of one layer.
 const MOST_SAMPLE_ELEMENTS: usize = 1 << 40;
 
+/// The most dimensions of a sample.
+const MOST_DIMENSIONS: usize = 16;
+
 impl Network {
-    /// The shape of one sample of the input and of each layer.
-    ///
-    /// # Errors
-    /// A sentence, if a layer cannot have what it reads.
-    pub(crate) fn shapes(&self) -> Result<Vec<Vec<usize>>, String> {
-        let mut shapes = vec![self.input.shape()];
-        for (index, layer) in self.layers.iter().enumerate() {
-            let name = &layer.name;
-            let reads: Option<Vec<&[usize]>> =
-                layer.reads.iter().map(|&read| shapes.get(read).filter(|_| read <= index).map(Vec::as_slice)).collect();
-            let reads = reads.ok_or_else(|| format!("layer `{name}` reads a layer that does not come before it"))?;
-            let shape = layer.operation.shape(&reads).map_err(|reason| format!("layer `{name}`: {reason}"))?;
-            let elements = shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
-            if shape.is_empty()
-                || shape.len() > build::MOST_AXES
-                || elements.is_none_or(|elements| elements == 0 || elements > MOST_SAMPLE_ELEMENTS)
-            {
-                return Err(format!(
-                    "layer `{name}` has the shape {shape:?}, which is empty or too large, or has more than six dimensions"
-                ));
-            }
-            shapes.push(shape);
-        }
-        Ok(shapes)
-    }
-
-    /// The shape of the logits of one sample.
-    fn output(&self) -> Vec<usize> {
-        self.shapes().ok().and_then(|shapes| shapes.last().cloned()).unwrap_or_default()
-    }
-
-    /// The classes, and the predictions of a sample: logits of an image have their classes first.
+    /// The loss of the network: the classes of each prediction, and the predictions of a sample.
     fn predictions(&self) -> (usize, usize) {
-        let output = self.output();
-        let classes = if output.len() == 3 { output.first() } else { output.last() };
-        let classes = classes.copied().unwrap_or(1).max(1);
-        (classes, output.iter().product::<usize>() / classes)
+        let reads = |layer: &NetworkLayer| layer.reads.first().and_then(|&read| read.checked_sub(self.inputs.len()));
+        let loss = self.layers.iter().find(|layer| layer.operation == NetworkOperation::Loss);
+        let read = loss.and_then(reads).and_then(|place| self.layers.get(place));
+        let shape = read.map_or(&[][..], |layer| &layer.shape);
+        let classes = shape.last().copied().unwrap_or(1).max(1);
+        (classes, shape.iter().fold(1usize, |product, &extent| product.saturating_mul(extent)) / classes)
     }
+
+    /// Refuses layers whose shapes do not fit what they read.
+    fn check_layers(&self) -> Result<(), String> {
+        let mut values: Vec<(&[usize], bool)> = self.inputs.iter().map(|input| (&input.shape[..], false)).collect();
+        let mut operations: Vec<Option<&NetworkOperation>> = vec![None; values.len()];
+        for layer in &self.layers {
+            let name = &layer.name;
+            check_shape(&layer.shape).map_err(|reason| format!("layer `{name}` {reason}"))?;
+            let reads: Option<Vec<shapes::Read<'_>>> = layer
+                .reads
+                .iter()
+                .map(|&read| {
+                    let &(shape, shared) = values.get(read)?;
+                    let is_parameter = operations.get(read) == Some(&Some(&NetworkOperation::Parameter));
+                    Some(shapes::Read { shape, shared, is_parameter })
+                })
+                .collect();
+            let reads = reads.ok_or_else(|| format!("layer `{name}` reads a layer that does not come before it"))?;
+            let is_integer = layer.reads.first().is_some_and(|&read| self.is_integer(read));
+            shapes::check(layer, &reads, is_integer).map_err(|reason| format!("layer `{name}`: {reason}"))?;
+            values.push((&layer.shape, layer.shared));
+            operations.push(Some(&layer.operation));
+        }
+        Ok(())
+    }
+
+    /// Whether a value is of whole numbers.
+    fn is_integer(&self, place: usize) -> bool {
+        match self.inputs.get(place) {
+            Some(input) => input.vocabulary.is_some(),
+            None => self.layers.get(place - self.inputs.len()).is_some_and(|layer| layer.storage == NetworkStorage::Integer),
+        }
+    }
+}
+
+/// Refuses shapes that are empty or too large.
+fn check_shape(shape: &[usize]) -> Result<(), String> {
+    let elements = shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+    if shape.len() > MOST_DIMENSIONS || elements.is_none_or(|elements| elements == 0 || elements > MOST_SAMPLE_ELEMENTS) {
+        return Err(format!("has the shape {shape:?}, which is empty or too large, or has more than 16 dimensions"));
+    }
+    Ok(())
 }
 
 impl Family for Network {
@@ -139,31 +174,45 @@ impl Family for Network {
     }
 
     fn validate(&self, check: &Check<'_>) -> Result<(), ModelError> {
-        let hint = "`foretell models show FILE.onnx` prints a network in the right form";
+        let hint = "`foretell import torch` writes a network in the right form";
         if self.layers.is_empty() || self.layers.len() > MOST_NETWORK_LAYERS {
-            return check.refuse(format!("it has {} layers", self.layers.len()), "a network has 1 to 20,000 layers");
+            return check.refuse(format!("it has {} layers", self.layers.len()), "a network has 1 to 200,000 layers");
         }
-        let sizes = self.input.shape();
-        let vocabulary = if let NetworkInput::Tokens { vocabulary, .. } = self.input { vocabulary } else { 1 };
-        check.sizes(&sizes.iter().chain([&vocabulary]).map(|&size| ("input", size)).collect::<Vec<_>>())?;
+        if self.inputs.is_empty() || self.inputs.len() > MOST_DIMENSIONS {
+            return check.refuse(format!("it has {} inputs", self.inputs.len()), "a network has 1 to 16 inputs");
+        }
+        for input in &self.inputs {
+            check_shape(&input.shape).map_err(|reason| check.error(format!("an input {reason}"), hint))?;
+            check.sizes(&[("vocabulary", input.vocabulary.unwrap_or(1))])?;
+        }
         let mut names: Vec<&str> = self.layers.iter().map(|layer| layer.name.as_str()).collect();
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return check.refuse(format!("two layers have the name `{}`", twice[0]), "give each layer a name of its own");
         }
-        if let Err(reason) = self.layers.iter().try_for_each(|layer| layer.operation.validate()) {
-            return check.refuse(reason, "every size is from 1 to 16,777,216");
+        self.check_layers().map_err(|reason| check.error(reason, hint))?;
+        if !self.layers.iter().any(|layer| layer.operation == NetworkOperation::Loss) {
+            return check.refuse("it has no loss".into(), hint);
         }
-        self.shapes().map(|_| ()).map_err(|reason| check.error(reason, hint))
+        Ok(())
     }
 
     fn sample(&self) -> SampleShape {
         let (classes, _) = self.predictions();
-        match self.input {
-            NetworkInput::Image { channels, height, width } => SampleShape::Image { channels, height, width, classes },
-            NetworkInput::Features { width } => SampleShape::Features { width, classes },
-            NetworkInput::Tokens { sequence, vocabulary } => SampleShape::Tokens { sequence, vocabulary },
-        }
+        let tokens = self.inputs.iter().find_map(|input| match (&input.shape[..], input.vocabulary) {
+            (&[sequence], Some(vocabulary)) if sequence > 1 => Some(SampleShape::Tokens { sequence, vocabulary }),
+            _ => None,
+        });
+        let image = self.inputs.iter().find_map(|input| match (&input.shape[..], input.vocabulary) {
+            (&[channels, height, width], None) => Some(SampleShape::Image { channels, height, width, classes }),
+            _ => None,
+        });
+        let width = || self.inputs.iter().map(|input| input.shape.iter().product::<usize>()).sum();
+        tokens.or(image).unwrap_or_else(|| SampleShape::Features { width: width(), classes })
+    }
+
+    fn usual_optimizer(&self) -> Optimizer {
+        self.optimizer
     }
 
     fn has_batch_norm(&self) -> bool {

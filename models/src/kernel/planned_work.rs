@@ -26,6 +26,10 @@ pub enum PlannedKind {
     Rearrangement,
     /// The same numbers in the same order, in another shape. Nothing is moved.
     Reshape,
+    /// Some of the numbers, where they are: nothing is moved. The gradient writes zeros and those.
+    Slice,
+    /// A norm over a part of the dimensions. Scale and shift come after what is normed.
+    Normalisation,
     /// Means or other statistics of windows, or of whole dimensions.
     Pool,
     /// Matrix products of two activations.
@@ -43,6 +47,8 @@ pub(crate) enum GradientReads {
     Itself,
     /// The other operands.
     Others,
+    /// What is normed, and the scale.
+    Normed,
 }
 
 impl PlannedKind {
@@ -51,7 +57,10 @@ impl PlannedKind {
         match self {
             Self::Function | Self::Softmax => GradientReads::Itself,
             Self::GateRows | Self::Combination | Self::MatrixProduct | Self::GroupedConvolution => GradientReads::Others,
-            Self::ShareAmongHeads | Self::Sum | Self::Rearrangement | Self::Reshape | Self::Pool => GradientReads::Nothing,
+            Self::Normalisation => GradientReads::Normed,
+            Self::ShareAmongHeads | Self::Sum | Self::Rearrangement | Self::Reshape | Self::Slice | Self::Pool => {
+                GradientReads::Nothing
+            }
         }
     }
 }
@@ -82,6 +91,11 @@ impl Planned {
     /// Whether it is a matrix product or a convolution.
     pub fn is_product(&self) -> bool {
         matches!(self.kind, PlannedKind::MatrixProduct | PlannedKind::GroupedConvolution)
+    }
+
+    /// Whether it only views memory: no kernel runs.
+    pub fn is_view(&self) -> bool {
+        self.kind == PlannedKind::Reshape || (self.kind == PlannedKind::Slice && !self.gradient)
     }
 
     /// The sizes of a product: batch, rows, columns, and the dimension that it sums over. Each of

@@ -14,6 +14,9 @@ sequence length and number of layers of that architecture. The pieces, in the or
 `table`     the command `python -m foretell.trace.table`
 `replay`    expands a table at any sizes: peak memory and operators
 `script`    traces a step of one's own: `python -m foretell.trace FILE.py:FUNCTION`
+`wrappers`  takes DDP, FSDP and compilers off such a step
+`graph`     logs which operator reads what another one made
+`export`    writes that graph for `foretell import torch`, with every dimension as a formula of batch and sequence
 `plain`, `tune`, `qlora`  further models, torchtune's, 4-bit weights
 `older`, `losses`  older releases of transformers, losses of trainers
 `loops`, `matrix`  loops in parts, the list of tables

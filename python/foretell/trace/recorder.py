@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
         if name == "aten::native_layer_norm" and args[0].dtype != torch.float32:
             out = (out[0], *(x.to(torch.float32) for x in out[1:]))   # CUDA keeps the statistics in fp32
-        if name == "aten::all":
+        if name in ("aten::all", "aten::_is_all_true"):
             out.every = True
         inputs = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]

@@ -107,6 +107,10 @@ impl GpuCosts<'_> {
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
                 self.expert_matmul(experts, [columns, contracted, self.received(experts, rows)], gradient, 0)
             }
+            // PyTorch views memory without a kernel.
+            Kernel::Planned(work) if work.is_view() => {
+                DeviceWork { time: Seconds::ZERO, kernels: 0.0, category: Category::of(kernel) }
+            }
             Kernel::Planned(work) if work.is_product() => {
                 let [batch, rows, columns, contracted] = work.product();
                 let output_bytes = if work.summed { gradient } else { element };

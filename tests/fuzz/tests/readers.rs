@@ -11,7 +11,7 @@ use foretell_executor::transport::RunKey;
 use foretell_executor::{Length, OnDivergence, Start, TrainingJob};
 use foretell_export::{Framework, Job, KinetoTrace, PlanForm, export_job, import_plan, unmatched};
 use foretell_fuzz::Corpus;
-use foretell_models::{GraphOptions, Model, from_hugging_face, from_onnx};
+use foretell_models::{GraphOptions, Model, from_hugging_face, from_torch};
 use foretell_program::{Layout, Plan, Profile, Rank, Training, compile};
 use foretell_score::read_rows;
 use foretell_topologies::{ImportOptions, Topology, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
@@ -142,11 +142,12 @@ fn no_config_of_transformers_makes_the_importer_panic() {
 }
 
 #[test]
-fn no_onnx_graph_makes_the_importer_panic() {
-    let files = ["mlp", "cnn", "transformer", "merged"].map(|name| root().join(format!("models/tests/onnx/{name}.onnx")));
+fn no_trace_of_a_step_makes_the_importer_panic() {
+    let files = ["mlp", "cnn", "unet", "experts"].map(|name| root().join(format!("models/tests/torch/{name}.json")));
     let corpus = Corpus::of(files.map(|file| std::fs::read(file).unwrap()).to_vec());
-    fuzz_bytes("onnx", &corpus, |bytes| {
-        from_onnx(bytes.to_vec()).is_ok_and(|imported| imported.model.graph("fuzzed", &GraphOptions::ONE).is_ok())
+    fuzz_bytes("step", &corpus, |bytes| {
+        let imported = from_torch(&String::from_utf8_lossy(bytes), None);
+        imported.is_ok_and(|imported| imported.model.graph("fuzzed", &GraphOptions::ONE).is_ok())
     });
 }
 

@@ -1,25 +1,26 @@
 //! The graph of a network.
 //!
-//! Images have their channels last in the graph, and first in the network's shapes. A tensor is
-//! turned by a change of shape, which costs nothing, where an operation wants the other order.
+//! Images have their channels last in the graph, and first in the network's shapes. Where an
+//! operation wants other dimensions than its operand's tensor has, a change of shape comes between,
+//! which costs nothing.
 
-use super::operation::{NetworkConvolution, NetworkOperation, NetworkPool};
-use super::{Network, NetworkInput};
-use crate::builder::{GraphBuilder, GraphOptions, Mode, dimension};
+use super::operation::{NetworkOperation, NetworkWork};
+use super::{Network, NetworkLayer, NetworkStorage};
+use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, Mode, VOCABULARY, dimension};
+use crate::dropout::DropoutRate;
 use crate::graph::{BATCH, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, TensorId};
-use crate::kernel::{Epsilon, PlannedKind};
+use crate::kernel::{Epsilon, PlannedKind, WeightLayout};
+use crate::storage::Storage;
+use std::collections::BTreeSet;
 
-/// Initial values of weights. They are not those of the file.
+/// Initial values of weights. They are not those of the traced step.
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
-/// Epsilon of layer norms. Costs do not depend on it.
+/// Epsilon of norms. Costs do not depend on it.
 const EPSILON: Epsilon = Epsilon::new(5);
 
 /// Names of the dimensions behind the batch.
 const AXES: [&str; 6] = ["first", "second", "third", "fourth", "fifth", "sixth"];
-
-/// The most dimensions of a sample.
-pub(super) const MOST_AXES: usize = AXES.len();
 
 /// A layer's result.
 #[derive(Clone, Debug)]
@@ -27,56 +28,78 @@ struct Value {
     tensor: TensorId,
     /// Shape of one sample, with channels first.
     shape: Vec<usize>,
-    /// Whether the tensor is an image, with channels last.
-    is_image: bool,
+    shared: bool,
 }
 
 /// Builds the forward graph. The network is sound.
 pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Graph {
     let mode = if options.inference { Mode::Inference } else { Mode::Training };
+    let tables = tied_tables(network);
     let mut layers = Layers { builder: GraphBuilder::new(name, options), mode, batch: options.batch };
-    let shapes = network.shapes().expect("invariant: the network is sound");
-    let starts = block_starts(network);
     layers.builder.block("input", false);
-    let mut values = vec![layers.input(&network.input)];
-    for (index, layer) in network.layers.iter().enumerate() {
-        if index > 0 && starts[index] {
-            let is_last = !starts[index + 1..].contains(&true);
-            layers.builder.block(layer.name.clone(), !is_last);
+    let mut values: Vec<Value> = network.inputs.iter().map(|input| layers.input(&input.shape, input.vocabulary)).collect();
+    let starts = block_starts(network);
+    for (layer, start) in network.layers.iter().zip(starts) {
+        match (&layer.block, start) {
+            (Some(block), _) => layers.builder.block(block.name.clone(), block.recomputable),
+            (None, Some(recomputable)) => layers.builder.block(layer.name.clone(), recomputable),
+            (None, None) => {}
         }
         let reads: Vec<Value> = layer.reads.iter().map(|&read| values[read].clone()).collect();
-        let value = layers.layer(&layer.name, &layer.operation, &reads, shapes[index + 1].clone());
+        let value = layers.layer(layer, &reads, tables.contains(&values.len()));
         values.push(value);
     }
-    let logits = values[network.layers.len()].clone();
     let (_, predictions) = network.predictions();
-    layers.loss(&logits);
-    layers.builder.finish(predictions, matches!(network.input, NetworkInput::Tokens { .. }).then_some(predictions))
+    let is_text = matches!(super::Family::sample(network), crate::sample::SampleShape::Tokens { .. });
+    layers.builder.finish(predictions, is_text.then_some(predictions))
 }
 
-/// Whether a block begins with each layer: only the result of the layer before is read from here
-/// on, the block before has weights, and the layer does not belong to the one before.
-fn block_starts(network: &Network) -> Vec<bool> {
+/// The places of parameters that are both a table of embeddings and the weight of a product, which
+/// ranks shard over the vocabulary.
+fn tied_tables(network: &Network) -> BTreeSet<usize> {
+    let reads = |is_wanted: fn(NetworkOperation) -> bool| {
+        let layers = network.layers.iter().filter(move |layer| is_wanted(layer.operation));
+        layers.filter_map(|layer| layer.reads.get(1).copied()).collect::<BTreeSet<usize>>()
+    };
+    let tables = reads(|operation| operation == NetworkOperation::Embedding);
+    &tables & &reads(|operation| operation == NetworkOperation::Product { transposed: true })
+}
+
+/// For a network that names no blocks, whether a block begins with each layer, and whether that is
+/// recomputable: only the result of the layer before is read from here on, the block before has
+/// weights, and the layer does not belong to the one before.
+fn block_starts(network: &Network) -> Vec<Option<bool>> {
     let layers = &network.layers;
-    // The last layer that reads the input (place 0) or a layer's result.
-    let mut last_use = vec![0; layers.len() + 1];
-    for (index, layer) in layers.iter().enumerate() {
-        for &read in &layer.reads {
-            last_use[read] = index + 1;
-        }
+    let mut starts = vec![None; layers.len()];
+    if layers.iter().any(|layer| layer.block.is_some()) {
+        return starts;
     }
-    let mut starts = vec![false; layers.len()];
-    let mut has_weights = false;
-    let mut longest = 0;
+    let first = network.inputs.len();
+    // The last layer that reads each value, with layers counted from 1. Parameters do not count.
+    let mut last_use = vec![0; first + layers.len()];
     for (index, layer) in layers.iter().enumerate() {
+        let is_parameter =
+            |read: usize| read.checked_sub(first).is_some_and(|layer| layers[layer].operation == NetworkOperation::Parameter);
+        layer.reads.iter().filter(|&&read| !is_parameter(read)).for_each(|&read| last_use[read] = index + 1);
+    }
+    let (mut has_weights, mut longest, mut before) = (false, 0, None);
+    for (index, layer) in layers.iter().enumerate() {
+        if layer.operation == NetworkOperation::Parameter {
+            continue;
+        }
         // Whether something older than the result of the layer before is still read.
-        let is_cut = index > 0 && longest <= index;
-        if is_cut && has_weights && !layer.operation.follows() {
-            starts[index] = true;
+        if longest <= index && has_weights && !layer.operation.follows() {
+            starts[index] = Some(true);
             has_weights = false;
         }
         has_weights |= layer.operation.has_weights();
-        longest = longest.max(last_use[index]);
+        if let Some(before) = before.replace(first + index) {
+            longest = longest.max(last_use[before]);
+        }
+    }
+    // The last block has the loss.
+    if let Some(last) = starts.iter_mut().rev().flatten().next() {
+        *last = false;
     }
     starts
 }
@@ -89,9 +112,15 @@ struct Layers {
 }
 
 impl Layers {
-    fn plain(&self, shape: &[usize]) -> Vec<Dimension> {
-        let axes = shape.iter().zip(AXES).map(|(&extent, name)| dimension(name, extent));
-        std::iter::once(dimension(BATCH, self.batch)).chain(axes).collect()
+    /// Dimensions of a result. The first ones are merged if there are more than have
+    /// names.
+    fn plain(&self, shape: &[usize], shared: bool) -> Vec<Dimension> {
+        let merged = shape.len().saturating_sub(AXES.len() - 1).max(1);
+        let (outer, inner) = shape.split_at(merged.min(shape.len()));
+        let extents = std::iter::once(outer.iter().product::<usize>()).chain(inner.iter().copied());
+        let axes = extents.zip(AXES).map(|(extent, name)| dimension(name, extent));
+        let batch = (!shared).then(|| dimension(BATCH, self.batch));
+        batch.into_iter().chain(axes.take(if shape.is_empty() { 1 } else { AXES.len() })).collect()
     }
 
     fn image(&self, shape: &[usize]) -> Vec<Dimension> {
@@ -104,19 +133,42 @@ impl Layers {
         ]
     }
 
-    fn input(&mut self, input: &NetworkInput) -> Value {
-        let (shape, is_image) = (input.shape(), matches!(input, NetworkInput::Image { .. }));
-        let (kind, dimensions) = match input {
-            NetworkInput::Image { .. } => (InputKind::Images, self.image(&shape)),
-            NetworkInput::Features { .. } => (InputKind::Features, self.plain(&shape)),
-            NetworkInput::Tokens { .. } => (InputKind::Tokens, self.plain(&shape)),
+    fn input(&mut self, shape: &[usize], vocabulary: Option<usize>) -> Value {
+        let is_image = vocabulary.is_none() && shape.len() == 3;
+        let dimensions = if is_image { self.image(shape) } else { self.plain(shape, false) };
+        let kind = match vocabulary {
+            Some(_) => InputKind::Tokens,
+            None if is_image => InputKind::Images,
+            None => InputKind::Features,
         };
-        Value { tensor: self.builder.input(kind, dimensions), shape, is_image }
+        Value { tensor: self.builder.input(kind, dimensions), shape: shape.to_vec(), shared: false }
     }
 
-    /// Adds work of no kernel. Ranks may shard the batch, and nothing else.
-    fn planned(&mut self, name: &str, kind: PlannedKind, reads: &[TensorId], dimensions: Vec<Dimension>) -> TensorId {
-        let mut loops = vec![Loop { name: BATCH, extent: self.batch, role: Extent::Rows, shardable: true }];
+    /// Adds work of no kernel. Ranks may shard the batch, and all dimensions if each operand has
+    /// those of the result. `steps`: multiply-adds for one sample.
+    fn planned(
+        &mut self,
+        name: &str,
+        kind: PlannedKind,
+        reads: &[TensorId],
+        (dimensions, storage): (Vec<Dimension>, Storage),
+        steps: usize,
+    ) -> TensorId {
+        let is_alike = steps == 0 && reads.iter().all(|&read| self.builder.dimensions(read) == dimensions);
+        if is_alike && matches!(kind, PlannedKind::Function | PlannedKind::Sum | PlannedKind::Combination) {
+            let loops: Vec<Loop> = dimensions
+                .iter()
+                .map(|one| Loop { name: one.name, extent: one.extent, role: Extent::Rows, shardable: true })
+                .collect();
+            let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
+            let inputs = reads.iter().map(|&tensor| (tensor, axes.clone())).collect();
+            return self.builder.planned_as(name, kind, loops, inputs, (dimensions, axes), storage);
+        }
+        let mut loops = Vec::new();
+        let has_batch = |dimensions: &[Dimension]| dimensions.iter().any(|one| one.name == BATCH);
+        if has_batch(&dimensions) || reads.iter().any(|&read| has_batch(&self.builder.dimensions(read))) {
+            loops.push(Loop { name: BATCH, extent: self.batch, role: Extent::Rows, shardable: true });
+        }
         let mut walk = |dimensions: &[Dimension]| -> Vec<Option<LoopId>> {
             let mut axes = Vec::new();
             for one in dimensions {
@@ -131,210 +183,174 @@ impl Layers {
         };
         let inputs = reads.iter().map(|&tensor| (tensor, walk(&self.builder.dimensions(tensor)))).collect();
         let axes = walk(&dimensions);
-        self.builder.planned(name, kind, loops, inputs, (dimensions, axes))
+        if steps > 0 {
+            loops.push(Loop { name: "steps", extent: steps, role: Extent::Contracted, shardable: false });
+        }
+        self.builder.planned_as(name, kind, loops, inputs, (dimensions, axes), storage)
     }
 
-    /// The value as an image with channels last, or with the dimensions of its shape.
-    fn arranged(&mut self, name: &str, value: &Value, is_image: bool) -> TensorId {
-        if value.is_image == is_image {
+    /// The value with these dimensions.
+    fn arranged(&mut self, name: &str, value: &Value, dimensions: Vec<Dimension>) -> TensorId {
+        let own = self.builder.dimensions(value.tensor);
+        if own.iter().map(|one| one.extent).eq(dimensions.iter().map(|one| one.extent)) {
             return value.tensor;
         }
-        let dimensions = if is_image { self.image(&value.shape) } else { self.plain(&value.shape) };
-        self.planned(&format!("{name}.arranged"), PlannedKind::Reshape, &[value.tensor], dimensions)
+        let storage = self.builder.storage(value.tensor);
+        self.planned(&format!("{name}.arranged"), PlannedKind::Reshape, &[value.tensor], (dimensions, storage), 0)
     }
 
-    fn weight(&mut self, name: &str, shape: &[usize]) -> TensorId {
-        let dimensions = shape.iter().zip(AXES).map(|(&extent, name)| dimension(name, extent)).collect();
+    /// Adds a layer. `is_tied_table`: whether it is a parameter of an embedding and of a product.
+    fn layer(&mut self, layer: &NetworkLayer, reads: &[Value], is_tied_table: bool) -> Value {
+        let NetworkLayer { name, shape, shared, .. } = layer;
+        let tensor = match (layer.operation, reads) {
+            (NetworkOperation::Parameter, _) => self.parameter(name, shape, is_tied_table),
+            (NetworkOperation::View, [x, ..]) => x.tensor,
+            // Parameters are read where they are.
+            (NetworkOperation::Slice, [x, ..]) if x.shared => x.tensor,
+            (operation, [x, others @ ..]) => self.operation(layer, operation, x, others),
+            (_, []) => unreachable!("invariant: a sound layer has operands"),
+        };
+        Value { tensor, shape: shape.clone(), shared: *shared }
+    }
+
+    fn parameter(&mut self, name: &str, shape: &[usize], is_tied_table: bool) -> TensorId {
+        let dimensions = match *shape {
+            // A convolution's, with channels last.
+            [out, inputs, rows, columns] if rows == columns => {
+                let window = dimension("window", rows);
+                let dimensions = vec![dimension("out_channels", out), window, window, dimension("in_channels", inputs)];
+                return self.builder.parameter_as(name.into(), dimensions, WEIGHTS, vec![0, 3, 1, 2], shape.to_vec());
+            }
+            [rows, columns] if is_tied_table => vec![dimension(VOCABULARY, rows), dimension("features", columns)],
+            [rows, columns] => vec![dimension("rows", rows), dimension("features", columns)],
+            [features] => vec![dimension("features", features)],
+            _ => self.plain(shape, true),
+        };
         self.builder.parameter(name.into(), dimensions, shape.to_vec(), WEIGHTS)
     }
 
-    fn layer(&mut self, name: &str, operation: &NetworkOperation, reads: &[Value], shape: Vec<usize>) -> Value {
-        let first = &reads[0];
-        // Element by element, an image may stay one.
-        let stays_image = reads.iter().all(|read| read.is_image && read.shape == first.shape);
-        let is_image = match operation {
-            NetworkOperation::Convolution(_)
-            | NetworkOperation::MaxPool(_)
-            | NetworkOperation::AveragePool(_)
-            | NetworkOperation::BatchNorm => true,
-            NetworkOperation::Relu
-            | NetworkOperation::Gelu
-            | NetworkOperation::Function
-            | NetworkOperation::Add
-            | NetworkOperation::Multiply => stays_image,
-            NetworkOperation::Concatenate { axis: 0 } => reads.iter().all(|read| read.is_image),
-            _ => false,
-        };
-        let x = match operation {
-            // All pixels of an image, whatever their order.
-            NetworkOperation::GlobalAveragePool => self.arranged(name, first, true),
-            NetworkOperation::Reshape { .. } => first.tensor,
-            _ => self.arranged(name, first, is_image),
-        };
-        let tensor = match operation {
-            NetworkOperation::Linear { features, bias } => {
-                let outputs = [dimension("features", *features)];
-                self.builder.linear(name, x, 1, &outputs, WEIGHTS, bias.then_some(Initialisation::Zeros))
+    fn operation(&mut self, layer: &NetworkLayer, operation: NetworkOperation, x: &Value, others: &[Value]) -> TensorId {
+        let (name, shape) = (&layer.name[..], &layer.shape[..]);
+        let own = self.plain(&x.shape, x.shared);
+        let result = (self.plain(shape, layer.shared), storage(layer.storage));
+        match (operation, others) {
+            (NetworkOperation::Product { transposed }, [weight, ..]) => {
+                let layout = if transposed { WeightLayout::OutIn } else { WeightLayout::InOut };
+                let x = self.arranged(name, x, own);
+                self.builder.matmul(name, x, weight.tensor, 1, layout)
             }
-            NetworkOperation::Convolution(one) => self.convolution(name, x, first.shape[0], one, &shape),
-            NetworkOperation::BatchNorm => self.builder.batch_norm(name, x, self.mode),
-            NetworkOperation::LayerNorm => self.builder.layer_norm(name, x, EPSILON),
-            NetworkOperation::Relu => self.builder.relu(name, x),
-            NetworkOperation::Gelu => self.builder.gelu_exact(name, x),
-            NetworkOperation::MaxPool(pool) => self.pool(name, x, pool, true, &shape),
-            NetworkOperation::AveragePool(pool) => self.pool(name, x, pool, false, &shape),
-            NetworkOperation::GlobalAveragePool => self.builder.global_average_pool(name, x),
-            NetworkOperation::Add | NetworkOperation::Multiply => {
-                let is_sum = *operation == NetworkOperation::Add;
-                let other = self.arranged(&format!("{name}.second"), &reads[1], is_image);
-                match (reads[0].shape == reads[1].shape, is_sum) {
-                    (true, true) => self.builder.add(name, x, other),
-                    (true, false) => self.builder.multiply(name, x, other),
-                    (false, _) => {
-                        let kind = if is_sum { PlannedKind::Sum } else { PlannedKind::Combination };
-                        self.planned(name, kind, &[x, other], self.plain(&shape))
-                    }
+            (NetworkOperation::Bias, [bias, ..]) => {
+                let x = self.arranged(name, x, own);
+                self.builder.bias_add(name, x, bias.tensor)
+            }
+            (NetworkOperation::Convolution(window), [weight, ..]) => {
+                let image = self.image(&x.shape);
+                let x = self.arranged(name, x, image);
+                self.builder.convolution(name, x, weight.tensor, window.stride, window.padding)
+            }
+            (NetworkOperation::MaxPool(window), _) => {
+                let image = self.image(&x.shape);
+                let x = self.arranged(name, x, image);
+                self.builder.max_pool(name, x, window.size, window.stride, window.padding)
+            }
+            (NetworkOperation::BatchNorm, [scale, shift]) => {
+                let image = self.image(&x.shape);
+                let x = self.arranged(name, x, image);
+                self.builder.batch_norm_with(name, x, self.mode, [scale.tensor, shift.tensor])
+            }
+            (NetworkOperation::LayerNorm, [scale, shift]) => {
+                let x = self.arranged(name, x, own);
+                self.builder.layer_norm_with(name, x, EPSILON, [scale.tensor, shift.tensor])
+            }
+            (NetworkOperation::RmsNorm, [scale]) => {
+                let x = self.arranged(name, x, own);
+                self.builder.rms_norm_with(name, x, EPSILON, scale.tensor)
+            }
+            (NetworkOperation::Embedding, [table]) => {
+                let x = self.arranged(name, x, own);
+                self.builder.embedding(name, x, table.tensor)
+            }
+            (NetworkOperation::Attention { causal }, [k, v]) => self.attention(name, [x, k, v], causal),
+            (NetworkOperation::Relu, _) => self.builder.relu(name, x.tensor),
+            (NetworkOperation::Gelu, _) => self.builder.gelu_exact(name, x.tensor),
+            (NetworkOperation::Loss, _) => self.loss(name, x),
+            (NetworkOperation::Slice, _) => self.planned(name, PlannedKind::Slice, &[x.tensor], result, 0),
+            (NetworkOperation::Work { kind, steps }, _) => {
+                let reads: Vec<TensorId> = std::iter::once(x).chain(others).map(|value| value.tensor).collect();
+                if let Some(tensor) = self.usual(name, kind, &reads, layer.storage) {
+                    return tensor;
                 }
+                self.planned(name, kind.kind(), &reads, self.result(layer, kind, x, others), steps)
             }
-            NetworkOperation::Shift { shape: own } if own.len() == 1 && first.shape.last() == own.last() => {
-                let bias = self.weight(&format!("{name}.bias"), own);
-                self.builder.bias_add(name, x, bias)
-            }
-            NetworkOperation::Shift { shape: own } | NetworkOperation::Weigh { shape: own } => {
-                let weight = self.weight(&format!("{name}.weight"), own);
-                let is_sum = matches!(operation, NetworkOperation::Shift { .. });
-                let kind = if is_sum { PlannedKind::Sum } else { PlannedKind::Combination };
-                self.planned(name, kind, &[x, weight], self.plain(&shape))
-            }
-            NetworkOperation::Embedding { rows, features } => {
-                let extents = vec![dimension("rows", *rows), dimension("features", *features)];
-                let table = self.builder.parameter(format!("{name}.weight"), extents, vec![*rows, *features], WEIGHTS);
-                self.builder.embedding(name, x, table)
-            }
-            NetworkOperation::MatrixProduct => {
-                let other = self.arranged(&format!("{name}.second"), &reads[1], false);
-                self.matrix_product(name, [x, other], &first.shape, &shape)
-            }
-            NetworkOperation::Concatenate { .. } => self.concatenate(name, x, reads, is_image, &shape),
-            NetworkOperation::Function => self.function(name, PlannedKind::Function, x),
-            NetworkOperation::Softmax => self.function(name, PlannedKind::Softmax, x),
-            NetworkOperation::Statistic { .. } => self.planned(name, PlannedKind::Pool, &[x], self.plain(&shape)),
-            NetworkOperation::Reshape { .. } => self.planned(name, PlannedKind::Reshape, &[x], self.plain(&shape)),
-            NetworkOperation::Transpose { .. } | NetworkOperation::Take { .. } => {
-                self.planned(name, PlannedKind::Rearrangement, &[x], self.plain(&shape))
-            }
-        };
-        Value { tensor, shape, is_image }
-    }
-
-    /// Adds a function of each element.
-    fn function(&mut self, name: &str, kind: PlannedKind, x: TensorId) -> TensorId {
-        let dimensions = self.builder.dimensions(x);
-        self.planned(name, kind, &[x], dimensions)
-    }
-
-    /// Adds a convolution: the usual one with a square window, or one that is only planned.
-    fn convolution(&mut self, name: &str, x: TensorId, channels: usize, one: &NetworkConvolution, shape: &[usize]) -> TensorId {
-        let [rows, columns] = one.pool.size;
-        let inputs = channels / one.groups;
-        let public = vec![one.channels, inputs, rows, columns];
-        let weight_name = format!("{name}.weight");
-        let out = dimension("out_channels", one.channels);
-        let y = match one.pool.square().filter(|_| one.groups == 1) {
-            Some([size, stride, padding]) => {
-                let window = dimension("window", size);
-                let dimensions = vec![out, window, window, dimension("in_channels", inputs)];
-                let weight = self.builder.parameter_as(weight_name, dimensions, WEIGHTS, vec![0, 3, 1, 2], public);
-                self.builder.convolution(name, x, weight, stride, padding)
-            }
-            None => {
-                let dimensions = vec![out, dimension("kernel", inputs * rows * columns)];
-                let weight = self.builder.parameter(weight_name, dimensions, public, WEIGHTS);
-                self.grouped_convolution(name, x, weight, shape)
-            }
-        };
-        if !one.bias {
-            return y;
+            _ => unreachable!("invariant: a sound layer has its operands"),
         }
-        let bias_name = format!("{name}.bias");
-        let bias = self.builder.parameter(
-            bias_name.clone(),
-            vec![dimension("channels", one.channels)],
-            vec![one.channels],
-            Initialisation::Zeros,
+    }
+
+    /// Adds a sum or a product of two alike tensors, which have kernels. The gradient of such a sum is
+    /// that of both.
+    fn usual(&mut self, name: &str, kind: NetworkWork, reads: &[TensorId], storage: NetworkStorage) -> Option<TensorId> {
+        let &[x, y] = reads else { return None };
+        let usual = [x, y].map(|tensor| self.builder.storage(tensor)) == [Storage::Precision; 2];
+        if !usual || storage != NetworkStorage::Precision || self.builder.dimensions(x) != self.builder.dimensions(y) {
+            return None;
+        }
+        match kind {
+            NetworkWork::Sum => Some(self.builder.add(name, x, y)),
+            NetworkWork::Combination => Some(self.builder.multiply(name, x, y)),
+            _ => None,
+        }
+    }
+
+    /// The dimensions of work's result: those of an operand of the same shape, so that an image
+    /// stays one.
+    fn result(&self, layer: &NetworkLayer, kind: NetworkWork, x: &Value, others: &[Value]) -> (Vec<Dimension>, Storage) {
+        let mut reads = std::iter::once(x).chain(others);
+        let keeps = kind.is_elementwise() || matches!(kind, NetworkWork::Norm | NetworkWork::Softmax);
+        let alike = |value: &&Value| {
+            let elements = |dimensions: &[Dimension]| dimensions.iter().map(|one| one.extent).product::<usize>();
+            value.shape == layer.shape
+                && value.shared == layer.shared
+                && elements(&self.builder.dimensions(value.tensor)) == elements(&self.plain(&layer.shape, layer.shared))
+        };
+        let dimensions = reads.find(|value| keeps && alike(value)).map(|value| self.builder.dimensions(value.tensor));
+        (dimensions.unwrap_or_else(|| self.plain(&layer.shape, layer.shared)), storage(layer.storage))
+    }
+
+    fn attention(&mut self, name: &str, [q, k, v]: [&Value; 3], causal: bool) -> TensorId {
+        let (heads, groups) = (q.shape[0], k.shape[0]);
+        let of = |value: &Value, heads: &[(&'static str, usize)], batch| {
+            let mut dimensions = vec![dimension(BATCH, batch), dimension("sequence", value.shape[1])];
+            dimensions.extend(heads.iter().map(|&(name, extent)| dimension(name, extent)));
+            dimensions.push(dimension("head_features", value.shape[2]));
+            dimensions
+        };
+        let query_heads =
+            if heads == groups { vec![("heads", heads)] } else { vec![("heads", groups), ("group", heads / groups)] };
+        let tensors = [(q, &query_heads[..], "q"), (k, &[("heads", groups)], "k"), (v, &[("heads", groups)], "v")].map(
+            |(value, heads, part)| {
+                let dimensions = of(value, heads, self.batch);
+                self.arranged(&format!("{name}.{part}"), value, dimensions)
+            },
         );
-        self.builder.bias_add(&bias_name, y, bias)
+        let kind = AttentionKind { causal, scaled: true, window: None, relative: None, dropout: DropoutRate::NONE };
+        self.builder.attention(name, tensors, kind)
     }
 
-    /// Adds a convolution in groups of x `[batch, height, width, in]` with a weight
-    /// `[out, kernel]`.
-    fn grouped_convolution(&mut self, name: &str, x: TensorId, weight: TensorId, shape: &[usize]) -> TensorId {
-        let [input, weights, output] = [self.builder.dimensions(x), self.builder.dimensions(weight), self.image(shape)];
-        let whole = |one: &Dimension, role| Loop { name: one.name, extent: one.extent, role, shardable: false };
-        let mut loops = vec![Loop { name: BATCH, extent: self.batch, role: Extent::Rows, shardable: true }];
-        loops.extend(input[1..].iter().map(|one| whole(one, Extent::Parts)));
-        loops.extend([whole(&output[1], Extent::Positions), whole(&output[2], Extent::Positions)]);
-        loops.extend([whole(&weights[0], Extent::Columns), whole(&weights[1], Extent::Contracted)]);
-        let axes = |places: &[usize]| places.iter().map(|&place| Some(LoopId(place))).collect::<Vec<_>>();
-        let inputs = vec![(x, axes(&[0, 1, 2, 3])), (weight, axes(&[6, 7]))];
-        self.builder.planned(name, PlannedKind::GroupedConvolution, loops, inputs, (output, axes(&[0, 4, 5, 6])))
-    }
-
-    fn pool(&mut self, name: &str, x: TensorId, pool: &NetworkPool, is_maximum: bool, shape: &[usize]) -> TensorId {
-        match pool.square() {
-            Some([size, stride, padding]) if is_maximum && padding < size => {
-                self.builder.max_pool(name, x, size, stride, padding)
-            }
-            _ => self.planned(name, PlannedKind::Pool, &[x], self.image(shape)),
-        }
-    }
-
-    /// Adds products `[batch.., rows, contracted] · [batch.., contracted, columns]`.
-    fn matrix_product(&mut self, name: &str, [x, y]: [TensorId; 2], first: &[usize], shape: &[usize]) -> TensorId {
-        let dimensions = self.plain(shape);
-        let outer = dimensions.len() - 2;
-        let whole = |one: &Dimension, role| Loop { name: one.name, extent: one.extent, role, shardable: false };
-        let mut loops: Vec<Loop> = dimensions[..outer].iter().map(|one| whole(one, Extent::Rows)).collect();
-        loops[0].shardable = true;
-        loops.extend([whole(&dimensions[outer], Extent::Positions), whole(&dimensions[outer + 1], Extent::Columns)]);
-        let contracted = dimension("contracted", *first.last().expect("invariant: a matrix has columns"));
-        loops.push(whole(&contracted, Extent::Contracted));
-        let with = |last: [usize; 2]| {
-            (0..outer).chain(last.map(|place| outer + place)).map(|place| Some(LoopId(place))).collect::<Vec<_>>()
-        };
-        let inputs = vec![(x, with([0, 2])), (y, with([2, 1]))];
-        self.builder.planned(name, PlannedKind::MatrixProduct, loops, inputs, (dimensions, with([0, 1])))
-    }
-
-    /// Adds a concatenation, two tensors at a time.
-    fn concatenate(&mut self, name: &str, first: TensorId, reads: &[Value], is_image: bool, shape: &[usize]) -> TensorId {
-        let whole = if is_image { self.image(shape) } else { self.plain(shape) };
-        let mut joined = first;
-        for (index, read) in reads.iter().enumerate().skip(1) {
-            let part = self.arranged(&format!("{name}.{index}"), read, is_image);
-            let [left, right] = [joined, part].map(|tensor| self.builder.dimensions(tensor));
-            let is_last = index + 1 == reads.len();
-            let sums = whole.iter().zip(left.iter().zip(&right)).map(|(whole, (left, right))| {
-                let extent = if left.extent == whole.extent && right.extent == whole.extent {
-                    whole.extent
-                } else {
-                    left.extent + right.extent
-                };
-                dimension(whole.name, extent)
-            });
-            let name = if is_last { name.to_string() } else { format!("{name}.joined{index}") };
-            let dimensions = sums.collect();
-            joined = self.planned(&name, PlannedKind::Rearrangement, &[joined, part], dimensions);
-        }
-        joined
-    }
-
-    /// Adds the loss over the classes: the last dimension of the logits' tensor.
-    fn loss(&mut self, logits: &Value) {
-        // An image's classes are its channels, which come last in the graph.
-        let tensor = self.arranged("logits", logits, logits.shape.len() == 3);
+    /// Adds the loss over the last dimension.
+    fn loss(&mut self, name: &str, x: &Value) -> TensorId {
+        let dimensions = self.plain(&x.shape, false);
+        let tensor = self.arranged(name, x, dimensions);
         let dimensions = self.builder.dimensions(tensor);
         let labels = self.builder.input(InputKind::Labels, dimensions[..dimensions.len() - 1].to_vec());
-        self.builder.cross_entropy("loss", tensor, labels);
+        self.builder.cross_entropy(name, tensor, labels);
+        tensor
+    }
+}
+
+fn storage(storage: NetworkStorage) -> Storage {
+    match storage {
+        NetworkStorage::Precision => Storage::Precision,
+        NetworkStorage::Single => Storage::Single,
+        NetworkStorage::Integer => Storage::Integer,
     }
 }

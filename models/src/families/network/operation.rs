@@ -1,304 +1,142 @@
-//! The operations of a network's layers, and the shapes of their results.
+//! The operations of a network's layers.
 
-use super::super::check::MOST;
+use crate::kernel::PlannedKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A convolution of images.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct NetworkConvolution {
-    /// Channels of the result.
-    pub channels: usize,
-    /// The window.
-    #[serde(flatten)]
-    pub pool: NetworkPool,
-    /// Groups of channels that are convolved apart.
-    #[serde(default = "crate::defaults::one")]
-    pub groups: usize,
-    /// Whether a bias is added.
-    #[serde(default, skip_serializing_if = "crate::defaults::is_false")]
-    pub bias: bool,
-}
-
-/// A window over an image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct NetworkPool {
+/// A square window over an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkWindow {
     /// Rows and columns of the window.
-    pub size: [usize; 2],
-    /// Distance between windows, in rows and in columns.
-    #[serde(default = "ones")]
-    pub stride: [usize; 2],
-    /// Rows added above, columns on the left, rows below, columns on the right.
+    pub size: usize,
+    /// Distance between windows.
+    #[serde(default = "crate::defaults::one")]
+    pub stride: usize,
+    /// Rows and columns added on each side.
     #[serde(default)]
-    pub padding: [usize; 4],
-    /// Distance between the rows, and the columns, of a window.
-    #[serde(default = "ones")]
-    pub dilation: [usize; 2],
-    /// Whether a window that is cut off counts.
-    #[serde(default, skip_serializing_if = "crate::defaults::is_false")]
-    pub partial: bool,
+    pub padding: usize,
 }
 
-fn ones() -> [usize; 2] {
-    [1, 1]
-}
-
-impl NetworkPool {
-    /// The rows and columns of the result.
-    fn extents(&self, [height, width]: [usize; 2]) -> Option<[usize; 2]> {
-        let [top, left, bottom, right] = self.padding;
-        let extent = |image: usize, pads: usize, axis: usize| {
-            let window = self.dilation[axis] * (self.size[axis].checked_sub(1)?) + 1;
-            let free = (image + pads).checked_sub(window)?;
-            let stride = self.stride[axis].max(1);
-            Some(if self.partial { free.div_ceil(stride) } else { free / stride } + 1)
-        };
-        Some([extent(height, top + bottom, 0)?, extent(width, left + right, 1)?])
-    }
-
-    /// Size, stride and padding, if they are the same for rows and columns and on both sides.
-    pub(super) fn square(&self) -> Option<[usize; 3]> {
-        let ([size, columns], [stride, right]) = (self.size, self.stride);
-        let is_even = self.padding.iter().all(|&padding| padding == self.padding[0]);
-        (size == columns && stride == right && is_even && self.dilation == [1, 1] && !self.partial).then_some([
-            size,
-            stride,
-            self.padding[0],
-        ])
-    }
-
-    fn sizes(&self) -> impl Iterator<Item = usize> {
-        let padding = self.padding.into_iter().map(|padding| padding.saturating_add(1));
-        self.size.into_iter().chain(self.stride).chain(self.dilation).chain(padding)
+impl NetworkWindow {
+    /// The extent of the result along a dimension of the image. `None` if the window is larger.
+    pub(crate) fn extent(&self, image: usize) -> Option<usize> {
+        let free = image.checked_add(self.padding.checked_mul(2)?)?.checked_sub(self.size)?;
+        Some(free.checked_div(self.stride)? + 1)
     }
 }
 
-/// What a layer computes. Axes and shapes leave out the batch.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Kinds of work that is planned and simulated by its operands alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkWork {
+    /// A function of each element, whose gradient reads the element.
+    Function,
+    /// A softmax.
+    Softmax,
+    /// A sum, or a product with constants: its gradient reads nothing else.
+    Sum,
+    /// A product or a quotient, element by element.
+    Combination,
+    /// The same numbers in another order, or some of them.
+    Move,
+    /// Sums, means or maxima of dimensions or windows.
+    Reduce,
+    /// A norm over a part of the dimensions, with or without weights.
+    Norm,
+    /// Matrix products of two results.
+    MatrixProduct,
+    /// A convolution that is not square, or in groups, or transposed, or of other dimensions.
+    Convolution,
+}
+
+impl NetworkWork {
+    /// The kind of planned work.
+    pub(crate) fn kind(self) -> PlannedKind {
+        match self {
+            Self::Function => PlannedKind::Function,
+            Self::Softmax => PlannedKind::Softmax,
+            Self::Sum => PlannedKind::Sum,
+            Self::Combination => PlannedKind::Combination,
+            Self::Move => PlannedKind::Rearrangement,
+            Self::Reduce => PlannedKind::Pool,
+            Self::Norm => PlannedKind::Normalisation,
+            Self::MatrixProduct => PlannedKind::MatrixProduct,
+            Self::Convolution => PlannedKind::GroupedConvolution,
+        }
+    }
+
+    /// Whether each element of the result belongs to one element of each operand.
+    pub(super) fn is_elementwise(self) -> bool {
+        matches!(self, Self::Function | Self::Sum | Self::Combination)
+    }
+}
+
+/// What a layer computes. Shapes leave out the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkOperation {
-    /// A product of the last dimension with a weight.
-    Linear {
-        /// Features of the result.
-        features: usize,
-        /// Whether a bias is added.
-        #[serde(default, skip_serializing_if = "crate::defaults::is_false")]
-        bias: bool,
+    /// A trained tensor. It reads nothing, and all samples share it.
+    Parameter,
+    /// The same numbers in another shape. Nothing is moved.
+    View,
+    /// Some of the numbers. Nothing is moved.
+    Slice,
+    /// A product of the last dimension with a parameter.
+    Product {
+        /// Whether the parameter is `[outputs, inputs]`, and not `[inputs, outputs]`.
+        transposed: bool,
     },
-    /// A convolution.
-    Convolution(NetworkConvolution),
-    /// Batch normalisation of an image's channels.
-    BatchNorm,
-    /// Layer normalisation of the last dimension.
+    /// The sum with a parameter over the last dimension.
+    Bias,
+    /// A convolution of an image with a parameter `[outputs, inputs, size, size]`.
+    Convolution(NetworkWindow),
+    /// Attention of queries `[heads, positions, features]` over keys and values.
+    Attention {
+        /// Whether a position only attends to itself and to positions before it.
+        causal: bool,
+    },
+    /// Layer normalisation of the last dimension, with two parameters.
     LayerNorm,
+    /// Division of the last dimension by its root mean square, with one parameter.
+    RmsNorm,
+    /// Batch normalisation of an image's channels, with two parameters.
+    BatchNorm,
+    /// A look-up of whole numbers in a parameter.
+    Embedding,
+    /// The maximum of each window.
+    MaxPool(NetworkWindow),
     /// `max(0, x)`.
     Relu,
     /// GELU.
     Gelu,
-    /// Another function of each element.
-    Function,
-    /// A softmax over the last dimension.
-    Softmax,
-    /// The sum of two tensors. Either may be repeated along dimensions.
-    Add,
-    /// The product of two tensors, element by element. Either may be repeated along dimensions.
-    Multiply,
-    /// The sum with a weight of this shape, which is repeated.
-    Shift {
-        /// The weight's shape.
-        shape: Vec<usize>,
+    /// Work that no backend has a kernel for.
+    Work {
+        /// Its kind.
+        kind: NetworkWork,
+        /// Multiply-adds of products for one sample, or for all of them if it is `shared`.
+        #[serde(default, skip_serializing_if = "crate::defaults::is_zero")]
+        steps: usize,
     },
-    /// The product with a weight of this shape, which is repeated.
-    Weigh {
-        /// The weight's shape.
-        shape: Vec<usize>,
-    },
-    /// The maximum of each window.
-    MaxPool(NetworkPool),
-    /// The mean of each window.
-    AveragePool(NetworkPool),
-    /// The mean of each channel of an image.
-    GlobalAveragePool,
-    /// Means or other statistics, with this shape.
-    Statistic {
-        /// Shape of the result.
-        shape: Vec<usize>,
-    },
-    /// The same numbers in another shape.
-    Reshape {
-        /// Shape of the result.
-        shape: Vec<usize>,
-    },
-    /// The same numbers with dimensions in another order.
-    Transpose {
-        /// The dimensions of the input, in the order of the result.
-        order: Vec<usize>,
-    },
-    /// Tensors one after the other along a dimension.
-    Concatenate {
-        /// The dimension.
-        axis: usize,
-    },
-    /// Some of the numbers, or numbers repeated or moved, with this shape.
-    Take {
-        /// Shape of the result.
-        shape: Vec<usize>,
-    },
-    /// A look-up of tokens in a table.
-    Embedding {
-        /// Rows of the table.
-        rows: usize,
-        /// Features of a row.
-        features: usize,
-    },
-    /// Matrix products of two tensors, over their last two dimensions.
-    MatrixProduct,
+    /// The loss over the last dimension.
+    Loss,
 }
 
 impl NetworkOperation {
-    /// Whether it has weights.
-    pub(super) fn has_weights(&self) -> bool {
-        matches!(
-            self,
-            Self::Linear { .. } | Self::Convolution(_) | Self::Embedding { .. } | Self::MatrixProduct | Self::Weigh { .. }
-        )
+    /// Whether it reads a parameter that a pipeline would want on another stage.
+    pub(super) fn has_weights(self) -> bool {
+        matches!(self, Self::Product { .. } | Self::Convolution(_) | Self::Embedding)
     }
 
     /// Whether it belongs to the layer before it: an activation, a norm, a pooling.
-    pub(super) fn follows(&self) -> bool {
-        matches!(
+    pub(super) fn follows(self) -> bool {
+        !matches!(
             self,
-            Self::BatchNorm
-                | Self::Relu
-                | Self::Gelu
-                | Self::Function
-                | Self::Softmax
-                | Self::Shift { .. }
-                | Self::MaxPool(_)
-                | Self::AveragePool(_)
-                | Self::Reshape { .. }
-                | Self::Take { .. }
+            Self::Product { .. }
+                | Self::Convolution(_)
+                | Self::LayerNorm
+                | Self::RmsNorm
+                | Self::Work { kind: NetworkWork::MatrixProduct | NetworkWork::Convolution, .. }
         )
     }
-
-    /// Refuses sizes that are 0 or too large.
-    pub(crate) fn validate(&self) -> Result<(), String> {
-        let sizes: Vec<usize> = match self {
-            Self::Linear { features, .. } => vec![*features],
-            Self::Convolution(one) => one.pool.sizes().chain([one.channels, one.groups]).collect(),
-            Self::MaxPool(pool) | Self::AveragePool(pool) => pool.sizes().collect(),
-            Self::Shift { shape }
-            | Self::Weigh { shape }
-            | Self::Statistic { shape }
-            | Self::Reshape { shape }
-            | Self::Take { shape } => shape.clone(),
-            Self::Embedding { rows, features } => vec![*rows, *features],
-            _ => Vec::new(),
-        };
-        match sizes.iter().find(|&&size| size == 0 || size > MOST) {
-            Some(size) => Err(format!("a layer has a size of {size}")),
-            None => Ok(()),
-        }
-    }
-
-    /// The shape of the result for one sample.
-    ///
-    /// # Errors
-    /// A reason, if it cannot be computed from these shapes.
-    pub(crate) fn shape(&self, reads: &[&[usize]]) -> Result<Vec<usize>, String> {
-        let wanted = match self {
-            Self::Add | Self::Multiply | Self::MatrixProduct => 2..=2,
-            Self::Concatenate { .. } => 1..=usize::MAX,
-            _ => 1..=1,
-        };
-        if !wanted.contains(&reads.len()) {
-            return Err(format!("it reads {} tensors", reads.len()));
-        }
-        let [first, last] = [reads[0], reads[reads.len() - 1]];
-        let image = || match *first {
-            [channels, height, width] => Ok((channels, [height, width])),
-            _ => Err(format!("it wants an image, and reads the shape {first:?}")),
-        };
-        let window = |pool: &NetworkPool, [height, width]: [usize; 2]| {
-            pool.extents([height, width]).ok_or_else(|| format!("the window is larger than the image of {height}x{width}"))
-        };
-        match self {
-            Self::Linear { features, .. } => Ok(with_last(first, *features)),
-            Self::Convolution(one) => {
-                let (channels, extents) = image()?;
-                if !channels.is_multiple_of(one.groups) || !one.channels.is_multiple_of(one.groups) {
-                    return Err(format!("{} groups do not divide {channels} and {} channels", one.groups, one.channels));
-                }
-                let [height, width] = window(&one.pool, extents)?;
-                Ok(vec![one.channels, height, width])
-            }
-            Self::MaxPool(pool) | Self::AveragePool(pool) => {
-                let (channels, extents) = image()?;
-                let [height, width] = window(pool, extents)?;
-                Ok(vec![channels, height, width])
-            }
-            Self::BatchNorm => image().map(|_| first.to_vec()),
-            Self::GlobalAveragePool => image().map(|(channels, _)| vec![channels]),
-            Self::LayerNorm | Self::Relu | Self::Gelu | Self::Function | Self::Softmax => Ok(first.to_vec()),
-            Self::Add | Self::Multiply => broadcast(first, last),
-            Self::Shift { shape } | Self::Weigh { shape } => broadcast(first, shape),
-            Self::Statistic { shape } | Self::Take { shape } => Ok(shape.clone()),
-            Self::Reshape { shape } => {
-                let elements = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
-                if elements(first) == elements(shape) {
-                    Ok(shape.clone())
-                } else {
-                    Err(format!("{first:?} cannot have the shape {shape:?}"))
-                }
-            }
-            Self::Transpose { order } => {
-                let mut sorted = order.clone();
-                sorted.sort_unstable();
-                if !sorted.iter().copied().eq(0..first.len()) {
-                    return Err(format!("`order` is {order:?}, and the input has {} dimensions", first.len()));
-                }
-                Ok(order.iter().map(|&axis| first[axis]).collect())
-            }
-            Self::Concatenate { axis } => {
-                let fits = |read: &&[usize]| {
-                    let others = |shape: &[usize]| {
-                        shape.iter().enumerate().filter(|(index, _)| index != axis).map(|(_, &extent)| extent).collect::<Vec<_>>()
-                    };
-                    read.len() == first.len() && *axis < first.len() && others(read) == others(first)
-                };
-                if !reads.iter().all(fits) {
-                    return Err(format!("{reads:?} do not fit along dimension {axis}"));
-                }
-                let mut shape = first.to_vec();
-                shape[*axis] = reads.iter().map(|read| read[*axis]).sum();
-                Ok(shape)
-            }
-            Self::Embedding { features, .. } => Ok([first, &[*features]].concat()),
-            Self::MatrixProduct => {
-                let [.., rows, contracted] = *first else { return Err(format!("{first:?} is no matrix")) };
-                let [.., own, columns] = *last else { return Err(format!("{last:?} is no matrix")) };
-                if own != contracted || first[..first.len() - 2] != last[..last.len() - 2] {
-                    return Err(format!("{first:?} and {last:?} have no product"));
-                }
-                Ok([&first[..first.len() - 2], &[rows, columns]].concat())
-            }
-        }
-    }
-}
-
-fn with_last(shape: &[usize], features: usize) -> Vec<usize> {
-    [&shape[..shape.len().saturating_sub(1)], &[features]].concat()
-}
-
-/// The shape of two tensors that are repeated to fit each other.
-fn broadcast(left: &[usize], right: &[usize]) -> Result<Vec<usize>, String> {
-    let rank = left.len().max(right.len());
-    let at = |shape: &[usize], axis: usize| (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis]);
-    (0..rank)
-        .map(|axis| match (at(left, axis), at(right, axis)) {
-            (one, other) if one == other || other == 1 => Ok(one),
-            (1, other) => Ok(other),
-            _ => Err(format!("{left:?} and {right:?} do not fit each other")),
-        })
-        .collect()
 }

@@ -18,6 +18,8 @@ fn name_and_family(kind: PlannedKind, gradient: bool) -> (&'static str, KernelFa
         PlannedKind::Combination => ("combination", "combination_gradient", KernelFamily::Activation),
         PlannedKind::Rearrangement => ("rearrangement", "rearrangement_gradient", KernelFamily::Rearrangement),
         PlannedKind::Reshape => ("reshape", "reshape_gradient", KernelFamily::Rearrangement),
+        PlannedKind::Slice => ("slice", "slice_gradient", KernelFamily::Rearrangement),
+        PlannedKind::Normalisation => ("normalisation", "normalisation_gradient", KernelFamily::Norm),
         PlannedKind::Pool => ("pool", "pool_gradient", KernelFamily::Other),
         PlannedKind::MatrixProduct => ("matrix_product", "matrix_product_gradient", KernelFamily::Product),
         PlannedKind::GroupedConvolution => {
@@ -34,6 +36,7 @@ pub(in crate::kernel) fn planned(work: &Planned) -> KernelSpec {
     let moves = |operand: KernelOperand| match work.kind {
         // A change of shape moves nothing.
         PlannedKind::Reshape => operand.uncounted(),
+        PlannedKind::Slice if !work.gradient => operand.uncounted(),
         // Where only some numbers are taken, only they are read.
         PlannedKind::Rearrangement => operand.moving(operand.elements.min(work.written)),
         _ => operand,
@@ -46,6 +49,7 @@ pub(in crate::kernel) fn planned(work: &Planned) -> KernelSpec {
     };
     KernelSpec {
         flops,
+        may_work_in_place: work.kind == PlannedKind::Reshape,
         ..KernelSpec::new(name, family, [first, second, third, work.written, work.steps], [
             moves(read("a", first)), moves(read("b", second)).when(second > 0), moves(read("c", third)).when(third > 0),
             if work.summed { result.single() } else { result },
