@@ -43,7 +43,8 @@ TPUS = {"tpu-v4": (32, 275, 3, "50GB/s"), "tpu-v5e": (16, 197, 2, "50GB/s"), "tp
 # The same as `planner/src/space/stack_limits.rs`, as far as the drawn stacks need it.
 SPLITS = {"fsdp": False, "deepspeed-zero": False, "ddp": False}
 MOST_MESHES = 9
-SECONDS_OF_EXPERTS = 60
+# Seconds after which no further layout of a job is tried.
+SECONDS_OF_EXPERTS = 30
 
 
 def divisors(number):
@@ -220,7 +221,7 @@ def expert_meshes(job, rng, stack, plan):
         mesh = {"data": data, "tensor": tensor, "pipeline": pipeline, "expert": expert, "context": context, **more}
         if tensor > 1 and model.get("family") not in ("t5",):
             mesh["sequence_parallel"] = True
-        if tensor > 1 and expert > 1:
+        if tensor > 1 and expert > 1 and experts % (expert * tensor) == 0:
             mesh["expert_tensor"] = 1
         if pipeline > 1:
             mesh["schedule"] = schedule or schedules[0]
@@ -335,7 +336,8 @@ def simulate_experts(foretell, job, plan):
     def step(layout):
         answer, error, _ = foretell.json("simulate", "--plan", foretell.write("expert.yaml", base | {"layout": layout}), seconds=30)
         if answer is None:
-            refused.append((layout, error[-200:]))
+            if "does not fit" not in error:
+                refused.append((layout, error[-200:]))
             return None
         results.append((answer["step_seconds"] if answer["fits"] else None, layout))
         return answer["fits"]
