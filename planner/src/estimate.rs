@@ -10,7 +10,7 @@ mod profile;
 
 pub(crate) use profile::kernel_seconds;
 
-use crate::space::{Family, Request, most_shards};
+use crate::space::{Family, Request, most_shards, world_size};
 use foretell_models::Graph;
 use foretell_program::{Layout, Recompute, usual_cuts, work_of_blocks};
 use foretell_simulator::MemoryRates;
@@ -165,12 +165,13 @@ impl Estimates {
         };
         let blocks = model.blocks * share;
         let inner = layout.tensor * layout.context * layout.expert;
+        let links = self.links.of_world(world_size(layout));
         let activations = model.boundary * samples / context;
         let tensor_passes = if recompute == Recomputed::Blocks { 6.0 } else { 4.0 };
-        let of_tensor = blocks * tensor_passes * self.links.all_reduce(activations, layout.tensor, 1);
-        let of_context = blocks * 3.0 * self.links.all_reduce(activations, layout.context, layout.tensor);
+        let of_tensor = blocks * tensor_passes * links.all_reduce(activations, layout.tensor, 1);
+        let of_context = blocks * 3.0 * links.all_reduce(activations, layout.context, layout.tensor);
         let routed = activations * model.routed * rows;
-        let of_experts = blocks * 6.0 * self.links.all_to_all(routed, layout.expert, layout.tensor * layout.context);
+        let of_experts = blocks * 6.0 * links.all_to_all(routed, layout.expert, layout.tensor * layout.context);
         let micro_batch = forward + backward + again + of_tensor + of_context + of_experts;
 
         let bubble = (stages - 1.0) * micro_batch / chunks * if layout.schedule.splits_backward() { 0.5 } else { 1.0 };
@@ -178,7 +179,7 @@ impl Estimates {
         let message = activations / if layout.sequence_parallel { tensor } else { 1.0 };
         // With the pipeline inside nodes, the next stage is `inner` devices away.
         let ranks = if layout.placement.is_some() { inner } else { inner * layout.data };
-        let StageMessages { slowest, through_all } = self.links.messages(message, ranks, layout.pipeline);
+        let StageMessages { slowest, through_all } = links.messages(message, ranks, layout.pipeline);
         // Forward messages and those of gradients share an interface.
         let messages = if layout.pipeline > 1 { 2.0 * chunks * slowest } else { 0.0 };
         // Messages and kernels of different micro-batches overlap, but not wholly.
@@ -188,14 +189,15 @@ impl Estimates {
         // The state and the gradients of the fullest stage.
         let fullest = share.max(model.fullest_share(layout.pipeline));
         let outside_experts = model.parameters / tensor * fullest;
-        let inside_experts = model.expert_parameters / (tensor * expert) * fullest;
+        // The ends of a model have no experts.
+        let inside_experts = model.expert_parameters / (tensor * expert) * share;
         let parameters = outside_experts + inside_experts;
         // Ranks of `expert` and `context` have the same parameters outside of experts, and those of
         // `expert` different experts.
         let all_reduce = |of_parameter: f64| {
             let alike = layout.data * layout.expert * layout.context;
-            let outside = self.links.all_reduce(outside_experts * of_parameter, alike, layout.tensor);
-            outside + self.links.all_reduce(inside_experts * of_parameter, layout.data, inner)
+            let outside = links.all_reduce(outside_experts * of_parameter, alike, layout.tensor);
+            outside + links.all_reduce(inside_experts * of_parameter, layout.data, inner)
         };
         let reduction = all_reduce(SINGLE_PRECISION);
         let gathering = all_reduce(self.parameter) / 2.0;

@@ -24,17 +24,19 @@ use foretell_program::{Layout, Recompute};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Families that are tried, and how many of them are simulated to their end or until they are too
-/// slow. The others are ruled out by bounds or do not fit.
-const MOST_TRIED: usize = 40;
-const MOST_SIMULATED: usize = 20;
+/// Families of which layouts are compiled, and how many of them are simulated to their end or until
+/// they are too slow. The others do not fit.
+const MOST_COMPILED: usize = 64;
+const MOST_SIMULATED: usize = 32;
 
-/// Rounds after which no more are tried once each manner had its turn, if none has improved the
-/// answer by more than this.
+/// Rounds with simulations after which no more are tried once each manner had its turn, if none has
+/// improved the answer by more than this. Without cheap bounds the queue hardly finds anything
+/// better, so there are more.
 const VAIN_ROUNDS: usize = 3;
+const VAIN_ROUNDS_WITHOUT_BOUNDS: usize = 10;
 const WORTHWHILE: f64 = 0.995;
 
-/// Families of one mesh and micro-batch: those with the schedules that seem best.
+/// Families of one mesh, micro-batch and manner: those with the schedules that seem best.
 const FAMILIES_OF_SIZE: usize = 2;
 
 /// Families of a manner that are tried before any other of their manner was simulated.
@@ -52,13 +54,24 @@ const MANY_PASSES: usize = 2048;
 const MOST_LONG_TRIED: usize = 12;
 const MOST_LONG: usize = 3;
 
+/// Keeps the first families of each mesh, micro-batch and manner.
+pub(super) fn retain_best_of_size(sorted: &mut Vec<Expert>) {
+    let mut of_size: BTreeMap<(MeshSizes, usize, Manner), usize> = BTreeMap::new();
+    sorted.retain(|one| {
+        let layout = &one.family.layout;
+        let count = of_size.entry((mesh(layout), layout.micro_batch, one.manner)).or_default();
+        *count += 1;
+        *count <= FAMILIES_OF_SIZE
+    });
+}
+
 /// A family that an expert would try.
-struct Expert {
+pub(super) struct Expert {
     /// The estimate of its value, with the least recomputation that seems to fit.
-    estimate: f64,
-    seems_too_large: bool,
-    manner: Manner,
-    family: Family,
+    pub(super) estimate: f64,
+    pub(super) seems_too_large: bool,
+    pub(super) manner: Manner,
+    pub(super) family: Family,
 }
 
 impl Expert {
@@ -69,14 +82,31 @@ impl Expert {
 
 /// What came of a family that an expert would try.
 #[derive(Default)]
-struct Trial {
+pub(super) struct Trial {
     /// The layouts that were compiled, in order.
-    outcomes: Vec<(Layout, Outcome)>,
+    pub(super) outcomes: Vec<(Layout, Outcome)>,
     /// Whether none of its layouts fits.
     is_too_large: bool,
     /// Layouts with so many micro-batches that only a shorter step was simulated, each with the
     /// value that follows from it.
-    long: Vec<(f64, Layout)>,
+    pub(super) long: Vec<(f64, Layout)>,
+}
+
+/// The forms of a layout that differ in what they recompute, the least first.
+struct Forms {
+    /// Those in which all blocks recompute the same.
+    whole: Vec<Layout>,
+    /// Those that recompute some blocks, if the last of `whole` recomputes all.
+    in_part: Vec<Layout>,
+}
+
+/// Whether a layout fits.
+enum Fit {
+    /// It fits, or need not be simulated to know that it is no better.
+    Fits,
+    TooLarge,
+    /// The family is given up: the time is over, or the layout does not divide the model.
+    Over,
 }
 
 impl Searcher<'_> {
@@ -91,22 +121,27 @@ impl Searcher<'_> {
             return Ok(());
         }
         let mut left = self.experts(usual);
+        let t0 = std::time::Instant::now();
+        let tr = std::env::var_os("FT_TRACE").is_some();
+        if tr { eprintln!("experts: {} of {} usual", left.len(), usual.len()); }
         let (mut best, mut vain) = (f64::INFINITY, 0);
         let mut long: Vec<(f64, Layout)> = Vec::new();
         let mut turns: BTreeMap<Manner, usize> = BTreeMap::new();
         let manners = left.iter().map(|one| one.manner).collect::<BTreeSet<_>>().len();
-        let (mut tried, mut simulated) = (0, 0);
-        while tried < MOST_TRIED && simulated < MOST_SIMULATED && long.len() < MOST_LONG_TRIED && !self.is_over() {
+        let (mut compiled, mut simulated) = (0, 0);
+        while compiled < MOST_COMPILED && simulated < MOST_SIMULATED && long.len() < MOST_LONG_TRIED && !self.is_over() {
             let round = self.next_experts(&mut left, &mut turns);
             if round.is_empty() {
                 break;
             }
-            tried += round.len();
+            let simulated_before = simulated;
             let trials = self.try_all(&round)?;
+            if tr { for (e, t) in round.iter().zip(&trials) { let l=&e.family.layout; eprintln!("{:.2}s {:?} mb{} {} v{} est {:.4} large {} -> {:?} long {:?}", t0.elapsed().as_secs_f64(), mesh(l), l.micro_batch, l.schedule, l.virtual_stages, e.estimate, e.seems_too_large, t.outcomes.iter().map(|(l,o)| (l.zero, l.recompute.to_string(), o.value(), matches!(o, Outcome::Stopped(_)))).collect::<Vec<_>>(), t.long.iter().map(|x| x.0).collect::<Vec<_>>()); } }
             for (expert, trial) in round.iter().zip(trials) {
                 for &(value, _) in &trial.long {
                     self.correct(expert.manner, expert.estimate, value);
                 }
+                compiled += usize::from(!trial.outcomes.is_empty() || !trial.long.is_empty());
                 long.extend(trial.long);
                 simulated += self.take_trial(expert, trial.outcomes);
                 if trial.is_too_large {
@@ -118,9 +153,11 @@ impl Searcher<'_> {
             self.incumbents.sort();
             self.report_bounded();
             let now = self.incumbents.best().unwrap_or(f64::INFINITY);
-            vain = if now < best * WORTHWHILE { 0 } else { vain + 1 };
+            vain = if now < best * WORTHWHILE { 0 } else { vain + usize::from(simulated > simulated_before) };
             best = best.min(now);
-            if vain >= VAIN_ROUNDS && best.is_finite() && turns.len() == manners {
+            let is_bounded = self.incumbents.list.first().is_none_or(|one| self.bounds.has_cheap_bounds(&one.plan.layout));
+            let most_vain = if is_bounded { VAIN_ROUNDS } else { VAIN_ROUNDS_WITHOUT_BOUNDS };
+            if vain >= most_vain && best.is_finite() && turns.len() == manners {
                 break;
             }
         }
@@ -129,40 +166,40 @@ impl Searcher<'_> {
 
     /// Returns the families that an expert would try, those that seem best first.
     fn experts(&self, usual: &[Family]) -> Vec<Expert> {
-        let bounds = &self.bounds;
         let estimated = |family: &Family| {
-            if self.is_over() || !bounds.space.is_experts_choice(family) {
+            if self.is_over() || !self.bounds.space.is_experts_choice(family) {
                 return None;
             }
-            let forms = self.recomputations(&family.layout).into_iter();
-            let estimates = forms.filter_map(|recompute| {
-                let layout = Layout { recompute, ..family.layout.clone() };
-                bounds.estimates.of(&Family { layout, ..family.clone() })
-            });
-            let mut last = None;
-            for estimate in estimates {
-                last = Some(estimate);
-                if bounds.estimates.memory_over_limit(&estimate) <= 1.0 {
-                    break;
-                }
-            }
-            let estimate = last?;
-            Some(Expert {
-                estimate: estimate.time.value() * bounds.value_per_second(&family.layout),
-                seems_too_large: bounds.estimates.memory_over_limit(&estimate) > MAY_FIT,
-                manner: manner(&family.layout),
-                family: family.clone(),
-            })
+            self.estimated(family)
         };
         let mut all: Vec<Expert> = usual.par_iter().filter_map(estimated).collect();
         all.sort_by(|a, b| a.seems_too_large.cmp(&b.seems_too_large).then(a.estimate.total_cmp(&b.estimate)));
-        let mut of_size: BTreeMap<(MeshSizes, usize), usize> = BTreeMap::new();
-        all.retain(|one| {
-            let count = of_size.entry((mesh(&one.family.layout), one.family.layout.micro_batch)).or_default();
-            *count += 1;
-            *count <= FAMILIES_OF_SIZE
-        });
+        retain_best_of_size(&mut all);
         all
+    }
+
+    /// Returns a family with its estimate, if it has one.
+    pub(super) fn estimated(&self, family: &Family) -> Option<Expert> {
+        let bounds = &self.bounds;
+        let forms = self.recomputations(&family.layout).into_iter();
+        let estimates = forms.filter_map(|recompute| {
+            let layout = Layout { recompute, ..family.layout.clone() };
+            bounds.estimates.of(&Family { layout, ..family.clone() })
+        });
+        let mut last = None;
+        for estimate in estimates {
+            last = Some(estimate);
+            if bounds.estimates.memory_over_limit(&estimate) <= 1.0 {
+                break;
+            }
+        }
+        let estimate = last?;
+        Some(Expert {
+            estimate: estimate.time.value() * bounds.value_per_second(&family.layout),
+            seems_too_large: bounds.estimates.memory_over_limit(&estimate) > MAY_FIT,
+            manner: manner(&family.layout),
+            family: family.clone(),
+        })
     }
 
     /// Takes the next families to try: of manners that were not simulated yet, then those with the
@@ -191,80 +228,95 @@ impl Searcher<'_> {
         round
     }
 
-    fn try_all(&self, round: &[Expert]) -> Result<Vec<Trial>, PlannerError> {
+    pub(super) fn try_all(&self, round: &[Expert]) -> Result<Vec<Trial>, PlannerError> {
         round.par_iter().map(|expert| self.try_expert(expert)).collect()
     }
 
     /// Tries the forms of a family, with the least stage of ZeRO first, until one fits without
     /// recomputation; of each stage of ZeRO it simulates the least recomputation that fits.
     fn try_expert(&self, expert: &Expert) -> Result<Trial, PlannerError> {
-        let (bounds, micro_batches) = (&self.bounds, expert.family.micro_batches);
-        let simulations = Simulations { bounds, incumbents: &self.incumbents };
-        let best = self.incumbents.value_to_beat(None);
+        let micro_batches = expert.family.micro_batches;
         let mut trial = Trial { is_too_large: true, ..Trial::default() };
         for base in self.bases(&expert.family) {
-            let mut needs_nothing = false;
-            for (place, layout) in self.forms_to_try(&base, micro_batches).into_iter().enumerate() {
-                if self.is_over() {
-                    trial.is_too_large = false;
-                    return Ok(trial);
-                }
-                match self.known.get(&layout) {
-                    Some(Known::TooLarge(_)) => continue,
-                    Some(Known::Simulated | Known::AtLeast(_)) => {
-                        (needs_nothing, trial.is_too_large) = (place == 0, false);
+            let Forms { whole, in_part } = self.forms_to_try(&base, micro_batches);
+            let mut fits = None;
+            for (place, layout) in whole.iter().enumerate() {
+                match self.try_form(layout, micro_batches, &mut trial)? {
+                    Fit::Fits => {
+                        fits = Some(place);
                         break;
                     }
-                    None => {}
-                }
-                let mut bound = 0.0;
-                if bounds.has_cheap_bounds(&layout) {
-                    match bounds.layout(&layout, micro_batches) {
-                        Ok(Bound { time: Some(time), .. }) => bound = time.value() * bounds.value_per_second(&layout),
-                        Ok(Bound { time: None, .. }) => continue,
-                        Err(_) => {
-                            trial.is_too_large = false;
-                            break;
-                        }
-                    }
-                } else if bounds.estimates.memory_of_layout(&layout, micro_batches).is_some_and(|share| share > MAY_FIT) {
-                    continue;
-                }
-                if best.is_some_and(|best| bound >= best) {
-                    (needs_nothing, trial.is_too_large) = (place == 0, false);
-                    break;
-                }
-                if let Some(short) = simulations.value_by_short_steps(&layout, micro_batches)? {
-                    match short {
-                        // The whole step holds no less.
-                        Outcome::OutOfMemory(held) => {
-                            trial.outcomes.push((layout, Outcome::OutOfMemory(held)));
-                            continue;
-                        }
-                        Outcome::Stopped(value) => trial.long.push((value, layout)),
-                        _ => {
-                            trial.is_too_large = false;
-                            return Ok(trial);
-                        }
-                    }
-                    (needs_nothing, trial.is_too_large) = (place == 0, false);
-                    break;
-                }
-                let index = LayoutIndex { family: PROBED, variant: 0 };
-                let queued = QueuedLayout { bound, index, layout: layout.clone(), is_stopped: false };
-                let Some(outcome) = simulations.first(&[queued])?.outcome else { continue };
-                let is_too_large = matches!(outcome, Outcome::OutOfMemory(_) | Outcome::OutOfHostMemory);
-                trial.outcomes.push((layout, outcome));
-                if !is_too_large {
-                    (needs_nothing, trial.is_too_large) = (place == 0, false);
-                    break;
+                    Fit::TooLarge => {}
+                    Fit::Over => return Ok(trial),
                 }
             }
-            if needs_nothing {
+            trial.is_too_large &= fits.is_none();
+            // All blocks recomputed fit: perhaps fewer do. Those before `least` do not.
+            let (mut least, mut most) = (0, in_part.len());
+            while fits.is_some_and(|place| place + 1 == whole.len()) && least < most {
+                let middle = least.midpoint(most);
+                match self.try_form(&in_part[middle], micro_batches, &mut trial)? {
+                    Fit::Fits => most = middle,
+                    Fit::TooLarge => least = middle + 1,
+                    Fit::Over => return Ok(trial),
+                }
+            }
+            if fits == Some(0) {
                 break;
             }
         }
         Ok(trial)
+    }
+
+    /// Tries one layout.
+    fn try_form(&self, layout: &Layout, micro_batches: usize, trial: &mut Trial) -> Result<Fit, PlannerError> {
+        let bounds = &self.bounds;
+        let simulations = Simulations { bounds, incumbents: &self.incumbents };
+        let best = self.incumbents.value_to_beat(None);
+        let over = |trial: &mut Trial| {
+            trial.is_too_large = false;
+            Ok(Fit::Over)
+        };
+        if self.is_over() {
+            return over(trial);
+        }
+        match self.known.get(layout) {
+            Some(Known::TooLarge(_)) => return Ok(Fit::TooLarge),
+            Some(Known::Simulated | Known::AtLeast(_)) => return Ok(Fit::Fits),
+            None => {}
+        }
+        let mut bound = 0.0;
+        if bounds.has_cheap_bounds(layout) {
+            match bounds.layout(layout, micro_batches) {
+                Ok(Bound { time: Some(time), .. }) => bound = time.value() * bounds.value_per_second(layout),
+                Ok(Bound { time: None, .. }) => return Ok(Fit::TooLarge),
+                Err(_) => return over(trial),
+            }
+        } else if bounds.estimates.memory_of_layout(layout, micro_batches).is_some_and(|share| share > MAY_FIT) {
+            return Ok(Fit::TooLarge);
+        }
+        if best.is_some_and(|best| bound >= best) {
+            return Ok(Fit::Fits);
+        }
+        match simulations.value_by_short_steps(layout, micro_batches)? {
+            // The whole step holds no less.
+            Some(Outcome::OutOfMemory(held)) => {
+                trial.outcomes.push((layout.clone(), Outcome::OutOfMemory(held)));
+                return Ok(Fit::TooLarge);
+            }
+            Some(Outcome::Stopped(value)) => {
+                trial.long.push((value, layout.clone()));
+                return Ok(Fit::Fits);
+            }
+            Some(_) => return over(trial),
+            None => {}
+        }
+        let index = LayoutIndex { family: PROBED, variant: 0 };
+        let queued = QueuedLayout { bound, index, layout: layout.clone(), is_stopped: false };
+        let Some(outcome) = simulations.first(&[queued])?.outcome else { return Ok(Fit::TooLarge) };
+        let is_too_large = matches!(outcome, Outcome::OutOfMemory(_) | Outcome::OutOfHostMemory);
+        trial.outcomes.push((layout.clone(), outcome));
+        Ok(if is_too_large { Fit::TooLarge } else { Fit::Fits })
     }
 
     /// Returns the layouts of a family that differ in ZeRO: of each stage the first variant, which
@@ -288,15 +340,12 @@ impl Searcher<'_> {
     }
 
     /// Returns a layout and its forms that recompute more and more.
-    fn forms_to_try(&self, base: &Layout, micro_batches: usize) -> Vec<Layout> {
-        let mut forms: Vec<Layout> = Vec::new();
-        for recompute in self.recomputations(base) {
-            if recompute == Recompute::Full {
-                forms.extend(self.bounds.partly_recomputed(base, micro_batches));
-            }
-            forms.push(Layout { recompute, ..base.clone() });
-        }
-        forms
+    fn forms_to_try(&self, base: &Layout, micro_batches: usize) -> Forms {
+        let whole: Vec<Layout> =
+            self.recomputations(base).into_iter().map(|recompute| Layout { recompute, ..base.clone() }).collect();
+        let recomputes_all = whole.len() > 1 && whole.last().is_some_and(|layout| layout.recompute == Recompute::Full);
+        let in_part = if recomputes_all { self.bounds.partly_recomputed(base, micro_batches) } else { Vec::new() };
+        Forms { whole, in_part }
     }
 
     /// Returns what a layout's stages may recompute, the least first.
@@ -311,7 +360,7 @@ impl Searcher<'_> {
     }
 
     /// Records what came of a family's layouts. Returns how many were simulated.
-    fn take_trial(&mut self, expert: &Expert, outcomes: Vec<(Layout, Outcome)>) -> usize {
+    pub(super) fn take_trial(&mut self, expert: &Expert, outcomes: Vec<(Layout, Outcome)>) -> usize {
         let mut simulated = 0;
         for (layout, outcome) in outcomes {
             self.known.note(&layout, &outcome);
@@ -330,7 +379,7 @@ impl Searcher<'_> {
 
     /// Simulates the whole steps of the layouts whose short ones seem best, the best first, as long
     /// as one may be the answer.
-    fn simulate_long(&mut self, mut long: Vec<(f64, Layout)>) -> Result<(), PlannerError> {
+    pub(super) fn simulate_long(&mut self, mut long: Vec<(f64, Layout)>) -> Result<(), PlannerError> {
         long.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (value, layout) in long.into_iter().take(MOST_LONG) {
             if self.is_over() || self.incumbents.value_to_beat(None).is_some_and(|best| value >= best) {

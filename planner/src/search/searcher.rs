@@ -65,11 +65,19 @@ impl<'a> Searcher<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
+        let t0 = std::time::Instant::now();
+        let tr = std::env::var_os("FT_TRACE").is_some();
         let usual = self.bounds.space.usual_families(&|| self.is_over());
+        if tr { eprintln!("usual {:.2}", t0.elapsed().as_secs_f64()); }
         self.try_experts(&usual)?;
+        if tr { eprintln!("experts {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
+        self.climb()?;
+        if tr { eprintln!("climb {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
         let ranked = self.ranked(&usual);
         self.probe(ranked)?;
+        if tr { eprintln!("probe {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
         self.fill_queue()?;
+        if tr { eprintln!("filled {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
         let (predicted, left) = loop {
             // A bound on every layout also bounds the layouts left.
             let left = self.look_at_queue()?.or(self.bound_of_unlisted).map(|left| left.max(self.bounds.least_value()));

@@ -1,0 +1,88 @@
+//! The families one move away from a layout: other micro-batches, or a factor of one axis on
+//! another.
+
+use super::divisors::divisors;
+use super::meshes::MeshSizes;
+use super::sizes::world_size;
+use super::{Family, Space};
+use foretell_program::Layout;
+
+/// Sizes of a mesh: `data`, `tensor`, `pipeline`, `context` and `expert`.
+type Sizes = [usize; 5];
+
+impl Space<'_> {
+    /// Returns the families of the meshes that differ from that of `layout` by one move: a factor
+    /// of one axis goes to another, or to or from devices that stay idle. Those of its own mesh are
+    /// the first. Micro-batches are as large as that of `layout`, or have half or twice as many
+    /// samples. Empty for layouts without one mesh for all stages and shares.
+    pub(crate) fn families_near(&self, layout: &Layout) -> Vec<Family> {
+        if layout.stages.is_some() || layout.shares.is_some() {
+            return Vec::new();
+        }
+        let has_near_size = |family: &Family| {
+            let (own, other) = (layout.micro_batch, family.layout.micro_batch);
+            own == other || own == 2 * other || other == 2 * own
+        };
+        // Another way to see the keys of other ranks is a move of its own.
+        let own = [layout.data, layout.tensor, layout.pipeline, layout.context, layout.expert];
+        let has_usual_form = |family: &Family| {
+            let Layout { data, tensor, pipeline, context, expert, context_method, ref shares, .. } = family.layout;
+            let has_method = context_method == layout.context_method || [data, tensor, pipeline, context, expert] == own;
+            let has_whole_experts = Self::has_whole_experts(&family.layout) || family.layout.expert_tensor == layout.expert_tensor;
+            shares.is_none() && has_method && has_whole_experts && self.has_usual_sequence(&family.layout)
+        };
+        let meshes = self.meshes_near(layout).into_iter();
+        let families = meshes.flat_map(|[data, tensor, pipeline, context, expert]| {
+            self.families_of_mesh(MeshSizes { data, tensor, pipeline }, context, expert)
+        });
+        families.filter(has_usual_form).filter(has_near_size).collect()
+    }
+
+    fn meshes_near(&self, layout: &Layout) -> Vec<Sizes> {
+        let Layout { data, tensor, pipeline, context, expert, .. } = *layout;
+        let own = [data, tensor, pipeline, context, expert];
+        let mut found = vec![own];
+        let mut add = |sizes: Sizes| {
+            if !found.contains(&sizes) && self.has_mesh(sizes) {
+                found.push(sizes);
+            }
+        };
+        for from in 0..own.len() {
+            for factor in divisors(own[from]).into_iter().skip(1) {
+                let mut less = own;
+                less[from] /= factor;
+                for to in (0..own.len()).filter(|&to| to != from) {
+                    let mut moved = less;
+                    moved[to] *= factor;
+                    add(moved);
+                }
+                add(less);
+            }
+        }
+        let most = self.devices.count / world_size(layout).max(1);
+        for factor in 2..=most {
+            for to in 0..own.len() {
+                let mut more = own;
+                more[to] *= factor;
+                add(more);
+            }
+        }
+        found
+    }
+
+    /// Returns `true` if the space may have a mesh of these sizes.
+    fn has_mesh(&self, [data, tensor, pipeline, context, expert]: Sizes) -> bool {
+        let fixed = self.fixed;
+        let ranks = [tensor, pipeline, context, expert].into_iter().try_fold(data, usize::checked_mul);
+        let is_open = |fixed: Option<usize>, size: usize| fixed.is_none_or(|fixed| fixed == size);
+        let has_cuts = fixed.cuts.as_ref().is_none_or(|cuts| cuts.len() == pipeline);
+        ranks.is_some_and(|ranks| ranks <= self.devices.count)
+            && is_open(fixed.data, data)
+            && is_open(fixed.pipeline, pipeline)
+            && has_cuts
+            && self.allows_tensor_size(tensor)
+            && (tensor == 1 || self.model.heads.is_none_or(|heads| heads.is_multiple_of(tensor)) || fixed.tensor.is_some())
+            && self.context_sizes().contains(&context)
+            && self.expert_sizes().contains(&expert)
+    }
+}
