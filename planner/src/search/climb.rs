@@ -16,7 +16,7 @@ use crate::error::PlannerError;
 use crate::space::Family;
 use foretell_program::{Layout, Plan, Recompute};
 use rayon::prelude::*;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Layouts where a climb starts, and how far above the best the others may lie.
 const STARTS: usize = 3;
@@ -46,7 +46,6 @@ impl Searcher<'_> {
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
     pub(super) fn climb(&mut self) -> Result<(), PlannerError> {
-        let mut tried: HashSet<Layout> = HashSet::new();
         let mut started: BTreeSet<Manner> = BTreeSet::new();
         for _ in 0..STARTS {
             let Some(best) = self.incumbents.best() else { break };
@@ -58,17 +57,17 @@ impl Searcher<'_> {
             let Some(start) = start.filter(|one| one.value <= CLOSE * best) else { break };
             let (value, layout) = (start.value, start.plan.layout.clone());
             started.insert(manner(&layout));
-            self.climb_from(value, layout, &mut tried)?;
+            self.climb_from(value, layout)?;
         }
         Ok(())
     }
 
-    fn climb_from(&mut self, mut value: f64, mut layout: Layout, tried: &mut HashSet<Layout>) -> Result<(), PlannerError> {
+    fn climb_from(&mut self, mut value: f64, mut layout: Layout) -> Result<(), PlannerError> {
         for _ in 0..STEPS {
             if self.is_over() {
                 break;
             }
-            let neighbours = self.promising_neighbours(value, &layout, tried);
+            let neighbours = self.promising_neighbours(value, &layout);
             let mut better = None;
             let mut neighbours = neighbours.into_iter();
             let mut compiled = 0;
@@ -77,7 +76,7 @@ impl Searcher<'_> {
                 if round.is_empty() || compiled == ROUNDS || self.is_over() {
                     break;
                 }
-                tried.extend(round.iter().map(|one| one.family.layout.clone()));
+                self.tried.extend(round.iter().map(|one| one.family.layout.clone()));
                 let is_compiled;
                 (is_compiled, better) = self.try_neighbours(&round, value)?;
                 compiled += usize::from(is_compiled);
@@ -95,7 +94,6 @@ impl Searcher<'_> {
     /// if it is better than `value`.
     fn try_neighbours(&mut self, round: &[Expert], value: f64) -> Result<(bool, Option<(f64, Layout)>), PlannerError> {
         let trials = self.try_all(round)?;
-        if std::env::var_os("FT_TRACE").is_some() { for (e, t) in round.iter().zip(&trials) { let l=&e.family.layout; eprintln!("climb {:?} mb{} {} v{} est {:.4} large {} -> {:?} long {:?}", mesh(l), l.micro_batch, l.schedule, l.virtual_stages, e.estimate, e.seems_too_large, t.outcomes.iter().map(|(l,o)| (l.zero, l.recompute.to_string(), o.value())).collect::<Vec<_>>(), t.long.iter().map(|x| x.0).collect::<Vec<_>>()); } }
         let first_found = self.search.probed;
         let is_compiled = trials.iter().any(|trial| !trial.outcomes.is_empty() || !trial.long.is_empty());
         let mut long = Vec::new();
@@ -113,7 +111,7 @@ impl Searcher<'_> {
 
     /// Returns the families one move away from a layout of this value that may be better, those
     /// with the best corrected estimates first.
-    fn promising_neighbours(&self, value: f64, layout: &Layout, tried: &HashSet<Layout>) -> Vec<Expert> {
+    fn promising_neighbours(&self, value: f64, layout: &Layout) -> Vec<Expert> {
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
         let Ok(micro_batches) = plan.micro_batches() else { return Vec::new() };
         let of_own = Layout { recompute: Recompute::None, ..layout.clone() };
@@ -121,7 +119,7 @@ impl Searcher<'_> {
         let correction = value / own.estimate.max(f64::MIN_POSITIVE);
         let is_open = |family: &Family| {
             let keeps_all = family.layout.recompute == Recompute::None || self.bounds.space.fixed.recompute.is_some();
-            keeps_all && !tried.contains(&family.layout)
+            keeps_all && !self.tried.contains(&family.layout)
         };
         // Estimates of another manner are off by another factor, where that is known.
         let own_manner = manner(layout);

@@ -54,6 +54,9 @@ const MANY_PASSES: usize = 2048;
 const MOST_LONG_TRIED: usize = 12;
 const MOST_LONG: usize = 3;
 
+/// Value over that of the best layout below which a long step is simulated in full at once.
+const FAR_BETTER: f64 = 0.9;
+
 /// Keeps the first families of each mesh, micro-batch and manner.
 pub(super) fn retain_best_of_size(sorted: &mut Vec<Expert>) {
     let mut of_size: BTreeMap<(MeshSizes, usize, Manner), usize> = BTreeMap::new();
@@ -121,27 +124,26 @@ impl Searcher<'_> {
             return Ok(());
         }
         let mut left = self.experts(usual);
-        let t0 = std::time::Instant::now();
-        let tr = std::env::var_os("FT_TRACE").is_some();
-        if tr { eprintln!("experts: {} of {} usual", left.len(), usual.len()); }
         let (mut best, mut vain) = (f64::INFINITY, 0);
         let mut long: Vec<(f64, Layout)> = Vec::new();
+        let mut long_tried = 0;
         let mut turns: BTreeMap<Manner, usize> = BTreeMap::new();
         let manners = left.iter().map(|one| one.manner).collect::<BTreeSet<_>>().len();
         let (mut compiled, mut simulated) = (0, 0);
-        while compiled < MOST_COMPILED && simulated < MOST_SIMULATED && long.len() < MOST_LONG_TRIED && !self.is_over() {
+        while compiled < MOST_COMPILED && simulated < MOST_SIMULATED && long_tried < MOST_LONG_TRIED && !self.is_over() {
             let round = self.next_experts(&mut left, &mut turns);
             if round.is_empty() {
                 break;
             }
             let simulated_before = simulated;
+            self.tried.extend(round.iter().map(|expert| expert.family.layout.clone()));
             let trials = self.try_all(&round)?;
-            if tr { for (e, t) in round.iter().zip(&trials) { let l=&e.family.layout; eprintln!("{:.2}s {:?} mb{} {} v{} est {:.4} large {} -> {:?} long {:?}", t0.elapsed().as_secs_f64(), mesh(l), l.micro_batch, l.schedule, l.virtual_stages, e.estimate, e.seems_too_large, t.outcomes.iter().map(|(l,o)| (l.zero, l.recompute.to_string(), o.value(), matches!(o, Outcome::Stopped(_)))).collect::<Vec<_>>(), t.long.iter().map(|x| x.0).collect::<Vec<_>>()); } }
             for (expert, trial) in round.iter().zip(trials) {
                 for &(value, _) in &trial.long {
                     self.correct(expert.manner, expert.estimate, value);
                 }
                 compiled += usize::from(!trial.outcomes.is_empty() || !trial.long.is_empty());
+                long_tried += trial.long.len();
                 long.extend(trial.long);
                 simulated += self.take_trial(expert, trial.outcomes);
                 if trial.is_too_large {
@@ -152,6 +154,7 @@ impl Searcher<'_> {
             }
             self.incumbents.sort();
             self.report_bounded();
+            self.simulate_promising(&mut long)?;
             let now = self.incumbents.best().unwrap_or(f64::INFINITY);
             vain = if now < best * WORTHWHILE { 0 } else { vain + usize::from(simulated > simulated_before) };
             best = best.min(now);
@@ -375,6 +378,20 @@ impl Searcher<'_> {
             }
         }
         simulated
+    }
+
+    /// Simulates the whole step of the layout whose short ones seem best, if it is far better than
+    /// the best layout so far: the others may never have their turn.
+    fn simulate_promising(&mut self, long: &mut Vec<(f64, Layout)>) -> Result<(), PlannerError> {
+        let best = self.incumbents.best().unwrap_or(f64::INFINITY);
+        let least = (0..long.len()).min_by(|&a, &b| long[a].0.total_cmp(&long[b].0));
+        match least.filter(|&place| long[place].0 < best * FAR_BETTER) {
+            Some(place) => {
+                let one = long.remove(place);
+                self.simulate_long(vec![one])
+            }
+            None => Ok(()),
+        }
     }
 
     /// Simulates the whole steps of the layouts whose short ones seem best, the best first, as long

@@ -14,7 +14,7 @@ use foretell_program::Layout;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 
 /// Families that are bounded together.
 const FAMILIES_PER_BOUNDING: usize = 128;
@@ -38,6 +38,8 @@ pub(super) struct Searcher<'a> {
     queue: BinaryHeap<Reverse<QueueEntry>>,
     pub(super) corrections: Corrections,
     pub(super) known: KnownLayouts,
+    /// The families that were tried early, each as its layout that recomputes least.
+    pub(super) tried: HashSet<Layout>,
     /// Bound on the value of every layout, if the search ended before they were listed.
     bound_of_unlisted: Option<f64>,
     /// Least memory of a layout that does not fit.
@@ -58,6 +60,7 @@ impl<'a> Searcher<'a> {
             queue: BinaryHeap::new(),
             corrections: Corrections::default(),
             known: KnownLayouts::default(),
+            tried: HashSet::new(),
             bound_of_unlisted: None,
             least_needed: None,
             refusal: None,
@@ -65,19 +68,12 @@ impl<'a> Searcher<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
-        let t0 = std::time::Instant::now();
-        let tr = std::env::var_os("FT_TRACE").is_some();
         let usual = self.bounds.space.usual_families(&|| self.is_over());
-        if tr { eprintln!("usual {:.2}", t0.elapsed().as_secs_f64()); }
         self.try_experts(&usual)?;
-        if tr { eprintln!("experts {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
         self.climb()?;
-        if tr { eprintln!("climb {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
         let ranked = self.ranked(&usual);
         self.probe(ranked)?;
-        if tr { eprintln!("probe {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
         self.fill_queue()?;
-        if tr { eprintln!("filled {:.2} best {:?}", t0.elapsed().as_secs_f64(), self.incumbents.best()); }
         let (predicted, left) = loop {
             // A bound on every layout also bounds the layouts left.
             let left = self.look_at_queue()?.or(self.bound_of_unlisted).map(|left| left.max(self.bounds.least_value()));

@@ -28,7 +28,8 @@ impl Space<'_> {
         let has_usual_form = |family: &Family| {
             let Layout { data, tensor, pipeline, context, expert, context_method, ref shares, .. } = family.layout;
             let has_method = context_method == layout.context_method || [data, tensor, pipeline, context, expert] == own;
-            let has_whole_experts = Self::has_whole_experts(&family.layout) || family.layout.expert_tensor == layout.expert_tensor;
+            let has_whole_experts =
+                Self::has_whole_experts(&family.layout) || family.layout.expert_tensor == layout.expert_tensor;
             shares.is_none() && has_method && has_whole_experts && self.has_usual_sequence(&family.layout)
         };
         let meshes = self.meshes_near(layout).into_iter();
