@@ -16,7 +16,7 @@ use crate::error::PlannerError;
 use crate::space::Family;
 use foretell_program::{Layout, Plan, Recompute};
 use rayon::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Layouts where a climb starts, and how far above the best the others may lie.
 const STARTS: usize = 3;
@@ -41,22 +41,21 @@ const LEAST_GAIN: f64 = 1e-3;
 const NEAR_BOUND: f64 = 1.02;
 
 impl Searcher<'_> {
-    /// Climbs from the best layouts so far.
+    /// Climbs from the best layouts so far, those of manners from which no climb started before.
     ///
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
     pub(super) fn climb(&mut self) -> Result<(), PlannerError> {
-        let mut started: BTreeSet<Manner> = BTreeSet::new();
-        for _ in 0..STARTS {
+        while self.climbed.len() < STARTS {
             let Some(best) = self.incumbents.best() else { break };
             if self.is_over() || best <= NEAR_BOUND * self.bounds.least_value() {
                 break;
             }
-            let is_open = |manner: &Manner| !started.contains(manner);
+            let is_open = |manner: &Manner| !self.climbed.contains(manner);
             let start = self.incumbents.list.iter().find(|one| is_open(&manner(&one.plan.layout)));
             let Some(start) = start.filter(|one| one.value <= CLOSE * best) else { break };
             let (value, layout) = (start.value, start.plan.layout.clone());
-            started.insert(manner(&layout));
+            self.climbed.insert(manner(&layout));
             self.climb_from(value, layout)?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::answer::{Planned, Search};
 use super::incumbents::Incumbents;
 use super::queue::{LayoutIndex, NEIGHBOURS, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
-use super::records::{Corrections, Known, KnownLayouts, OffloadedTooLarge, Refits};
+use super::records::{Corrections, Known, KnownLayouts, Manner, OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
@@ -14,7 +14,7 @@ use foretell_program::Layout;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BTreeSet, BinaryHeap, HashSet};
 
 /// Families that are bounded together.
 const FAMILIES_PER_BOUNDING: usize = 128;
@@ -40,6 +40,8 @@ pub(super) struct Searcher<'a> {
     pub(super) known: KnownLayouts,
     /// The families that were tried early, each as its layout that recomputes least.
     pub(super) tried: HashSet<Layout>,
+    /// The manners of the layouts where climbs started.
+    pub(super) climbed: BTreeSet<Manner>,
     /// Bound on the value of every layout, if the search ended before they were listed.
     bound_of_unlisted: Option<f64>,
     /// Least memory of a layout that does not fit.
@@ -61,6 +63,7 @@ impl<'a> Searcher<'a> {
             corrections: Corrections::default(),
             known: KnownLayouts::default(),
             tried: HashSet::new(),
+            climbed: BTreeSet::new(),
             bound_of_unlisted: None,
             least_needed: None,
             refusal: None,
@@ -73,6 +76,8 @@ impl<'a> Searcher<'a> {
         self.climb()?;
         let ranked = self.ranked(&usual);
         self.probe(ranked)?;
+        // From what it has found of other manners.
+        self.climb()?;
         self.fill_queue()?;
         let (predicted, left) = loop {
             // A bound on every layout also bounds the layouts left.

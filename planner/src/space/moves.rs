@@ -13,16 +13,12 @@ type Sizes = [usize; 5];
 impl Space<'_> {
     /// Returns the families of the meshes that differ from that of `layout` by one move: a factor
     /// of one axis goes to another, or to or from devices that stay idle. Those of its own mesh are
-    /// the first. Micro-batches are as large as that of `layout`, or have half or twice as many
-    /// samples. Empty for layouts without one mesh for all stages and shares.
+    /// the first. Micro-batches are as large as that of `layout`, or the next larger or smaller that
+    /// the mesh has. Empty for layouts without one mesh for all stages and shares.
     pub(crate) fn families_near(&self, layout: &Layout) -> Vec<Family> {
         if layout.stages.is_some() || layout.shares.is_some() {
             return Vec::new();
         }
-        let has_near_size = |family: &Family| {
-            let (own, other) = (layout.micro_batch, family.layout.micro_batch);
-            own == other || own == 2 * other || other == 2 * own
-        };
         // Another way to see the keys of other ranks is a move of its own.
         let own = [layout.data, layout.tensor, layout.pipeline, layout.context, layout.expert];
         let has_usual_form = |family: &Family| {
@@ -33,10 +29,17 @@ impl Space<'_> {
             shares.is_none() && has_method && has_whole_experts && self.has_usual_sequence(&family.layout)
         };
         let meshes = self.meshes_near(layout).into_iter();
-        let families = meshes.flat_map(|[data, tensor, pipeline, context, expert]| {
-            self.families_of_mesh(MeshSizes { data, tensor, pipeline }, context, expert)
+        let families = meshes.map(|[data, tensor, pipeline, context, expert]| {
+            let mut families = self.families_of_mesh(MeshSizes { data, tensor, pipeline }, context, expert);
+            families.retain(has_usual_form);
+            let sizes = || families.iter().map(|family| family.layout.micro_batch);
+            let own = layout.micro_batch;
+            let larger = sizes().filter(|&size| size > own).min().unwrap_or(own);
+            let smaller = sizes().filter(|&size| size < own).max().unwrap_or(own);
+            families.retain(|family| [own, larger, smaller].contains(&family.layout.micro_batch));
+            families
         });
-        families.filter(has_usual_form).filter(has_near_size).collect()
+        families.flatten().collect()
     }
 
     fn meshes_near(&self, layout: &Layout) -> Vec<Sizes> {

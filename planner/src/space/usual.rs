@@ -36,12 +36,12 @@ impl Space<'_> {
     }
 
     /// Returns `true` if a family is one that an expert would write down first: all that it leaves
-    /// open is what fits. A micro-batch has one, two or four samples; a replica on one device may
-    /// have more. Nothing is recomputed, as long as all fits. Experts lie whole on ranks.
+    /// open is what fits. A micro-batch has up to four samples; a replica on one device may have
+    /// more. Nothing is recomputed, as long as all fits. Experts lie whole on ranks.
     pub(crate) fn is_experts_choice(&self, family: &Family) -> bool {
         let Layout { tensor, pipeline, context, expert, micro_batch, ref recompute, .. } = family.layout;
         let is_alone = tensor * pipeline * context * expert == 1;
-        let is_usual_size = micro_batch.is_power_of_two() && (micro_batch <= ALWAYS_CONSIDERED || is_alone);
+        let is_usual_size = micro_batch <= ALWAYS_CONSIDERED || is_alone;
         let is_small = is_usual_size || self.fixed.micro_batch.is_some();
         let keeps_all = *recompute == Recompute::None || self.fixed.recompute.is_some();
         is_small && keeps_all && Self::has_whole_experts(&family.layout)
