@@ -156,4 +156,14 @@ mod tests {
         // Four of nine boundaries cross.
         assert!((across.through_all - 4.0 * across.slowest - 5.0 * inside.slowest).abs() < 1e-9, "{across:?}");
     }
+
+    #[test]
+    fn groups_that_do_not_divide_a_node_are_as_slow_as_the_network() {
+        let text = "name: racks\nnodes:\n  - {name: n, count: 4, devices: {kind: a100-sxm-40g, count: 12}, \
+                    link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 10Gbit/s}}\nnetwork: {kind: switch}\n";
+        let links = Links::new(&Topology::from_yaml(text, "racks.yaml").expect("it is sound"));
+        let time = |ranks: usize| links.of_world(48).all_reduce(1e9, ranks, 1);
+        assert!(time(8) > 10.0 * time(6), "{} beside {}", time(8), time(6));
+        assert!(links.of_world(8).all_reduce(1e9, 8, 1) < 2.0 * time(6), "eight ranks alone lie in one node");
+    }
 }

@@ -19,6 +19,7 @@ use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations};
 use crate::bounds::Bound;
 use crate::error::PlannerError;
+use crate::estimate::Estimate;
 use crate::space::Family;
 use foretell_program::{Layout, Recompute};
 use rayon::prelude::*;
@@ -41,6 +42,9 @@ const FAMILIES_OF_SIZE: usize = 2;
 
 /// Families of a manner that are tried before any other of their manner was simulated.
 const FIRST_OF_MANNER: usize = 3;
+
+/// Rounds after which one family of each is the one that needs the least memory, if none fits yet.
+const ROUNDS_BY_TIME: usize = 3;
 
 /// Families that are tried at once.
 const AT_ONCE: usize = 2;
@@ -73,6 +77,8 @@ pub(super) struct Expert {
     /// The estimate of its value, with the least recomputation that seems to fit.
     pub(super) estimate: f64,
     pub(super) seems_too_large: bool,
+    /// Its estimated memory with the most recomputation, over the limit.
+    least_memory: f64,
     pub(super) manner: Manner,
     pub(super) family: Family,
 }
@@ -129,9 +135,10 @@ impl Searcher<'_> {
         let mut long_tried = 0;
         let mut turns: BTreeMap<Manner, usize> = BTreeMap::new();
         let manners = left.iter().map(|one| one.manner).collect::<BTreeSet<_>>().len();
-        let (mut compiled, mut simulated) = (0, 0);
+        let (mut rounds, mut compiled, mut simulated) = (0, 0, 0);
         while compiled < MOST_COMPILED && simulated < MOST_SIMULATED && long_tried < MOST_LONG_TRIED && !self.is_over() {
-            let round = self.next_experts(&mut left, &mut turns);
+            let round = self.next_experts(&mut left, &mut turns, rounds);
+            rounds += 1;
             if round.is_empty() {
                 break;
             }
@@ -189,25 +196,23 @@ impl Searcher<'_> {
             let layout = Layout { recompute, ..family.layout.clone() };
             bounds.estimates.of(&Family { layout, ..family.clone() })
         });
-        let mut last = None;
-        for estimate in estimates {
-            last = Some(estimate);
-            if bounds.estimates.memory_over_limit(&estimate) <= 1.0 {
-                break;
-            }
-        }
-        let estimate = last?;
+        let estimates: Vec<Estimate> = estimates.collect();
+        let memory = |estimate: &Estimate| bounds.estimates.memory_over_limit(estimate);
+        let least_memory = estimates.iter().map(memory).fold(f64::INFINITY, f64::min);
+        let estimate = *estimates.iter().find(|estimate| memory(estimate) <= 1.0).or(estimates.last())?;
         Some(Expert {
             estimate: estimate.time.value() * bounds.value_per_second(&family.layout),
-            seems_too_large: bounds.estimates.memory_over_limit(&estimate) > MAY_FIT,
+            seems_too_large: memory(&estimate) > MAY_FIT,
+            least_memory,
             manner: manner(&family.layout),
             family: family.clone(),
         })
     }
 
     /// Takes the next families to try: of manners that were not simulated yet, then those with the
-    /// best corrected estimates.
-    fn next_experts(&self, left: &mut Vec<Expert>, turns: &mut BTreeMap<Manner, usize>) -> Vec<Expert> {
+    /// best corrected estimates. If nothing fits after some `rounds`, one of them is that which
+    /// seems to need the least memory.
+    fn next_experts(&self, left: &mut Vec<Expert>, turns: &mut BTreeMap<Manner, usize>, rounds: usize) -> Vec<Expert> {
         let mut round = Vec::new();
         while round.len() < AT_ONCE && !left.is_empty() {
             let key = |one: &Expert| {
@@ -223,7 +228,13 @@ impl Searcher<'_> {
                 let coarse = (a.0, a.1, a.2, a.3).cmp(&(b.0, b.1, b.2, b.3));
                 coarse.then(a.4.total_cmp(&b.4)).then(place.cmp(other_place))
             };
-            let Some((place, _)) = left.iter().enumerate().min_by(order) else { break };
+            let by_memory = |(_, one): &(usize, &Expert), (_, other): &(usize, &Expert)| {
+                one.least_memory.total_cmp(&other.least_memory).then(one.estimate.total_cmp(&other.estimate))
+            };
+            let is_by_memory = round.is_empty() && rounds >= ROUNDS_BY_TIME && !self.has_answer();
+            let mut all = left.iter().enumerate();
+            let next = if is_by_memory { all.min_by(by_memory) } else { all.min_by(order) };
+            let Some((place, _)) = next else { break };
             let one = left.remove(place);
             *turns.entry(one.manner).or_default() += 1;
             round.push(one);

@@ -90,3 +90,42 @@ impl Space<'_> {
             && self.expert_sizes().contains(&expert)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::{DeviceFacts, Fixed, ModelFacts};
+
+    fn near(layout: &Layout, devices: usize, global_batch: usize, fixed: &str) -> Vec<Layout> {
+        let (base, fixed): (Layout, Fixed) = (Layout::default(), fixed.parse().expect("well formed"));
+        let space = Space {
+            base: &base,
+            fixed: &fixed,
+            limits: None,
+            global_batch,
+            model: ModelFacts { blocks: 10, work: vec![1.0; 10], ..ModelFacts::default() },
+            devices: DeviceFacts { count: devices, per_node: devices, ..DeviceFacts::default() },
+            bucket_sizes: vec![base.bucket],
+            offloads: &[],
+        };
+        space.families_near(layout).into_iter().map(|family| family.layout).collect()
+    }
+
+    #[test]
+    fn a_move_gives_a_factor_of_one_axis_to_another() {
+        let found = near(&Layout { data: 4, tensor: 2, ..Layout::default() }, 8, 16, "schedule=1f1b");
+        let meshes: std::collections::BTreeSet<_> = found.iter().map(|one| (one.data, one.tensor, one.pipeline)).collect();
+        let expected =
+            [(1, 2, 1), (1, 2, 4), (1, 8, 1), (2, 2, 1), (2, 2, 2), (2, 4, 1), (4, 1, 1), (4, 1, 2), (4, 2, 1), (8, 1, 1)];
+        assert_eq!(meshes.into_iter().collect::<Vec<_>>(), expected);
+        let fixed = near(&Layout { data: 4, tensor: 2, ..Layout::default() }, 8, 16, "tensor=2");
+        assert!(!fixed.is_empty() && fixed.iter().all(|one| one.tensor == 2));
+    }
+
+    #[test]
+    fn the_next_micro_batch_of_an_odd_batch_is_no_double() {
+        let found = near(&Layout { data: 8, ..Layout::default() }, 8, 1000, "data=8,tensor=1,pipeline=1");
+        let sizes: std::collections::BTreeSet<usize> = found.iter().map(|one| one.micro_batch).collect();
+        assert_eq!(sizes.into_iter().collect::<Vec<_>>(), [1, 5]);
+    }
+}
