@@ -98,7 +98,8 @@ def draw_model(rng):
     heads = hidden // 128 if hidden >= 2048 else hidden // 64
     if kind == "vit":
         hidden = min(hidden, 3072)
-        model = {"family": "vit", "layers": min(layers, 48), "hidden": hidden, "heads": max(1, hidden // 96), "ffn": 4 * hidden, "patch": 14, "image": 224}
+        model = {"family": "vit", "layers": min(layers, 48), "hidden": hidden, "heads": hidden // (96 if hidden % 96 == 0 else 64),
+                 "ffn": 4 * hidden, "patch": 14, "image": 224}
         return model, model["layers"] * 12 * hidden**2
     if kind in ("t5", "bert"):
         hidden, layers = min(hidden, 4096), min(layers, 36)
