@@ -232,7 +232,7 @@ impl Searcher<'_> {
                 one.least_memory.total_cmp(&other.least_memory).then(one.estimate.total_cmp(&other.estimate))
             };
             let is_by_memory = round.is_empty() && rounds >= ROUNDS_BY_TIME && !self.has_answer();
-            let mut all = left.iter().enumerate();
+            let all = left.iter().enumerate();
             let next = if is_by_memory { all.min_by(by_memory) } else { all.min_by(order) };
             let Some((place, _)) = next else { break };
             let one = left.remove(place);
