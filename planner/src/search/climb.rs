@@ -25,10 +25,10 @@ const CLOSE: f64 = 1.25;
 /// Steps of a climb at most.
 const STEPS: usize = 12;
 
-/// Rounds of neighbours in a step of which layouts are compiled, rounds in all, and neighbours of
-/// each.
+/// Rounds of neighbours in a step of which layouts are compiled, those where bounds are cheap and the
+/// queue finds the others, and neighbours of each. There are up to three times as many rounds in all.
 const ROUNDS: usize = 8;
-const ALL_ROUNDS: usize = 24;
+const ROUNDS_WITH_BOUNDS: usize = 3;
 const AT_ONCE: usize = 2;
 
 /// How far above the layout where the climb stands a corrected estimate may lie.
@@ -70,9 +70,10 @@ impl Searcher<'_> {
             let mut better = None;
             let mut neighbours = neighbours.into_iter();
             let mut compiled = 0;
-            for _ in 0..ALL_ROUNDS {
+            let most = if self.bounds.has_cheap_bounds(&layout) { ROUNDS_WITH_BOUNDS } else { ROUNDS };
+            for _ in 0..3 * most {
                 let round: Vec<Expert> = neighbours.by_ref().take(AT_ONCE).collect();
-                if round.is_empty() || compiled == ROUNDS || self.is_over() {
+                if round.is_empty() || compiled == most || self.is_over() {
                     break;
                 }
                 self.tried.extend(round.iter().map(|one| one.family.layout.clone()));

@@ -165,8 +165,7 @@ impl Searcher<'_> {
             let now = self.incumbents.best().unwrap_or(f64::INFINITY);
             vain = if now < best * WORTHWHILE { 0 } else { vain + usize::from(simulated > simulated_before) };
             best = best.min(now);
-            let is_bounded = self.incumbents.list.first().is_none_or(|one| self.bounds.has_cheap_bounds(&one.plan.layout));
-            let most_vain = if is_bounded { VAIN_ROUNDS } else { VAIN_ROUNDS_WITHOUT_BOUNDS };
+            let most_vain = if self.best_has_cheap_bounds() { VAIN_ROUNDS } else { VAIN_ROUNDS_WITHOUT_BOUNDS };
             if vain >= most_vain && best.is_finite() && turns.len() == manners {
                 break;
             }

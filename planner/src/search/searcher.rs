@@ -73,10 +73,13 @@ impl<'a> Searcher<'a> {
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
         let usual = self.bounds.space.usual_families(&|| self.is_over());
         self.try_experts(&usual)?;
-        self.climb()?;
+        // Where bounds are cheap they find the best of the usual families sooner than a climb.
+        if !self.best_has_cheap_bounds() {
+            self.climb()?;
+        }
         let ranked = self.ranked(&usual);
         self.probe(ranked)?;
-        // From what it has found of other manners.
+        // From what it has found of other manners, too.
         self.climb()?;
         self.fill_queue()?;
         let (predicted, left) = loop {
@@ -135,6 +138,11 @@ impl<'a> Searcher<'a> {
             let simulated = self.search.simulated + self.search.probed;
             (self.request.watch)(Progress { best, bound: bound.min(best), simulated });
         }
+    }
+
+    /// Returns `true` if bounds cost far less than simulations for layouts like the best one.
+    pub(super) fn best_has_cheap_bounds(&self) -> bool {
+        self.incumbents.list.first().is_some_and(|one| self.bounds.has_cheap_bounds(&one.plan.layout))
     }
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.
