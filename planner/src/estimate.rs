@@ -10,7 +10,7 @@ mod profile;
 
 pub(crate) use profile::kernel_seconds;
 
-use crate::space::{Family, Request, most_shards};
+use crate::space::{Family, Request, most_shards, world_size};
 use foretell_models::Graph;
 use foretell_program::{Layout, Recompute, usual_cuts, work_of_blocks};
 use foretell_simulator::MemoryRates;
@@ -38,6 +38,16 @@ pub(crate) struct Estimate {
     pub(crate) memory: f64,
 }
 
+/// What the fullest stages have of a model with the usual cuts. The last stage may have much of the
+/// work and few blocks: the head of a large vocabulary is one block.
+#[derive(Clone, Copy, Debug)]
+struct Shares {
+    /// The share of the work on the stage with the most work.
+    work: f64,
+    /// The share of the blocks on the stage with the most blocks.
+    blocks: f64,
+}
+
 /// Estimates of the layouts of one request.
 #[derive(Debug)]
 pub(crate) struct Estimates {
@@ -57,8 +67,8 @@ pub(crate) struct Estimates {
     fixed_zero: Option<usize>,
     /// Arithmetic of each block.
     work: Vec<f64>,
-    /// The share of the work on the fullest stage, by numbers of stages and of chunks.
-    shares: Mutex<HashMap<(usize, usize), f64>>,
+    /// The shares of the fullest stages, by numbers of stages and of chunks.
+    shares: Mutex<HashMap<(usize, usize), Shares>>,
     /// Whether layouts that do not fit may recompute a part of their blocks.
     recomputes_in_part: bool,
     /// Matrix-product rate of each device over that of the slowest. Empty if all are of one kind.
@@ -145,7 +155,7 @@ impl Estimates {
         let [data, tensor, context, expert] = [layout.data, layout.tensor, layout.context, layout.expert].map(|size| size as f64);
         let (stages, chunks) = (layout.pipeline as f64, layout.virtual_stages as f64);
         let samples = layout.micro_batch as f64;
-        let share = self.share_of_fullest_stage(layout);
+        let Shares { work: share, blocks: share_of_blocks } = self.shares_of_fullest_stages(layout);
         let recompute = Recomputed::of(&layout.recompute);
 
         // A micro-batch on the stage with the most blocks.
@@ -163,14 +173,15 @@ impl Estimates {
             Recomputed::Attention => model.attention.time(on_rank) * paced,
             Recomputed::Blocks => forward,
         };
-        let blocks = model.blocks * share;
+        let blocks = model.blocks * share_of_blocks;
         let inner = layout.tensor * layout.context * layout.expert;
+        let links = self.links.of_world(world_size(layout));
         let activations = model.boundary * samples / context;
         let tensor_passes = if recompute == Recomputed::Blocks { 6.0 } else { 4.0 };
-        let of_tensor = blocks * tensor_passes * self.links.all_reduce(activations, layout.tensor, 1);
-        let of_context = blocks * 3.0 * self.links.all_reduce(activations, layout.context, layout.tensor);
+        let of_tensor = blocks * tensor_passes * links.all_reduce(activations, layout.tensor, 1);
+        let of_context = blocks * 3.0 * links.all_reduce(activations, layout.context, layout.tensor);
         let routed = activations * model.routed * rows;
-        let of_experts = blocks * 6.0 * self.links.all_to_all(routed, layout.expert, layout.tensor * layout.context);
+        let of_experts = blocks * 6.0 * links.all_to_all(routed, layout.expert, layout.tensor * layout.context);
         let micro_batch = forward + backward + again + of_tensor + of_context + of_experts;
 
         let bubble = (stages - 1.0) * micro_batch / chunks * if layout.schedule.splits_backward() { 0.5 } else { 1.0 };
@@ -178,7 +189,7 @@ impl Estimates {
         let message = activations / if layout.sequence_parallel { tensor } else { 1.0 };
         // With the pipeline inside nodes, the next stage is `inner` devices away.
         let ranks = if layout.placement.is_some() { inner } else { inner * layout.data };
-        let StageMessages { slowest, through_all } = self.links.messages(message, ranks, layout.pipeline);
+        let StageMessages { slowest, through_all } = links.messages(message, ranks, layout.pipeline);
         // Forward messages and those of gradients share an interface.
         let messages = if layout.pipeline > 1 { 2.0 * chunks * slowest } else { 0.0 };
         // Messages and kernels of different micro-batches overlap, but not wholly.
@@ -186,16 +197,17 @@ impl Estimates {
         let in_pipeline = micro_batches * pace + bubble + 2.0 * through_all;
 
         // The state and the gradients of the fullest stage.
-        let fullest = share.max(model.fullest_share(layout.pipeline));
+        let fullest = share_of_blocks.max(model.fullest_share(layout.pipeline));
         let outside_experts = model.parameters / tensor * fullest;
-        let inside_experts = model.expert_parameters / (tensor * expert) * fullest;
+        // The ends of a model have no experts.
+        let inside_experts = model.expert_parameters / (tensor * expert) * share_of_blocks;
         let parameters = outside_experts + inside_experts;
         // Ranks of `expert` and `context` have the same parameters outside of experts, and those of
         // `expert` different experts.
         let all_reduce = |of_parameter: f64| {
             let alike = layout.data * layout.expert * layout.context;
-            let outside = self.links.all_reduce(outside_experts * of_parameter, alike, layout.tensor);
-            outside + self.links.all_reduce(inside_experts * of_parameter, layout.data, inner)
+            let outside = links.all_reduce(outside_experts * of_parameter, alike, layout.tensor);
+            outside + links.all_reduce(inside_experts * of_parameter, layout.data, inner)
         };
         let reduction = all_reduce(SINGLE_PRECISION);
         let gathering = all_reduce(self.parameter) / 2.0;
@@ -222,7 +234,7 @@ impl Estimates {
             let parameters = rates.parameters * self.parameter * held(zero >= 3);
             let gradients = rates.gradients * SINGLE_PRECISION * held(zero >= 2);
             let state = parameters + gradients + rates.optimizer_state * self.optimizer_state * held(zero >= 1);
-            state + rates.transient * self.activations(layout, share, &recompute) + rates.fixed.value()
+            state + rates.transient * self.activations(layout, share_of_blocks, &recompute) + rates.fixed.value()
         };
         let memory = stages_of_zero.iter().map(|&zero| memory_with(zero)).fold(f64::INFINITY, f64::min);
         let limit = model.memory_limit.max(memory);
@@ -239,23 +251,28 @@ impl Estimates {
         estimate.memory / self.model.memory_limit.max(1.0)
     }
 
-    /// Returns the share of the model's work that the stage with the most work has, with the usual
-    /// cuts.
-    fn share_of_fullest_stage(&self, layout: &Layout) -> f64 {
+    /// Returns the shares of the stages that have the most, with the usual cuts.
+    fn shares_of_fullest_stages(&self, layout: &Layout) -> Shares {
         let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
         if stages == 1 || stages * chunks > self.work.len() {
-            return 1.0 / stages as f64;
+            let equal = 1.0 / stages as f64;
+            return Shares { work: equal, blocks: equal };
         }
         // A poisoned lock is harmless: no panic leaves the table half changed.
         let mut known = self.shares.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         *known.entry((stages, chunks)).or_insert_with(|| {
-            let mut of_stage = vec![0.0; stages];
+            let (mut of_stage, mut blocks_of_stage) = (vec![0.0; stages], vec![0; stages]);
             let mut blocks = self.work.iter();
             for (chunk, count) in usual_cuts(&self.work, stages, chunks).into_iter().enumerate() {
                 of_stage[chunk % stages] += blocks.by_ref().take(count).sum::<f64>();
+                blocks_of_stage[chunk % stages] += count;
             }
             let all: f64 = self.work.iter().sum();
-            of_stage.into_iter().fold(0.0, f64::max) / all.max(f64::MIN_POSITIVE)
+            let most = blocks_of_stage.into_iter().max().unwrap_or(0) as f64;
+            Shares {
+                work: of_stage.into_iter().fold(0.0, f64::max) / all.max(f64::MIN_POSITIVE),
+                blocks: most / self.work.len().max(1) as f64,
+            }
         })
     }
 

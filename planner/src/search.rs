@@ -11,6 +11,7 @@
 //! not know what a schedule is called or how a bound is computed.
 
 mod answer;
+mod climb;
 mod deadline;
 mod experts;
 mod first_answers;

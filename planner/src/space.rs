@@ -12,6 +12,7 @@ mod families;
 mod fixed;
 mod from_request;
 mod meshes;
+mod moves;
 mod request;
 mod schedules;
 mod shares;

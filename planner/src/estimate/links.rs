@@ -70,10 +70,23 @@ impl Links {
         }
     }
 
+    /// Returns the links as a layout of so many ranks sees them: those that all lie in one node have
+    /// no other.
+    pub(super) fn of_world(&self, ranks: usize) -> Self {
+        let per_node = if ranks <= self.per_node { usize::MAX } else { self.per_node };
+        Self { per_node, ..self.clone() }
+    }
+
+    /// Returns `true` if each block of so many consecutive ranks lies in one node. Where they do not
+    /// divide a node, some block lies in two, and its ranks are as slow as the links between them.
+    fn lie_in_nodes(&self, ranks: usize) -> bool {
+        self.per_node == usize::MAX || ranks <= self.per_node && self.per_node.is_multiple_of(ranks)
+    }
+
     /// Returns bytes per second and the latency of `ranks` ranks whose devices are `stride` apart,
     /// if all ranks do the same.
     fn rate(&self, ranks: usize, stride: usize) -> (f64, f64) {
-        if ranks.saturating_mul(stride) <= self.per_node {
+        if self.lie_in_nodes(ranks.saturating_mul(stride)) {
             return (self.in_node, self.latency_in_node);
         }
         // Rings of neighbours cross between nodes once; each of a node's `stride` groups crosses.
@@ -97,11 +110,12 @@ impl Links {
             return 0.0;
         }
         let reach = ranks.saturating_mul(stride);
-        if reach <= self.per_node {
+        if self.lie_in_nodes(reach) {
             return bytes / self.in_node + self.latency_in_node;
         }
-        // What goes to ranks of other nodes leaves the node, and all its ranks send at once.
-        let leaving = 1.0 - self.per_node as f64 / reach as f64;
+        // What goes to ranks of other nodes leaves the node, and all its ranks send at once. Of a
+        // block that lies in two nodes half may.
+        let leaving = (1.0 - self.per_node as f64 / reach as f64).max(0.5);
         let rate = self.between_nodes / self.per_node as f64;
         (bytes * leaving / rate).max(bytes / self.in_node) + self.latency_between_nodes
     }
@@ -141,5 +155,15 @@ mod tests {
         assert!((across.slowest - 4.0 * bytes / 1.25e9).abs() < 1e-4, "{across:?}");
         // Four of nine boundaries cross.
         assert!((across.through_all - 4.0 * across.slowest - 5.0 * inside.slowest).abs() < 1e-9, "{across:?}");
+    }
+
+    #[test]
+    fn groups_that_do_not_divide_a_node_are_as_slow_as_the_network() {
+        let text = "name: racks\nnodes:\n  - {name: n, count: 4, devices: {kind: a100-sxm-40g, count: 12}, \
+                    link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 10Gbit/s}}\nnetwork: {kind: switch}\n";
+        let links = Links::new(&Topology::from_yaml(text, "racks.yaml").expect("it is sound"));
+        let time = |ranks: usize| links.of_world(48).all_reduce(1e9, ranks, 1);
+        assert!(time(8) > 10.0 * time(6), "{} beside {}", time(8), time(6));
+        assert!(links.of_world(8).all_reduce(1e9, 8, 1) < 2.0 * time(6), "eight ranks alone lie in one node");
     }
 }

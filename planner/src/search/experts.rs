@@ -19,26 +19,32 @@ use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations};
 use crate::bounds::Bound;
 use crate::error::PlannerError;
+use crate::estimate::Estimate;
 use crate::space::Family;
 use foretell_program::{Layout, Recompute};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Families that are tried, and how many of them are simulated to their end or until they are too
-/// slow. The others are ruled out by bounds or do not fit.
-const MOST_TRIED: usize = 40;
-const MOST_SIMULATED: usize = 20;
+/// Families of which layouts are compiled, and how many of them are simulated to their end or until
+/// they are too slow. The others do not fit.
+const MOST_COMPILED: usize = 64;
+const MOST_SIMULATED: usize = 32;
 
-/// Rounds after which no more are tried once each manner had its turn, if none has improved the
-/// answer by more than this.
+/// Rounds with simulations after which no more are tried once each manner had its turn, if none has
+/// improved the answer by more than this. Without cheap bounds the queue hardly finds anything
+/// better, so there are more.
 const VAIN_ROUNDS: usize = 3;
+const VAIN_ROUNDS_WITHOUT_BOUNDS: usize = 10;
 const WORTHWHILE: f64 = 0.995;
 
-/// Families of one mesh and micro-batch: those with the schedules that seem best.
+/// Families of one mesh, micro-batch and manner: those with the schedules that seem best.
 const FAMILIES_OF_SIZE: usize = 2;
 
 /// Families of a manner that are tried before any other of their manner was simulated.
 const FIRST_OF_MANNER: usize = 3;
+
+/// Rounds after which one family of each is the one that needs the least memory, if none fits yet.
+const ROUNDS_BY_TIME: usize = 3;
 
 /// Families that are tried at once.
 const AT_ONCE: usize = 2;
@@ -52,13 +58,29 @@ const MANY_PASSES: usize = 2048;
 const MOST_LONG_TRIED: usize = 12;
 const MOST_LONG: usize = 3;
 
+/// Value over that of the best layout below which a long step is simulated in full at once.
+const FAR_BETTER: f64 = 0.9;
+
+/// Keeps the first families of each mesh, micro-batch and manner.
+pub(super) fn retain_best_of_size(sorted: &mut Vec<Expert>) {
+    let mut of_size: BTreeMap<(MeshSizes, usize, Manner), usize> = BTreeMap::new();
+    sorted.retain(|one| {
+        let layout = &one.family.layout;
+        let count = of_size.entry((mesh(layout), layout.micro_batch, one.manner)).or_default();
+        *count += 1;
+        *count <= FAMILIES_OF_SIZE
+    });
+}
+
 /// A family that an expert would try.
-struct Expert {
+pub(super) struct Expert {
     /// The estimate of its value, with the least recomputation that seems to fit.
-    estimate: f64,
-    seems_too_large: bool,
-    manner: Manner,
-    family: Family,
+    pub(super) estimate: f64,
+    pub(super) seems_too_large: bool,
+    /// Its estimated memory with the most recomputation, over the limit.
+    least_memory: f64,
+    pub(super) manner: Manner,
+    pub(super) family: Family,
 }
 
 impl Expert {
@@ -69,14 +91,31 @@ impl Expert {
 
 /// What came of a family that an expert would try.
 #[derive(Default)]
-struct Trial {
+pub(super) struct Trial {
     /// The layouts that were compiled, in order.
-    outcomes: Vec<(Layout, Outcome)>,
+    pub(super) outcomes: Vec<(Layout, Outcome)>,
     /// Whether none of its layouts fits.
     is_too_large: bool,
     /// Layouts with so many micro-batches that only a shorter step was simulated, each with the
     /// value that follows from it.
-    long: Vec<(f64, Layout)>,
+    pub(super) long: Vec<(f64, Layout)>,
+}
+
+/// The forms of a layout that differ in what they recompute, the least first.
+struct Forms {
+    /// Those in which all blocks recompute the same.
+    whole: Vec<Layout>,
+    /// Those that recompute some blocks, if the last of `whole` recomputes all.
+    in_part: Vec<Layout>,
+}
+
+/// Whether a layout fits.
+enum Fit {
+    /// It fits, or need not be simulated to know that it is no better.
+    Fits,
+    TooLarge,
+    /// The family is given up: the time is over, or the layout does not divide the model.
+    Over,
 }
 
 impl Searcher<'_> {
@@ -93,20 +132,25 @@ impl Searcher<'_> {
         let mut left = self.experts(usual);
         let (mut best, mut vain) = (f64::INFINITY, 0);
         let mut long: Vec<(f64, Layout)> = Vec::new();
+        let mut long_tried = 0;
         let mut turns: BTreeMap<Manner, usize> = BTreeMap::new();
         let manners = left.iter().map(|one| one.manner).collect::<BTreeSet<_>>().len();
-        let (mut tried, mut simulated) = (0, 0);
-        while tried < MOST_TRIED && simulated < MOST_SIMULATED && long.len() < MOST_LONG_TRIED && !self.is_over() {
-            let round = self.next_experts(&mut left, &mut turns);
+        let (mut rounds, mut compiled, mut simulated) = (0, 0, 0);
+        while compiled < MOST_COMPILED && simulated < MOST_SIMULATED && long_tried < MOST_LONG_TRIED && !self.is_over() {
+            let round = self.next_experts(&mut left, &mut turns, rounds);
+            rounds += 1;
             if round.is_empty() {
                 break;
             }
-            tried += round.len();
+            let simulated_before = simulated;
+            self.tried.extend(round.iter().map(|expert| expert.family.layout.clone()));
             let trials = self.try_all(&round)?;
             for (expert, trial) in round.iter().zip(trials) {
                 for &(value, _) in &trial.long {
                     self.correct(expert.manner, expert.estimate, value);
                 }
+                compiled += usize::from(!trial.outcomes.is_empty() || !trial.long.is_empty());
+                long_tried += trial.long.len();
                 long.extend(trial.long);
                 simulated += self.take_trial(expert, trial.outcomes);
                 if trial.is_too_large {
@@ -117,10 +161,12 @@ impl Searcher<'_> {
             }
             self.incumbents.sort();
             self.report_bounded();
+            self.simulate_promising(&mut long)?;
             let now = self.incumbents.best().unwrap_or(f64::INFINITY);
-            vain = if now < best * WORTHWHILE { 0 } else { vain + 1 };
+            vain = if now < best * WORTHWHILE { 0 } else { vain + usize::from(simulated > simulated_before) };
             best = best.min(now);
-            if vain >= VAIN_ROUNDS && best.is_finite() && turns.len() == manners {
+            let most_vain = if self.best_has_cheap_bounds() { VAIN_ROUNDS } else { VAIN_ROUNDS_WITHOUT_BOUNDS };
+            if vain >= most_vain && best.is_finite() && turns.len() == manners {
                 break;
             }
         }
@@ -129,45 +175,43 @@ impl Searcher<'_> {
 
     /// Returns the families that an expert would try, those that seem best first.
     fn experts(&self, usual: &[Family]) -> Vec<Expert> {
-        let bounds = &self.bounds;
         let estimated = |family: &Family| {
-            if self.is_over() || !bounds.space.is_experts_choice(family) {
+            if self.is_over() || !self.bounds.space.is_experts_choice(family) {
                 return None;
             }
-            let forms = self.recomputations(&family.layout).into_iter();
-            let estimates = forms.filter_map(|recompute| {
-                let layout = Layout { recompute, ..family.layout.clone() };
-                bounds.estimates.of(&Family { layout, ..family.clone() })
-            });
-            let mut last = None;
-            for estimate in estimates {
-                last = Some(estimate);
-                if bounds.estimates.memory_over_limit(&estimate) <= 1.0 {
-                    break;
-                }
-            }
-            let estimate = last?;
-            Some(Expert {
-                estimate: estimate.time.value() * bounds.value_per_second(&family.layout),
-                seems_too_large: bounds.estimates.memory_over_limit(&estimate) > MAY_FIT,
-                manner: manner(&family.layout),
-                family: family.clone(),
-            })
+            self.estimated(family)
         };
         let mut all: Vec<Expert> = usual.par_iter().filter_map(estimated).collect();
         all.sort_by(|a, b| a.seems_too_large.cmp(&b.seems_too_large).then(a.estimate.total_cmp(&b.estimate)));
-        let mut of_size: BTreeMap<(MeshSizes, usize), usize> = BTreeMap::new();
-        all.retain(|one| {
-            let count = of_size.entry((mesh(&one.family.layout), one.family.layout.micro_batch)).or_default();
-            *count += 1;
-            *count <= FAMILIES_OF_SIZE
-        });
+        retain_best_of_size(&mut all);
         all
     }
 
+    /// Returns a family with its estimate, if it has one.
+    pub(super) fn estimated(&self, family: &Family) -> Option<Expert> {
+        let bounds = &self.bounds;
+        let forms = self.recomputations(&family.layout).into_iter();
+        let estimates = forms.filter_map(|recompute| {
+            let layout = Layout { recompute, ..family.layout.clone() };
+            bounds.estimates.of(&Family { layout, ..family.clone() })
+        });
+        let estimates: Vec<Estimate> = estimates.collect();
+        let memory = |estimate: &Estimate| bounds.estimates.memory_over_limit(estimate);
+        let least_memory = estimates.iter().map(memory).fold(f64::INFINITY, f64::min);
+        let estimate = *estimates.iter().find(|estimate| memory(estimate) <= 1.0).or(estimates.last())?;
+        Some(Expert {
+            estimate: estimate.time.value() * bounds.value_per_second(&family.layout),
+            seems_too_large: memory(&estimate) > MAY_FIT,
+            least_memory,
+            manner: manner(&family.layout),
+            family: family.clone(),
+        })
+    }
+
     /// Takes the next families to try: of manners that were not simulated yet, then those with the
-    /// best corrected estimates.
-    fn next_experts(&self, left: &mut Vec<Expert>, turns: &mut BTreeMap<Manner, usize>) -> Vec<Expert> {
+    /// best corrected estimates. If nothing fits after some `rounds`, one of them is that which
+    /// seems to need the least memory.
+    fn next_experts(&self, left: &mut Vec<Expert>, turns: &mut BTreeMap<Manner, usize>, rounds: usize) -> Vec<Expert> {
         let mut round = Vec::new();
         while round.len() < AT_ONCE && !left.is_empty() {
             let key = |one: &Expert| {
@@ -183,7 +227,13 @@ impl Searcher<'_> {
                 let coarse = (a.0, a.1, a.2, a.3).cmp(&(b.0, b.1, b.2, b.3));
                 coarse.then(a.4.total_cmp(&b.4)).then(place.cmp(other_place))
             };
-            let Some((place, _)) = left.iter().enumerate().min_by(order) else { break };
+            let by_memory = |(_, one): &(usize, &Expert), (_, other): &(usize, &Expert)| {
+                one.least_memory.total_cmp(&other.least_memory).then(one.estimate.total_cmp(&other.estimate))
+            };
+            let is_by_memory = round.is_empty() && rounds >= ROUNDS_BY_TIME && !self.has_answer();
+            let all = left.iter().enumerate();
+            let next = if is_by_memory { all.min_by(by_memory) } else { all.min_by(order) };
+            let Some((place, _)) = next else { break };
             let one = left.remove(place);
             *turns.entry(one.manner).or_default() += 1;
             round.push(one);
@@ -191,80 +241,95 @@ impl Searcher<'_> {
         round
     }
 
-    fn try_all(&self, round: &[Expert]) -> Result<Vec<Trial>, PlannerError> {
+    pub(super) fn try_all(&self, round: &[Expert]) -> Result<Vec<Trial>, PlannerError> {
         round.par_iter().map(|expert| self.try_expert(expert)).collect()
     }
 
     /// Tries the forms of a family, with the least stage of ZeRO first, until one fits without
     /// recomputation; of each stage of ZeRO it simulates the least recomputation that fits.
     fn try_expert(&self, expert: &Expert) -> Result<Trial, PlannerError> {
-        let (bounds, micro_batches) = (&self.bounds, expert.family.micro_batches);
-        let simulations = Simulations { bounds, incumbents: &self.incumbents };
-        let best = self.incumbents.value_to_beat(None);
+        let micro_batches = expert.family.micro_batches;
         let mut trial = Trial { is_too_large: true, ..Trial::default() };
         for base in self.bases(&expert.family) {
-            let mut needs_nothing = false;
-            for (place, layout) in self.forms_to_try(&base, micro_batches).into_iter().enumerate() {
-                if self.is_over() {
-                    trial.is_too_large = false;
-                    return Ok(trial);
-                }
-                match self.known.get(&layout) {
-                    Some(Known::TooLarge(_)) => continue,
-                    Some(Known::Simulated | Known::AtLeast(_)) => {
-                        (needs_nothing, trial.is_too_large) = (place == 0, false);
+            let Forms { whole, in_part } = self.forms_to_try(&base, micro_batches);
+            let mut fits = None;
+            for (place, layout) in whole.iter().enumerate() {
+                match self.try_form(layout, micro_batches, &mut trial)? {
+                    Fit::Fits => {
+                        fits = Some(place);
                         break;
                     }
-                    None => {}
-                }
-                let mut bound = 0.0;
-                if bounds.has_cheap_bounds(&layout) {
-                    match bounds.layout(&layout, micro_batches) {
-                        Ok(Bound { time: Some(time), .. }) => bound = time.value() * bounds.value_per_second(&layout),
-                        Ok(Bound { time: None, .. }) => continue,
-                        Err(_) => {
-                            trial.is_too_large = false;
-                            break;
-                        }
-                    }
-                } else if bounds.estimates.memory_of_layout(&layout, micro_batches).is_some_and(|share| share > MAY_FIT) {
-                    continue;
-                }
-                if best.is_some_and(|best| bound >= best) {
-                    (needs_nothing, trial.is_too_large) = (place == 0, false);
-                    break;
-                }
-                if let Some(short) = simulations.value_by_short_steps(&layout, micro_batches)? {
-                    match short {
-                        // The whole step holds no less.
-                        Outcome::OutOfMemory(held) => {
-                            trial.outcomes.push((layout, Outcome::OutOfMemory(held)));
-                            continue;
-                        }
-                        Outcome::Stopped(value) => trial.long.push((value, layout)),
-                        _ => {
-                            trial.is_too_large = false;
-                            return Ok(trial);
-                        }
-                    }
-                    (needs_nothing, trial.is_too_large) = (place == 0, false);
-                    break;
-                }
-                let index = LayoutIndex { family: PROBED, variant: 0 };
-                let queued = QueuedLayout { bound, index, layout: layout.clone(), is_stopped: false };
-                let Some(outcome) = simulations.first(&[queued])?.outcome else { continue };
-                let is_too_large = matches!(outcome, Outcome::OutOfMemory(_) | Outcome::OutOfHostMemory);
-                trial.outcomes.push((layout, outcome));
-                if !is_too_large {
-                    (needs_nothing, trial.is_too_large) = (place == 0, false);
-                    break;
+                    Fit::TooLarge => {}
+                    Fit::Over => return Ok(trial),
                 }
             }
-            if needs_nothing {
+            trial.is_too_large &= fits.is_none();
+            // All blocks recomputed fit: perhaps fewer do. Those before `least` do not.
+            let (mut least, mut most) = (0, in_part.len());
+            while fits.is_some_and(|place| place + 1 == whole.len()) && least < most {
+                let middle = least.midpoint(most);
+                match self.try_form(&in_part[middle], micro_batches, &mut trial)? {
+                    Fit::Fits => most = middle,
+                    Fit::TooLarge => least = middle + 1,
+                    Fit::Over => return Ok(trial),
+                }
+            }
+            if fits == Some(0) {
                 break;
             }
         }
         Ok(trial)
+    }
+
+    /// Tries one layout.
+    fn try_form(&self, layout: &Layout, micro_batches: usize, trial: &mut Trial) -> Result<Fit, PlannerError> {
+        let bounds = &self.bounds;
+        let simulations = Simulations { bounds, incumbents: &self.incumbents };
+        let best = self.incumbents.value_to_beat(None);
+        let over = |trial: &mut Trial| {
+            trial.is_too_large = false;
+            Ok(Fit::Over)
+        };
+        if self.is_over() {
+            return over(trial);
+        }
+        match self.known.get(layout) {
+            Some(Known::TooLarge(_)) => return Ok(Fit::TooLarge),
+            Some(Known::Simulated | Known::AtLeast(_)) => return Ok(Fit::Fits),
+            None => {}
+        }
+        let mut bound = 0.0;
+        if bounds.has_cheap_bounds(layout) {
+            match bounds.layout(layout, micro_batches) {
+                Ok(Bound { time: Some(time), .. }) => bound = time.value() * bounds.value_per_second(layout),
+                Ok(Bound { time: None, .. }) => return Ok(Fit::TooLarge),
+                Err(_) => return over(trial),
+            }
+        } else if bounds.estimates.memory_of_layout(layout, micro_batches).is_some_and(|share| share > MAY_FIT) {
+            return Ok(Fit::TooLarge);
+        }
+        if best.is_some_and(|best| bound >= best) {
+            return Ok(Fit::Fits);
+        }
+        match simulations.value_by_short_steps(layout, micro_batches)? {
+            // The whole step holds no less.
+            Some(Outcome::OutOfMemory(held)) => {
+                trial.outcomes.push((layout.clone(), Outcome::OutOfMemory(held)));
+                return Ok(Fit::TooLarge);
+            }
+            Some(Outcome::Stopped(value)) => {
+                trial.long.push((value, layout.clone()));
+                return Ok(Fit::Fits);
+            }
+            Some(_) => return over(trial),
+            None => {}
+        }
+        let index = LayoutIndex { family: PROBED, variant: 0 };
+        let queued = QueuedLayout { bound, index, layout: layout.clone(), is_stopped: false };
+        let Some(outcome) = simulations.first(&[queued])?.outcome else { return Ok(Fit::TooLarge) };
+        let is_too_large = matches!(outcome, Outcome::OutOfMemory(_) | Outcome::OutOfHostMemory);
+        trial.outcomes.push((layout.clone(), outcome));
+        Ok(if is_too_large { Fit::TooLarge } else { Fit::Fits })
     }
 
     /// Returns the layouts of a family that differ in ZeRO: of each stage the first variant, which
@@ -288,15 +353,12 @@ impl Searcher<'_> {
     }
 
     /// Returns a layout and its forms that recompute more and more.
-    fn forms_to_try(&self, base: &Layout, micro_batches: usize) -> Vec<Layout> {
-        let mut forms: Vec<Layout> = Vec::new();
-        for recompute in self.recomputations(base) {
-            if recompute == Recompute::Full {
-                forms.extend(self.bounds.partly_recomputed(base, micro_batches));
-            }
-            forms.push(Layout { recompute, ..base.clone() });
-        }
-        forms
+    fn forms_to_try(&self, base: &Layout, micro_batches: usize) -> Forms {
+        let whole: Vec<Layout> =
+            self.recomputations(base).into_iter().map(|recompute| Layout { recompute, ..base.clone() }).collect();
+        let recomputes_all = whole.len() > 1 && whole.last().is_some_and(|layout| layout.recompute == Recompute::Full);
+        let in_part = if recomputes_all { self.bounds.partly_recomputed(base, micro_batches) } else { Vec::new() };
+        Forms { whole, in_part }
     }
 
     /// Returns what a layout's stages may recompute, the least first.
@@ -311,7 +373,7 @@ impl Searcher<'_> {
     }
 
     /// Records what came of a family's layouts. Returns how many were simulated.
-    fn take_trial(&mut self, expert: &Expert, outcomes: Vec<(Layout, Outcome)>) -> usize {
+    pub(super) fn take_trial(&mut self, expert: &Expert, outcomes: Vec<(Layout, Outcome)>) -> usize {
         let mut simulated = 0;
         for (layout, outcome) in outcomes {
             self.known.note(&layout, &outcome);
@@ -328,9 +390,23 @@ impl Searcher<'_> {
         simulated
     }
 
+    /// Simulates the whole step of the layout whose short ones seem best, if it is far better than
+    /// the best layout so far: the others may never have their turn.
+    fn simulate_promising(&mut self, long: &mut Vec<(f64, Layout)>) -> Result<(), PlannerError> {
+        let best = self.incumbents.best().unwrap_or(f64::INFINITY);
+        let least = (0..long.len()).min_by(|&a, &b| long[a].0.total_cmp(&long[b].0));
+        match least.filter(|&place| long[place].0 < best * FAR_BETTER) {
+            Some(place) => {
+                let one = long.remove(place);
+                self.simulate_long(vec![one])
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Simulates the whole steps of the layouts whose short ones seem best, the best first, as long
     /// as one may be the answer.
-    fn simulate_long(&mut self, mut long: Vec<(f64, Layout)>) -> Result<(), PlannerError> {
+    pub(super) fn simulate_long(&mut self, mut long: Vec<(f64, Layout)>) -> Result<(), PlannerError> {
         long.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (value, layout) in long.into_iter().take(MOST_LONG) {
             if self.is_over() || self.incumbents.value_to_beat(None).is_some_and(|best| value >= best) {

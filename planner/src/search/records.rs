@@ -16,10 +16,10 @@ pub(super) struct OffloadedTooLarge(BTreeSet<(usize, Option<usize>, Offload)>);
 /// had.
 pub(super) type Refits = BTreeMap<LayoutIndex, (usize, Vec<f64>)>;
 
-/// A manner of layouts: whether `tensor`, `context` and `expert` shard blocks, and whether there is
-/// a pipeline. Estimates of one manner are off by much the same factor, and each manner is what
-/// some expert would try first.
-pub(super) type Manner = [bool; 4];
+/// A manner of layouts: whether `tensor`, `context` and `expert` shard blocks, whether there is a
+/// pipeline, and whether its stages have several chunks. Estimates of one manner are off by much
+/// the same factor, and each manner is what some expert would try first.
+pub(super) type Manner = [bool; 5];
 
 /// By manner, the least simulated value over its estimate.
 pub(super) type Corrections = BTreeMap<Manner, f64>;
@@ -35,7 +35,7 @@ pub(super) fn mesh(layout: &Layout) -> MeshSizes {
 
 /// Returns the manner of a layout.
 pub(super) fn manner(layout: &Layout) -> Manner {
-    [layout.tensor, layout.context, layout.expert, layout.pipeline].map(|size| size > 1)
+    [layout.tensor, layout.context, layout.expert, layout.pipeline, layout.virtual_stages].map(|size| size > 1)
 }
 
 /// What is known of a layout that was simulated, or that was found too large on the way there.

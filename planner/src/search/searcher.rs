@@ -3,7 +3,7 @@
 use super::answer::{Planned, Search};
 use super::incumbents::Incumbents;
 use super::queue::{LayoutIndex, NEIGHBOURS, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
-use super::records::{Corrections, Known, KnownLayouts, OffloadedTooLarge, Refits};
+use super::records::{Corrections, Known, KnownLayouts, Manner, OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
@@ -15,7 +15,7 @@ use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap, HashSet};
 
 /// Families that are bounded together.
 const FAMILIES_PER_BOUNDING: usize = 128;
@@ -39,6 +39,10 @@ pub(super) struct Searcher<'a> {
     queue: BinaryHeap<Reverse<QueueEntry>>,
     pub(super) corrections: Corrections,
     pub(super) known: KnownLayouts,
+    /// The families that were tried early, each as its layout that recomputes least.
+    pub(super) tried: HashSet<Layout>,
+    /// The manners of the layouts where climbs started.
+    pub(super) climbed: BTreeSet<Manner>,
     /// Bound on the value of every layout, if the search ended before they were listed.
     bound_of_unlisted: Option<f64>,
     /// Least memory of a layout that does not fit.
@@ -59,6 +63,8 @@ impl<'a> Searcher<'a> {
             queue: BinaryHeap::new(),
             corrections: Corrections::default(),
             known: KnownLayouts::default(),
+            tried: HashSet::new(),
+            climbed: BTreeSet::new(),
             bound_of_unlisted: None,
             least_needed: None,
             refusal: None,
@@ -68,8 +74,14 @@ impl<'a> Searcher<'a> {
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
         let usual = self.bounds.space.usual_families(&|| self.is_over());
         self.try_experts(&usual)?;
+        // Where bounds are cheap they find the best of the usual families sooner than a climb.
+        if !self.best_has_cheap_bounds() {
+            self.climb()?;
+        }
         let ranked = self.ranked(&usual);
         self.probe(ranked)?;
+        // From what it has found of other manners, too.
+        self.climb()?;
         self.fill_queue()?;
         let (predicted, left) = loop {
             // A bound on every layout also bounds the layouts left.
@@ -127,6 +139,11 @@ impl<'a> Searcher<'a> {
             let simulated = self.search.simulated + self.search.probed;
             (self.request.watch)(Progress { best, bound: bound.min(best), simulated });
         }
+    }
+
+    /// Returns `true` if bounds cost far less than simulations for layouts like the best one.
+    pub(super) fn best_has_cheap_bounds(&self) -> bool {
+        self.incumbents.list.first().is_some_and(|one| self.bounds.has_cheap_bounds(&one.plan.layout))
     }
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.

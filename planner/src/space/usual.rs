@@ -36,16 +36,15 @@ impl Space<'_> {
     }
 
     /// Returns `true` if a family is one that an expert would write down first: all that it leaves
-    /// open is what fits. A micro-batch has one, two or four samples; a replica on one device may
-    /// have more. Nothing is recomputed, as long as all fits. Experts lie whole on ranks.
+    /// open is what fits. A micro-batch has up to four samples; a replica on one device may have
+    /// more. Nothing is recomputed, as long as all fits. Experts lie whole on ranks.
     pub(crate) fn is_experts_choice(&self, family: &Family) -> bool {
-        let Layout { tensor, pipeline, context, expert, micro_batch, ref recompute, expert_tensor, .. } = family.layout;
+        let Layout { tensor, pipeline, context, expert, micro_batch, ref recompute, .. } = family.layout;
         let is_alone = tensor * pipeline * context * expert == 1;
-        let is_usual_size = micro_batch.is_power_of_two() && (micro_batch <= ALWAYS_CONSIDERED || is_alone);
+        let is_usual_size = micro_batch <= ALWAYS_CONSIDERED || is_alone;
         let is_small = is_usual_size || self.fixed.micro_batch.is_some();
         let keeps_all = *recompute == Recompute::None || self.fixed.recompute.is_some();
-        let has_whole_experts = expert == 1 || tensor == 1 || expert_tensor == Some(1);
-        is_small && keeps_all && has_whole_experts
+        is_small && keeps_all && Self::has_whole_experts(&family.layout)
     }
 
     fn is_usual_context(&self, size: usize) -> bool {
@@ -69,11 +68,20 @@ impl Space<'_> {
             || layout.schedule.allows_any_chunks()
             || self.limits.is_some_and(|limits| !limits.has(self.base.schedule))
             || self.fixed.schedule.is_some();
-        let is_usual_sequence = layout.sequence_parallel
+        let is_usual_context = layout.context_method == ContextMethod::default() || self.fixed.context_method.is_some();
+        is_usual_schedule && self.has_usual_sequence(layout) && is_usual_context && layout.shares.is_none()
+    }
+
+    /// Returns `true` if norms are sharded along the sequence wherever `tensor` shards products.
+    pub(super) fn has_usual_sequence(&self, layout: &Layout) -> bool {
+        layout.sequence_parallel
             || layout.tensor == 1
             || self.fixed.sequence_parallel.is_some()
-            || self.sequence_parallel(layout.tensor).len() == 1;
-        let is_usual_context = layout.context_method == ContextMethod::default() || self.fixed.context_method.is_some();
-        is_usual_schedule && is_usual_sequence && is_usual_context && layout.shares.is_none()
+            || self.sequence_parallel(layout.tensor).len() == 1
+    }
+
+    /// Returns `true` if experts lie whole on ranks.
+    pub(super) fn has_whole_experts(layout: &Layout) -> bool {
+        layout.expert == 1 || layout.tensor == 1 || layout.expert_tensor == Some(1)
     }
 }

@@ -1,0 +1,150 @@
+//! A climb in the simulator from the best layouts so far, one move of their meshes at a time.
+//!
+//! Estimates of neighbours are off by much the same factor, more nearly than those of a manner. So
+//! the estimate of a neighbour is corrected by that of the layout where the climb stands, and the
+//! best few are simulated. The climb goes on from the first that is better. It starts at the best
+//! layout, and then at the best ones of other manners that are close to it.
+//!
+//! The numbers of steps and neighbours are fixed, so the answer depends on the clock only where the
+//! limit ends the search. Nothing is settled here: each family stays in the queue.
+
+use super::experts::{Expert, retain_best_of_size};
+use super::queue::{LayoutIndex, PROBED};
+use super::records::{Manner, MeshSizes, manner, mesh};
+use super::searcher::Searcher;
+use crate::error::PlannerError;
+use crate::space::Family;
+use foretell_program::{Layout, Plan, Recompute};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Layouts where a climb starts, and how far above the best the others may lie.
+const STARTS: usize = 3;
+const CLOSE: f64 = 1.25;
+
+/// Steps of a climb at most.
+const STEPS: usize = 12;
+
+/// Rounds of neighbours in a step of which layouts are compiled, those where bounds are cheap and the
+/// queue finds the others, and neighbours of each. There are up to three times as many rounds in all.
+const ROUNDS: usize = 8;
+const ROUNDS_WITH_BOUNDS: usize = 3;
+const AT_ONCE: usize = 2;
+
+/// How far above the layout where the climb stands a corrected estimate may lie.
+const PROMISING: f64 = 1.3;
+
+/// Share of the value that a step must save.
+const LEAST_GAIN: f64 = 1e-3;
+
+/// How far above the bound on every layout the best one may lie for a climb to be needless.
+const NEAR_BOUND: f64 = 1.02;
+
+impl Searcher<'_> {
+    /// Climbs from the best layouts so far, those of manners from which no climb started before.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if a layout cannot be simulated.
+    pub(super) fn climb(&mut self) -> Result<(), PlannerError> {
+        while self.climbed.len() < STARTS {
+            let Some(best) = self.incumbents.best() else { break };
+            if self.is_over() || best <= NEAR_BOUND * self.bounds.least_value() {
+                break;
+            }
+            let is_open = |manner: &Manner| !self.climbed.contains(manner);
+            let start = self.incumbents.list.iter().find(|one| is_open(&manner(&one.plan.layout)));
+            let Some(start) = start.filter(|one| one.value <= CLOSE * best) else { break };
+            let (value, layout) = (start.value, start.plan.layout.clone());
+            self.climbed.insert(manner(&layout));
+            self.climb_from(value, layout)?;
+        }
+        Ok(())
+    }
+
+    fn climb_from(&mut self, mut value: f64, mut layout: Layout) -> Result<(), PlannerError> {
+        for _ in 0..STEPS {
+            if self.is_over() {
+                break;
+            }
+            let neighbours = self.promising_neighbours(value, &layout);
+            let mut better = None;
+            let mut neighbours = neighbours.into_iter();
+            let mut compiled = 0;
+            let most = if self.bounds.has_cheap_bounds(&layout) { ROUNDS_WITH_BOUNDS } else { ROUNDS };
+            for _ in 0..3 * most {
+                let round: Vec<Expert> = neighbours.by_ref().take(AT_ONCE).collect();
+                if round.is_empty() || compiled == most || self.is_over() {
+                    break;
+                }
+                self.tried.extend(round.iter().map(|one| one.family.layout.clone()));
+                let is_compiled;
+                (is_compiled, better) = self.try_neighbours(&round, value)?;
+                compiled += usize::from(is_compiled);
+                if better.is_some() {
+                    break;
+                }
+            }
+            let Some(found) = better else { break };
+            (value, layout) = found;
+        }
+        Ok(())
+    }
+
+    /// Simulates neighbours. Returns whether any was compiled, and the best of them with its value,
+    /// if it is better than `value`.
+    fn try_neighbours(&mut self, round: &[Expert], value: f64) -> Result<(bool, Option<(f64, Layout)>), PlannerError> {
+        let trials = self.try_all(round)?;
+        let first_found = self.search.probed;
+        let is_compiled = trials.iter().any(|trial| !trial.outcomes.is_empty() || !trial.long.is_empty());
+        let mut long = Vec::new();
+        for (expert, trial) in round.iter().zip(trials) {
+            long.extend(trial.long);
+            self.take_trial(expert, trial.outcomes);
+        }
+        self.incumbents.sort();
+        self.simulate_long(long)?;
+        self.report_bounded();
+        let is_new = |index: LayoutIndex| index.family == PROBED && index.variant >= first_found;
+        let found = self.incumbents.list.iter().find(|one| is_new(one.index) && one.value < value * (1.0 - LEAST_GAIN));
+        Ok((is_compiled, found.map(|one| (one.value, one.plan.layout.clone()))))
+    }
+
+    /// Returns the families one move away from a layout of this value that may be better, those
+    /// with the best corrected estimates first.
+    fn promising_neighbours(&self, value: f64, layout: &Layout) -> Vec<Expert> {
+        let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
+        let Ok(micro_batches) = plan.micro_batches() else { return Vec::new() };
+        let of_own = Layout { recompute: Recompute::None, ..layout.clone() };
+        let Some(own) = self.estimated(&Family { layout: of_own, micro_batches }) else { return Vec::new() };
+        let correction = value / own.estimate.max(f64::MIN_POSITIVE);
+        let is_open = |family: &Family| {
+            let keeps_all = family.layout.recompute == Recompute::None || self.bounds.space.fixed.recompute.is_some();
+            keeps_all && !self.tried.contains(&family.layout)
+        };
+        // Estimates of another manner are off by another factor, where that is known.
+        let own_manner = manner(layout);
+        let corrected = |one: &Expert| {
+            let of_manner = self.corrections.get(&one.manner).filter(|_| one.manner != own_manner);
+            one.estimate * of_manner.copied().unwrap_or(correction)
+        };
+        let families = self.bounds.space.families_near(layout);
+        let near = families.into_par_iter().filter(is_open).filter_map(|family| self.estimated(&family));
+        let mut near: Vec<(f64, Expert)> = near.map(|one| (corrected(&one), one)).collect();
+        near.retain(|(corrected, _)| *corrected <= PROMISING * value);
+        near.sort_by(|(a, one), (b, other)| one.seems_too_large.cmp(&other.seems_too_large).then(a.total_cmp(b)));
+        let mut near: Vec<Expert> = near.into_iter().map(|(_, one)| one).collect();
+        retain_best_of_size(&mut near);
+        // Each mesh once before any has its next turn.
+        let mut turns: BTreeMap<MeshSizes, usize> = BTreeMap::new();
+        let turn_of = |one: &Expert| {
+            let turn = turns.entry(mesh(&one.family.layout)).or_default();
+            *turn += 1;
+            *turn
+        };
+        let mut in_turns: Vec<(usize, Expert)> = Vec::new();
+        let numbers: Vec<usize> = near.iter().map(turn_of).collect();
+        in_turns.extend(numbers.into_iter().zip(near));
+        in_turns.sort_by_key(|(turn, one)| (one.seems_too_large, *turn));
+        in_turns.into_iter().map(|(_, one)| one).collect()
+    }
+}
