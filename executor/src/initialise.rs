@@ -196,11 +196,9 @@ mod tests {
             (stage, arena)
         };
         let (single, single_arena) = started(DataType::Fp32, Offload::None);
-        let of_programs = Offload::ALL.into_iter().filter(|offload| *offload != Offload::State).collect::<Vec<_>>();
+        let of_programs = Offload::ALL.into_iter().filter(|offload| *offload != Offload::State);
         let formats = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)].into_iter();
-        for ((precision, half), offload) in
-            formats.flat_map(|format| of_programs.into_iter().map(move |offload| (format, offload)))
-        {
+        for ((precision, half), offload) in formats.flat_map(|format| of_programs.clone().map(move |offload| (format, offload))) {
             let (mixed, arena) = started(precision, offload);
             let roots = |stage: &StageProgram, role| -> Vec<Buffer> {
                 let is_root = |buffer: &&Buffer| buffer.role == role && buffer.parent.is_none() && buffer.persistent;

@@ -19,22 +19,23 @@ mod values;
 use crate::hugging_face::ImportedModel;
 use crate::model::Model;
 use document::Document;
+use miette::Diagnostic;
 use thiserror::Error;
 use translator::Translator;
 
 /// Why a trace was not read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum TorchError {
     /// It is not a trace.
-    #[error(
-        "this is not a trace of a PyTorch step: {reason}; hint: `python -m foretell.trace FILE.py:step -o trace.json` writes one"
-    )]
+    #[error("this is not a trace of a PyTorch step: {reason}")]
+    #[diagnostic(code(torch::not_a_trace), help("`python -m foretell.trace FILE.py:step -o trace.json` writes one"))]
     NotATrace {
         /// What is wrong with it.
         reason: String,
     },
     /// A value's shape that is no size.
-    #[error("{place}: {reason}; hint: {hint}")]
+    #[error("{place}: {reason}")]
+    #[diagnostic(code(torch::shape), help("{hint}"))]
     Shape {
         /// The value.
         place: String,
@@ -44,7 +45,8 @@ pub enum TorchError {
         hint: &'static str,
     },
     /// An operator that no layer expresses.
-    #[error("operator {index} (`{operator}` in `{module}`): {reason}; hint: {hint}")]
+    #[error("operator {index} (`{operator}` in `{module}`): {reason}")]
+    #[diagnostic(code(torch::operator), help("{hint}"))]
     Operator {
         /// Its number, from 0.
         index: usize,
@@ -58,13 +60,15 @@ pub enum TorchError {
         hint: &'static str,
     },
     /// A loss that does not depend on the inputs and parameters.
-    #[error("the loss {reason}; hint: trace a step whose loss is a sum or a mean over the samples")]
+    #[error("the loss {reason}")]
+    #[diagnostic(code(torch::loss), help("trace a step whose loss is a sum or a mean over the samples"))]
     Loss {
         /// What is wrong with it.
         reason: String,
     },
     /// A sequence for a trace of one length.
-    #[error("the trace has one length of a sequence; hint: let the step take `sequence`, and trace it again")]
+    #[error("the trace has one length of a sequence")]
+    #[diagnostic(code(torch::fixed_sequence), help("let the step take `sequence`, and trace it again"))]
     FixedSequence,
 }
 
