@@ -97,7 +97,7 @@ def _marks(traced):
     recorder = traced.recorder
     modules, grads = getattr(recorder, "modules", []), getattr(recorder, "grads", [])
     def before(module, _):
-        if not modules and not any(module is root for root in traced.roots):
+        if not modules and recorder.phase == "forward" and not any(module is root for root in traced.roots):
             traced.roots.append(module)
         modules.append(module)
         grads.append(torch.is_grad_enabled())

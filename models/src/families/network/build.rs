@@ -6,7 +6,7 @@
 
 use super::operation::{NetworkOperation, NetworkWork};
 use super::{Network, NetworkLayer, NetworkStorage};
-use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, Mode, VOCABULARY, dimension};
+use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, Mode, dimension};
 use crate::dropout::DropoutRate;
 use crate::graph::{BATCH, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, TensorId};
 use crate::kernel::{Epsilon, PlannedKind, WeightLayout};
@@ -34,8 +34,9 @@ struct Value {
 /// Builds the forward graph. The network is sound.
 pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Graph {
     let mode = if options.inference { Mode::Inference } else { Mode::Training };
-    let tables = tied_tables(network);
-    let mut layers = Layers { builder: GraphBuilder::new(name, options), mode, batch: options.batch };
+    let tables = if options.vocabulary_parts > 1 { tied_tables(network) } else { BTreeSet::new() };
+    let builder = GraphBuilder::new(name, options);
+    let mut layers = Layers { builder, mode, batch: options.batch, whole: BTreeSet::new() };
     layers.builder.block("input", false);
     let mut values: Vec<Value> = network.inputs.iter().map(|input| layers.input(&input.shape, input.vocabulary)).collect();
     let starts = block_starts(network);
@@ -46,7 +47,10 @@ pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Gr
             (None, None) => {}
         }
         let reads: Vec<Value> = layer.reads.iter().map(|&read| values[read].clone()).collect();
-        let value = layers.layer(layer, &reads, tables.contains(&values.len()));
+        let value = layers.layer(layer, &reads);
+        if tables.contains(&values.len()) {
+            layers.whole.insert(value.tensor);
+        }
         values.push(value);
     }
     let (_, predictions) = network.predictions();
@@ -54,8 +58,8 @@ pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Gr
     layers.builder.finish(predictions, is_text.then_some(predictions))
 }
 
-/// The places of parameters that are both a table of embeddings and the weight of a product, which
-/// ranks shard over the vocabulary.
+/// The places of parameters that are both a table of embeddings and the weight of a product. Both
+/// would shard them in different ways, so ranks of `tensor` keep them whole.
 fn tied_tables(network: &Network) -> BTreeSet<usize> {
     let reads = |is_wanted: fn(NetworkOperation) -> bool| {
         let layers = network.layers.iter().filter(move |layer| is_wanted(layer.operation));
@@ -109,6 +113,8 @@ struct Layers {
     builder: GraphBuilder,
     mode: Mode,
     batch: usize,
+    /// Parameters that no rank shards.
+    whole: BTreeSet<TensorId>,
 }
 
 impl Layers {
@@ -199,11 +205,10 @@ impl Layers {
         self.planned(&format!("{name}.arranged"), PlannedKind::Reshape, &[value.tensor], (dimensions, storage), 0)
     }
 
-    /// Adds a layer. `is_tied_table`: whether it is a parameter of an embedding and of a product.
-    fn layer(&mut self, layer: &NetworkLayer, reads: &[Value], is_tied_table: bool) -> Value {
+    fn layer(&mut self, layer: &NetworkLayer, reads: &[Value]) -> Value {
         let NetworkLayer { name, shape, shared, .. } = layer;
         let tensor = match (layer.operation, reads) {
-            (NetworkOperation::Parameter, _) => self.parameter(name, shape, is_tied_table),
+            (NetworkOperation::Parameter, _) => self.parameter(name, shape),
             (NetworkOperation::View, [x, ..]) => x.tensor,
             // Parameters are read where they are.
             (NetworkOperation::Slice, [x, ..]) if x.shared => x.tensor,
@@ -213,7 +218,7 @@ impl Layers {
         Value { tensor, shape: shape.clone(), shared: *shared }
     }
 
-    fn parameter(&mut self, name: &str, shape: &[usize], is_tied_table: bool) -> TensorId {
+    fn parameter(&mut self, name: &str, shape: &[usize]) -> TensorId {
         let dimensions = match *shape {
             // A convolution's, with channels last.
             [out, inputs, rows, columns] if rows == columns => {
@@ -221,7 +226,6 @@ impl Layers {
                 let dimensions = vec![dimension("out_channels", out), window, window, dimension("in_channels", inputs)];
                 return self.builder.parameter_as(name.into(), dimensions, WEIGHTS, vec![0, 3, 1, 2], shape.to_vec());
             }
-            [rows, columns] if is_tied_table => vec![dimension(VOCABULARY, rows), dimension("features", columns)],
             [rows, columns] => vec![dimension("rows", rows), dimension("features", columns)],
             [features] => vec![dimension("features", features)],
             _ => self.plain(shape, true),
@@ -234,6 +238,13 @@ impl Layers {
         let own = self.plain(&x.shape, x.shared);
         let result = (self.plain(shape, layer.shared), storage(layer.storage));
         match (operation, others) {
+            (NetworkOperation::Product { .. }, [weight, ..]) if self.whole.contains(&weight.tensor) => {
+                let steps = elements(&x.shape).saturating_mul(shape.last().copied().unwrap_or(1));
+                self.planned(name, PlannedKind::MatrixProduct, &[x.tensor, weight.tensor], result, steps)
+            }
+            (NetworkOperation::Embedding, [table]) if self.whole.contains(&table.tensor) => {
+                self.planned(name, PlannedKind::Rearrangement, &[x.tensor, table.tensor], result, 0)
+            }
             (NetworkOperation::Product { transposed }, [weight, ..]) => {
                 let layout = if transposed { WeightLayout::OutIn } else { WeightLayout::InOut };
                 let x = self.arranged(name, x, own);
@@ -345,6 +356,10 @@ impl Layers {
         self.builder.cross_entropy(name, tensor, labels);
         tensor
     }
+}
+
+fn elements(shape: &[usize]) -> usize {
+    shape.iter().product()
 }
 
 fn storage(storage: NetworkStorage) -> Storage {
