@@ -36,7 +36,7 @@ fn a_stack_that_cannot_split_a_model_is_named_with_one_that_can() {
         let base = Plan { stack: Stack::new(stack), ..Plan::new(Layout::default(), 256) };
         let memory_limit = Some("1050KB".parse().expect("a size"));
         let text = plan(&Request { memory_limit, ..Request::new(&model, "mlp", &DGX, &costs, &base) }).expect_err("too large");
-        assert!(text.to_string().contains(wider), "{text}");
+        assert!(one_line(&text).contains(wider), "{text}");
     }
 }
 
@@ -94,9 +94,9 @@ fn a_search_that_is_given_up_says_so() {
 
 #[test]
 fn impossible_sizes_are_refused_at_once() {
-    let text = refusal(|request| request.devices = usize::MAX).to_string();
+    let text = one_line(&refusal(|request| request.devices = usize::MAX));
     assert!(text.contains("more than 1048576 are not laid out); hint: use fewer nodes"), "{text}");
-    let text = refusal(|request| request.fixed = fixed("data=3,tensor=3,pipeline=1")).to_string();
+    let text = one_line(&refusal(|request| request.fixed = fixed("data=3,tensor=3,pipeline=1")));
     assert!(text.contains("divides 8 devices as asked (the fixed sizes make 9 ranks); hint: "), "{text}");
     let costs = CostModel::new(None, &DGX);
     let model = Model::named("mlp").expect("in the zoo");
@@ -141,8 +141,8 @@ fn a_fixed_size_that_divides_nothing_is_refused_with_those_that_do() {
         request.fixed = fixed("tensor=7");
         // A search would not even begin.
         request.give_up = Stop::when(|| true);
-    })
-    .to_string();
+    });
+    let text = one_line(&text);
     assert!(text.contains("4 heads of attention are not divisible by tensor (7); `tensor` may be 1, 2, 4)"), "{text}");
     assert!(text.contains("`--fix` another `tensor`, or leave it open"), "{text}");
 }
