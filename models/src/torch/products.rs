@@ -130,7 +130,8 @@ impl Translator<'_> {
             None => {
                 let window: usize = super::values::elements(window);
                 let (positions, inner) = match transposed {
-                    // Each number of the input meets the window of each output channel of its group.
+                    // Each number of the input meets the window of each output channel of its
+                    // group.
                     true => (super::values::elements(image), second.saturating_mul(window)),
                     false => (super::values::elements(&result.shape), second.saturating_mul(window)),
                 };

@@ -297,8 +297,8 @@ impl Layers {
         }
     }
 
-    /// Adds a sum or a product of two alike tensors, which have kernels. The gradient of such a sum is
-    /// that of both.
+    /// Adds a sum or a product of two alike tensors, which have kernels. The gradient of such a sum
+    /// is that of both.
     fn usual(&mut self, name: &str, kind: NetworkWork, reads: &[TensorId], storage: NetworkStorage) -> Option<TensorId> {
         let &[x, y] = reads else { return None };
         let usual = [x, y].map(|tensor| self.builder.storage(tensor)) == [Storage::Precision; 2];
