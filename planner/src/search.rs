@@ -1,5 +1,8 @@
 //! The search for the best layouts of a request.
 //!
+//! First the layouts that an expert would try are simulated, and a climb goes on from the best of them
+//! (`experts.rs`, `climb.rs`, `first_answers.rs`).
+//!
 //! Everything that is left to look at waits in a queue, ordered by lower bound: first families with
 //! their arithmetic bound, then families with the bound of all their variants, then single layouts
 //! (`queue.rs`). The search takes the entry with the least bound, replaces families by what is in
