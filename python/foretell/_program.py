@@ -13,12 +13,13 @@ from typing import Any, Sequence
 
 
 class ForetellError(Exception):
-    """The program could not do it (`status` 1), or the input is wrong (`status` 2)."""
+    """The program could not do it (`status` 1), or the input is wrong (`status` 2). `diagnostic` is a stable code."""
 
-    def __init__(self, message: str, *, status: int, code: str | None = None, hint: str | None = None,
-                 file: str | None = None, line: int | None = None):
+    def __init__(self, message: str, *, status: int, code: str | None = None, diagnostic: str | None = None,
+                 hint: str | None = None, file: str | None = None, line: int | None = None, column: int | None = None):
         super().__init__(f"{message}; hint: {hint}" if hint else message)
-        self.message, self.status, self.code, self.hint, self.file, self.line = message, status, code, hint, file, line
+        self.message, self.status, self.code, self.diagnostic = message, status, code, diagnostic
+        self.hint, self.file, self.line, self.column = hint, file, line, column
 
 
 def command_path() -> str:
@@ -54,6 +55,6 @@ def document(arguments: Sequence[str], *, timeout: float | None = None) -> Any:
     error = answer.get("error") if isinstance(answer, dict) else None
     if done.returncode != 0 and (isinstance(error, dict) or not answer):
         error = error or {"message": done.stderr.strip() or f"exit status {done.returncode}"}
-        known = {name: error.get(name) for name in ("code", "hint", "file", "line")}
+        known = {name: error.get(name) for name in ("code", "diagnostic", "hint", "file", "line", "column")}
         raise ForetellError(error.get("message", ""), status=done.returncode, **known)
     return answer
