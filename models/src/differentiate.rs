@@ -249,7 +249,7 @@ impl Backward {
                 GradientReads::Nothing => {}
                 GradientReads::Itself => reads.push(input.clone()),
                 GradientReads::Normed => {
-                    // The gradient of the shift needs nothing more, that of the scale the norm's input.
+                    // The shift needs nothing more, the scale needs what is normed.
                     reads.extend(forward.inputs.first().filter(|_| index < 2).cloned());
                     reads.extend(forward.inputs.get(1).filter(|_| index == 0).cloned());
                 }

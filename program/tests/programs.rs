@@ -75,8 +75,8 @@ fn models() -> impl Strategy<Value = Model> {
     ]
 }
 
-/// Traced steps: convolutions in groups and transposed, attention, experts, a scan, the batch behind
-/// the positions, values made from parameters alone, and none of these.
+/// Traced steps: convolutions in groups and transposed, attention, experts, a scan, the batch
+/// behind the positions, values made from parameters alone, and none of these.
 const NETWORKS: [&str; 6] = [
     include_str!("../../models/tests/torch/mlp.json"),
     include_str!("../../models/tests/torch/cnn.json"),

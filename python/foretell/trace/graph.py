@@ -18,7 +18,7 @@ aten = torch.ops.aten
 # Operators that write all of their first operand, whatever it was.
 OVERWRITES = {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::random_",
               "aten::bernoulli_", "aten::exponential_", "aten::set_"}
-# Arguments that are no tensors and that costs depend on, by operator: name in the trace and position.
+# Arguments that are no tensors and that costs depend on, by operator: name and position.
 ARGUMENTS = {
     "aten::convolution": {"stride": 3, "padding": 4, "dilation": 5, "transposed": 6, "groups": 8},
     "aten::max_pool2d_with_indices": {"size": 1, "stride": 2, "padding": 3, "dilation": 4, "partial": 5},
