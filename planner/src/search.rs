@@ -1,7 +1,7 @@
 //! The search for the best layouts of a request.
 //!
-//! First the layouts that an expert would try are simulated, and a climb goes on from the best of them
-//! (`experts.rs`, `climb.rs`, `first_answers.rs`).
+//! First the layouts that an expert would try are simulated, and a climb goes on from the best of
+//! them (`experts.rs`, `first_answers.rs`, `climb.rs`).
 //!
 //! Everything that is left to look at waits in a queue, ordered by lower bound: first families with
 //! their arithmetic bound, then families with the bound of all their variants, then single layouts

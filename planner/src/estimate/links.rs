@@ -70,15 +70,15 @@ impl Links {
         }
     }
 
-    /// Returns the links as a layout of so many ranks sees them: those that all lie in one node have
-    /// no other.
+    /// Returns the links as a layout of so many ranks sees them: those that all lie in one node
+    /// have no other.
     pub(super) fn of_world(&self, ranks: usize) -> Self {
         let per_node = if ranks <= self.per_node { usize::MAX } else { self.per_node };
         Self { per_node, ..self.clone() }
     }
 
-    /// Returns `true` if each block of so many consecutive ranks lies in one node. Where they do not
-    /// divide a node, some block lies in two, and its ranks are as slow as the links between them.
+    /// Returns `true` if each block of so many consecutive ranks lies in one node. Where they do
+    /// not divide a node, some block lies in two, and is as slow as the links between them.
     fn lie_in_nodes(&self, ranks: usize) -> bool {
         self.per_node == usize::MAX || ranks <= self.per_node && self.per_node.is_multiple_of(ranks)
     }

@@ -25,8 +25,9 @@ const CLOSE: f64 = 1.25;
 /// Steps of a climb at most.
 const STEPS: usize = 12;
 
-/// Rounds of neighbours in a step of which layouts are compiled, those where bounds are cheap and the
-/// queue finds the others, and neighbours of each. There are up to three times as many rounds in all.
+/// Rounds of neighbours in a step of which layouts are compiled, those where bounds are cheap and
+/// the queue finds the others, and neighbours of each. There are up to three times as many rounds
+/// in all.
 const ROUNDS: usize = 8;
 const ROUNDS_WITH_BOUNDS: usize = 3;
 const AT_ONCE: usize = 2;

@@ -2,8 +2,8 @@
 //!
 //! They are the members of the usual families that
 //! [`is_experts_choice`](crate::space::Space::is_experts_choice) names: every mesh inside the usual
-//! limits, with micro-batches of one, two and four samples, each with the least recomputation and
-//! the least stage of ZeRO that fit. Manners of layouts take turns: data parallelism alone,
+//! limits, with micro-batches of up to four samples, each with the least recomputation and the
+//! least stage of ZeRO that fit. Manners of layouts take turns: data parallelism alone,
 //! `tensor` inside nodes, a pipeline over them, both, experts, context, and their combinations.
 //! Then the estimates decide, corrected by the simulations of their manner. A layout with many
 //! micro-batches is first judged by two short steps. The number of layouts is limited, so one may

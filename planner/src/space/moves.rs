@@ -13,8 +13,8 @@ type Sizes = [usize; 5];
 impl Space<'_> {
     /// Returns the families of the meshes that differ from that of `layout` by one move: a factor
     /// of one axis goes to another, or to or from devices that stay idle. Those of its own mesh are
-    /// the first. Micro-batches are as large as that of `layout`, or the next larger or smaller that
-    /// the mesh has. Empty for layouts without one mesh for all stages and shares.
+    /// the first. Micro-batches are as large as that of `layout`, or the next larger or smaller
+    /// that the mesh has. Empty for layouts without one mesh for all stages and shares.
     pub(crate) fn families_near(&self, layout: &Layout) -> Vec<Family> {
         if layout.stages.is_some() || layout.shares.is_some() {
             return Vec::new();
