@@ -30,7 +30,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod csv_rows;
 mod fitting;
+mod interval;
 mod layout;
 mod memory_figure;
 mod model;
@@ -47,16 +49,18 @@ mod traced;
 mod traced_prediction;
 mod unclear;
 
+pub use csv_rows::to_csv;
 pub use fitting::{
     Case, Fit, FitError, LeaveOut, Progress, Quantity, declared, fit, fit_json, print_fit, print_memory_fit, score_left_out,
     yaml_of_fit,
 };
+pub use interval::{Coverage, IntervalBasis};
 pub use memory_figure::memory_figure;
 pub use prediction::{CompiledRun, StepPrediction, predict};
 pub use published::{Split, SplitError, Subset, published};
 pub use refusal::Refusal;
 pub use row::{Row, read_rows};
 pub use run::Run;
-pub use scoring::{Coverage, IntervalBasis, Overall, ScoredRow, Scores, score, to_csv};
+pub use scoring::{Overall, ScoredRow, Scores, score};
 pub use statistics::{Summary, SummaryTable};
 pub use table::{TableError, read_table};

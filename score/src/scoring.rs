@@ -1,5 +1,6 @@
 //! Scores the simulator: predicts every row or refuses it with a reason, and summarises the errors.
 
+use crate::interval::{Coverage, IntervalBasis};
 use crate::memory_figure::{allocated, memory_figure};
 use crate::prediction::{CompiledRun, StepPrediction};
 use crate::published::{Split, Subset};
@@ -66,75 +67,6 @@ pub struct ScoredRow {
     /// See [`Pair::job`].
     #[serde(skip)]
     job: String,
-}
-
-/// The runs that the interval of a prediction rests on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum IntervalBasis {
-    /// Runs of the same stack, and of the same device.
-    Known,
-    /// Stacks that a fit left out: too few runs of the stack were fitted.
-    UnknownStack,
-    /// Devices that a fit left out: too few runs on the device were fitted.
-    UnknownDevice,
-    /// The framework's own operators.
-    Traced,
-    /// Users' own jobs: nobody tuned them as those that are published.
-    UsersJob,
-}
-
-impl IntervalBasis {
-    fn of(row: &Row, run: &Run, is_traced: bool) -> Self {
-        if is_traced {
-            Self::Traced
-        } else if is_users_job(row) {
-            Self::UsersJob
-        } else if run.clusters().any(|cluster| cluster.gpu.unseen) {
-            Self::UnknownDevice
-        } else if run.stack.estimated || run.plan.workload.unknown_stack {
-            Self::UnknownStack
-        } else {
-            Self::Known
-        }
-    }
-
-    /// Returns the basis in words.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::Known => "known stack and device",
-            Self::UnknownStack => "unknown stack",
-            Self::UnknownDevice => "unknown device",
-            Self::Traced => "traced operators",
-            Self::UsersJob => "users' own jobs by profile",
-        }
-    }
-
-    /// Returns the bases in the order of tables.
-    const fn all() -> [Self; 5] {
-        [Self::Known, Self::UnknownStack, Self::UnknownDevice, Self::Traced, Self::UsersJob]
-    }
-}
-
-/// A measurement over its prediction by a profile, of users' own jobs: 10th and 90th percentile
-/// over the sources of the users' table, each counted once (28 November 2026). Their jobs are
-/// rarely tuned, and what slows them is rarely said.
-const USERS_SPREAD: [f64; 2] = [0.8, 2.0];
-
-/// Whether a row says how a user trained (`method`), as rows from users' threads do.
-fn is_users_job(row: &Row) -> bool {
-    row.cells.get("method").is_some_and(|method| !method.is_empty())
-}
-
-/// Share of measurements inside their 80 % intervals.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
-pub struct Coverage {
-    /// Measured rows.
-    pub rows: usize,
-    /// Share of all rows.
-    pub inside_interval: f64,
-    /// Mean of the shares of the sources.
-    pub macro_inside_interval: f64,
 }
 
 /// All scored rows and their statistics.
@@ -291,13 +223,7 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
             let step = prediction.step.value();
             scored.predicted_step_seconds = Some(step);
             let basis = IntervalBasis::of(row, &run, prediction.traced.is_some());
-            let [p10, p90] = match basis {
-                // No narrower than that of the profile.
-                IntervalBasis::UsersJob => {
-                    [prediction.p10.value().min(step * USERS_SPREAD[0]), prediction.p90.value().max(step * USERS_SPREAD[1])]
-                }
-                _ => [prediction.p10.value(), prediction.p90.value()],
-            };
+            let [p10, p90] = basis.interval(&prediction);
             (scored.p10, scored.p90) = (Some(p10), Some(p90));
             scored.error = measured.map(|measured| step / measured - 1.0);
             scored.predicted_memory_bytes = Some(memory_figure(row, &run.stack, &prediction.memory, prediction.traced.as_ref()));
@@ -388,18 +314,6 @@ impl Scores {
     }
 }
 
-impl Coverage {
-    fn line(&self, basis: IntervalBasis) -> String {
-        let Self { rows, inside_interval, macro_inside_interval } = self;
-        format!(
-            "{}: {:.0} % of the measurements are inside the 80 % interval (every source counts alike; {:.0} % of {rows} rows)",
-            basis.words(),
-            100.0 * macro_inside_interval,
-            100.0 * inside_interval
-        )
-    }
-}
-
 fn coverage(rows: &[ScoredRow], subset: Option<Subset>) -> BTreeMap<IntervalBasis, Coverage> {
     let mut found = BTreeMap::new();
     for basis in IntervalBasis::all() {
@@ -446,49 +360,6 @@ fn by_source(rows: &[ScoredRow], subset: Option<Subset>) -> BTreeMap<String, Sum
 fn over_rows(rows: &[ScoredRow], subset: Option<Subset>) -> Summary {
     let pairs = pairs(rows, subset);
     Summary::of(&pairs.iter().collect::<Vec<_>>())
-}
-
-/// Returns the rows as CSV text, with a header.
-pub fn to_csv(rows: &[ScoredRow]) -> String {
-    const HEADER: [&str; 13] = [
-        "row_id",
-        "table",
-        "split",
-        "stack",
-        "measured_step_s",
-        "predicted_step_s",
-        "p10_s",
-        "p90_s",
-        "error",
-        "measured_memory_bytes",
-        "predicted_memory_bytes",
-        "calibrated",
-        "refused",
-    ];
-    let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
-    let whole = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.0}"));
-    let records = rows.iter().map(|row| {
-        [
-            row.row_id.clone(),
-            row.table.clone(),
-            if row.subset == Subset::Fit { "fit" } else { "score" }.to_string(),
-            row.stack.clone().unwrap_or_default(),
-            number(row.measured_step_seconds),
-            number(row.predicted_step_seconds),
-            number(row.p10),
-            number(row.p90),
-            number(row.error),
-            whole(row.measured_memory_bytes),
-            whole(row.predicted_memory_bytes),
-            row.calibrated.to_string(),
-            row.refused.clone().unwrap_or_default(),
-        ]
-    });
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    let written = std::iter::once(HEADER.map(String::from)).chain(records).try_for_each(|record| writer.write_record(record));
-    written.expect("all records have the same length, and writing to memory cannot fail");
-    let bytes = writer.into_inner().expect("writing to memory cannot fail");
-    String::from_utf8(bytes).expect("the cells are UTF-8")
 }
 
 #[cfg(test)]
