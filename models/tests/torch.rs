@@ -6,6 +6,7 @@
 use foretell_models::{
     Graph, GraphOptions, Model, NetworkOperation, Optimizer, SampleShape, differentiate, from_torch, is_torch_trace,
 };
+use foretell_units::diagnostic::one_line;
 use serde_json::{Value, json};
 
 const MLP: &str = include_str!("torch/mlp.json");
@@ -127,7 +128,7 @@ fn an_operator_without_a_mapping_is_counted_and_noted() {
     assert!(text.contains("count as reading and writing their operands: `mine.gate` (1 times, 256 numbers a sample)"), "{text}");
     assert_eq!(graph(&model(&changed), 1).model_flops(), graph(&model(MLP), 1).model_flops());
     // Unless PyTorch counts arithmetic for it.
-    let error = from_torch(&MLP.replace("aten.addmm", "mine.product"), None).expect_err("a product").to_string();
+    let error = one_line(&from_torch(&MLP.replace("aten.addmm", "mine.product"), None).expect_err("a product"));
     assert!(error.contains("(`mine.product` in `0`)") && error.contains("hint: "), "{error}");
 }
 
@@ -137,7 +138,7 @@ fn a_network_that_does_not_fit_is_refused() {
     let refused = |change: &dyn Fn(&mut foretell_models::Network), expected: &str| {
         let mut changed = network.clone();
         change(&mut changed);
-        let error = Model::Network(changed).graph("network", &GraphOptions::ONE).expect_err(expected).to_string();
+        let error = one_line(&Model::Network(changed).graph("network", &GraphOptions::ONE).expect_err(expected));
         assert!(error.contains(expected) && error.contains("hint: "), "{error}");
     };
     let product = network.layers.iter().position(|layer| matches!(layer.operation, NetworkOperation::Product { .. }));
@@ -156,7 +157,7 @@ fn a_network_that_does_not_fit_is_refused() {
 #[test]
 fn hostile_traces_are_refused_with_a_reason() {
     let refused = |text: &str, expected: &str| {
-        let error = from_torch(text, None).expect_err(expected).to_string();
+        let error = one_line(&from_torch(text, None).expect_err(expected));
         assert!(error.contains(expected) && error.contains("hint: "), "{error}");
     };
     for text in ["", "{}", "[]", "null", &UNET[..UNET.len() / 2]] {

@@ -72,14 +72,14 @@ pub struct TracedJob {
     pub optimizer: TracedOptimizer,
     /// Micro-batches of a step.
     pub micro_batches: usize,
-    /// Whether the optimizer's states, and the copy of parameters that it updates, lie in the host's
-    /// memory, where the host updates them (DeepSpeed's `offload_optimizer`, FSDP's `CPUOffload`).
+    /// Whether the optimizer's states, and the copy of parameters that it updates, lie in the
+    /// host's memory, where the host updates them (DeepSpeed's `offload_optimizer`, FSDP's `CPUOffload`).
     pub offloads_optimizer: bool,
     /// Whether parameters lie there too while no layer uses them (DeepSpeed's `offload_param` at
     /// stage 3, FSDP's `CPUOffload`).
     pub offloads_parameters: bool,
-    /// Forward passes without gradients between the two passes of each micro-batch, such as those of
-    /// a reference that preferences are compared with.
+    /// Forward passes without gradients between the two passes of each micro-batch, such as those
+    /// of a reference that preferences are compared with.
     pub passes_without_gradients: usize,
     /// Whether a frozen copy of the model runs them.
     pub has_reference: bool,
@@ -391,8 +391,8 @@ impl TracedJob {
         Ok(())
     }
 
-    /// A forward pass of which nothing is kept: what a layer allocates is released when it ends, but
-    /// for its last allocation, which the next layer may read.
+    /// A forward pass of which nothing is kept: what a layer allocates is released when it ends,
+    /// but for its last allocation, which the next layer may read.
     fn pass_without_gradients<'a, V: FnMut(RankEvent<'a>)>(
         &'a self,
         emitter: &mut Emitter<'a, V>,
@@ -516,7 +516,8 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
         dimensions.iter().map(|dimension| dimension.value(&self.values)).product::<f64>().round() as u64
     }
 
-    /// The experts that have a row each of a parameter, if each is modules of its own; 0 for others.
+    /// The experts that have a row each of a parameter, if each is modules of its own; 0 for
+    /// others.
     fn experts(&self, index: usize) -> u64 {
         let parameter = &self.job.table.parameters[index];
         let is_of_experts = self.job.separate_experts && parameter.dimensions.len() == 3 && parameter.name.contains("experts");

@@ -110,7 +110,7 @@ fn mistakes_are_said_with_hints() {
         ("plan", json!({"model": "gpt2", "topology": "8xh100", "output": "plan.yaml"})),
         ("plan", json!({"model": "gtp2", "topology": "8xh100"})),
         ("compare", json!({"model": "gpt2", "topology": "8xh100"})),
-        ("simulate", json!({"plan": {"model": "/etc/passwd", "topology": "8xh100", "global_batch": 8}})),
+        ("simulate", json!({"plan": {"model": "/etc/passwd", "topology": "8xh100", "global-batch": 8}})),
         ("export", json!({"plan": {}, "to": "chakra"})),
     ];
     for (tool, arguments) in hostile {

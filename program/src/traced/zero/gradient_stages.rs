@@ -122,8 +122,8 @@ impl GradientStages {
         let fullest = by_rank.iter().enumerate().max_by_key(|(rank, held)| (**held, std::cmp::Reverse(*rank)));
         let (rank, (owned, largest)) = fullest.map_or((0, (0, 0)), |(rank, held)| (rank as u64, *held));
         if emitter.job.offloads_optimizer {
-            // `temp_grad_buffer_for_gpu_offload`, as large as the largest parameter; and on the host
-            // the gradients of earlier micro-batches.
+            // `temp_grad_buffer_for_gpu_offload`, as large as the largest parameter; and on the
+            // host the gradients of earlier micro-batches.
             let largest = spans.values().map(|span: &Span| span.elements).max().unwrap_or(0);
             emitter.allocate(largest * width, Contents::Gradients, AllocationStream::Compute);
             let bytes = if emitter.job.micro_batches > 1 { owned * width } else { 0 };

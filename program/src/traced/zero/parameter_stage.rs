@@ -21,8 +21,8 @@ use foretell_models::operator_tables::ParameterRole;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Modules of an expert that is modules of its own: three layers, an activation, and itself. A table
-/// has two weights of all experts.
+/// Modules of an expert that is modules of its own: three layers, an activation, and itself. A
+/// table has two weights of all experts.
 const MODULES_OF_EXPERT: u64 = 5;
 const WEIGHTS_OF_EXPERTS: u64 = 2;
 

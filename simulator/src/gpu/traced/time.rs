@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 /// Host time of an operator that eager Python issues, from the call to the launch, with autograd's
 /// part. It and [`HOOK_OPERATORS`] are the values of traced stacks that are not a device's; both
-/// were chosen by the rows of Qwen's README with 512 and 1,024 tokens (`more-users.csv`), which wait
-/// for the host.
+/// were chosen by the rows of Qwen's README with 512 and 1,024 tokens (`more-users.csv`), which
+/// wait for the host.
 const HOST_OPERATOR: f64 = 10e-6;
 /// Host time on a fast and on a slow machine over [`HOST_OPERATOR`].
 const HOSTS: [f64; 2] = [0.7, 2.5];
