@@ -73,7 +73,8 @@ pub struct TracedJob {
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Whether the optimizer's states, and the copy of parameters that it updates, lie in the
-    /// host's memory, where the host updates them (DeepSpeed's `offload_optimizer`, FSDP's `CPUOffload`).
+    /// host's memory, where the host updates them (DeepSpeed's `offload_optimizer`, FSDP's
+    /// `CPUOffload`).
     pub offloads_optimizer: bool,
     /// Whether parameters lie there too while no layer uses them (DeepSpeed's `offload_param` at
     /// stage 3, FSDP's `CPUOffload`).

@@ -42,7 +42,7 @@ const FLUSH: f64 = 0.05;
 pub struct TracedTime {
     /// The step.
     pub step: Seconds,
-    /// 10th and 90th percentile of the step: see [`Pace`].
+    /// 10th and 90th percentile of the step: that of a fast and of a slow machine.
     pub step_range: [Seconds; 2],
     /// Kernels of matrix products and attention.
     pub arithmetic: Seconds,
