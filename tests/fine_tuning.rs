@@ -152,11 +152,12 @@ fn state_on_hosts_is_planned_simulated_and_exported() {
     let scratch = Scratch::new();
     let job = ["--method", "full", "--global-batch", "8", "--stack", "hf-deepspeed"];
     let kept = planned(&scratch, &job);
-    let answer = planned(&scratch, &[&job[..], &["--fix", "offload=state", "-o", "far.yaml"]].concat());
+    let answer = planned(&scratch, &[&job[..], &["--fix", "data=8,offload=state", "-o", "far.yaml"]].concat());
     assert_eq!(answer["predicted"]["fits"], true);
-    let memory = |answer: &Value| answer["predicted"]["peak_memory_bytes"][0].as_f64().expect("memory");
-    // 18 bytes of an element's states and parameters leave each of eight devices.
-    assert!(memory(&answer) < memory(&kept) - 16.0 * 8.03e9 / 8.0, "{} beside {}", memory(&answer), memory(&kept));
+    // The allocator may hold what it likes, so that peaks tell little; parts tell more.
+    let states = |answer: &Value| answer["predicted"]["memory_by_component"][0]["optimizer_state"].as_u64().expect("bytes");
+    assert_eq!(states(&answer), 0);
+    assert!(states(&kept) as f64 > 0.95 * 12.0 * 8.03e9 / 8.0, "{}", states(&kept));
     // 16 bytes an element, and two each for parameters and gradients, over eight ranks.
     let host = answer["predicted"]["host_memory_bytes"][0].as_f64().expect("bytes");
     assert!((0.98..1.02).contains(&(host / (20.0 * 8.03e9 / 8.0))), "{host}");

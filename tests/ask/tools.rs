@@ -110,7 +110,7 @@ fn mistakes_are_said_with_hints() {
         ("plan", json!({"model": "gpt2", "topology": "8xh100", "output": "plan.yaml"})),
         ("plan", json!({"model": "gtp2", "topology": "8xh100"})),
         ("compare", json!({"model": "gpt2", "topology": "8xh100"})),
-        ("simulate", json!({"plan": {"model": "/etc/passwd", "topology": "8xh100", "global-batch": 8}})),
+        ("simulate", json!({"plan": {"model": "/etc/passwd", "topology": "8xh100", "global_batch": 8}})),
         ("export", json!({"plan": {}, "to": "chakra"})),
     ];
     for (tool, arguments) in hostile {
@@ -170,7 +170,7 @@ fn piped_calls_are_answered_and_an_early_cancellation_counts() {
     tools.send(&call(1, "plan", &options));
     tools.send(&call(1, "plan", &options));
     tools.send(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#);
-    tools.send(&call(2, "fits", &json!({"model": "gpt2", "topology": "1xrtx-4090", "global_batch": 8})));
+    tools.send(&call(2, "fits", &json!({"model": "gpt2", "topology": "1xrtx-4090", "global-batch": 8})));
     tools.input = None;
     let answers = [tools.receive(), tools.receive()];
     assert_eq!((&answers[0]["id"], &answers[0]["error"]["code"]), (&json!(1), &json!(-32600)));
