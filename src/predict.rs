@@ -8,7 +8,7 @@ use crate::run_folder::PredictedInput;
 use foretell_models::Model;
 use foretell_planner::Candidate;
 use foretell_program::traced::{TracedPlan, Untraced};
-use foretell_program::{Compiled, LayoutDimension, Mode, Plan, Profile, Program, Stack};
+use foretell_program::{Compiled, LayoutDimension, Mode, Offload, Plan, Profile, Program, Stack};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, layouts_table, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
@@ -205,6 +205,11 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
 /// tables know where there is none.
 fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, Failure> {
     let stack = plan.stack.name();
+    let is_traced = |kind| costs.tables(kind).is_some_and(|tables| TracedPlan::new(plan, model, tables).is_ok());
+    if plan.layout.offload == Offload::State && !(0..costs.kind_count()).any(is_traced) {
+        let message = format!("`layout.offload: state`: the operators of `{stack}` were not traced for this job");
+        return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("use `offload: optimizer`, or `stack: hf-deepspeed`"));
+    }
     let Some(tables) = (0..costs.kind_count()).find_map(|kind| costs.tables(kind)) else {
         return match plan.workload.stated_kernels() {
             Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),

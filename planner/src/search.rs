@@ -38,7 +38,7 @@ use crate::bounds::Bounds;
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::Request;
-use foretell_program::{MOST_RANKS, MOST_SAMPLES};
+use foretell_program::{MOST_RANKS, MOST_SAMPLES, Offload};
 use searcher::Searcher;
 use traced::plan_traced;
 
@@ -59,6 +59,10 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     objective::check(request)?;
     if let Some(planned) = plan_traced(request)? {
         return Ok(planned);
+    }
+    if request.fixed.offload == Some(Offload::State) {
+        let reason = "`offload=state` as fixed: it is known of frameworks whose operators were traced for the job".to_owned();
+        return Err(PlannerError::no_layout(request, reason, "fix `offload=optimizer`, or use `--stack hf-deepspeed`"));
     }
     let mut bounds = Bounds::new(request)?;
     match bounds.refusal_by_model_state().or_else(|| bounds.refusal_of_fixed_sizes()) {

@@ -9,6 +9,7 @@ use crate::row::Row;
 use crate::run::Run;
 use crate::statistics::{Pair, Summary, SummaryTable, median};
 use crate::traced;
+use foretell_program::Offload;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -141,6 +142,9 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
             Some(Ok(prediction)) => {
                 let mut prediction = prediction.clone();
                 traced::replace(row, &run, &mut prediction);
+                if run.plan.layout.offload == Offload::State && prediction.traced.is_none() {
+                    return Err(Refusal("offloading parameters to hosts is known of traced operators alone".into()));
+                }
                 Ok((run, prediction))
             }
             Some(Err(refusal)) => Err(refusal.clone()),

@@ -38,7 +38,7 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     if plan.layout.pipeline > MOST_STAGES {
         return invalid("pipeline", format!("{} stages", plan.layout.pipeline), "use at most 1024 stages");
     }
-    if plan.layout.offload == Offload::State {
+    if plan.layout.offload == Offload::State && plan.stack.is_own() {
         let reason = "`state` is of frameworks whose operators were traced, and this job's were not".into();
         return invalid("offload", reason, "use `offload: optimizer` or `both`, or a job that `hf-deepspeed` was traced for");
     }

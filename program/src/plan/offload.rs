@@ -23,7 +23,8 @@ pub enum Offload {
     Both,
     /// Parameters, while no layer uses them, and the optimizer's state, which the host updates
     /// (DeepSpeed's stage 3 with `offload_param` and `offload_optimizer`). For stacks whose
-    /// operators were traced; a Program never has it.
+    /// operators were traced. A Program, which is never run under such a stack, has the optimizer's
+    /// state alone on the host.
     State,
 }
 
