@@ -163,9 +163,11 @@ fn state_on_hosts_is_planned_simulated_and_exported() {
     assert!((0.98..1.02).contains(&(host / (20.0 * 8.03e9 / 8.0))), "{host}");
     let simulated = scratch.json(&["simulate", "--plan", "far.yaml"]);
     assert_eq!(simulated["step_seconds"], answer["predicted"]["step_seconds"]);
-    let exported = scratch.run(&["export", "--plan", "far.yaml", "--to", "deepspeed", "--output", "ds.json"]);
+    let exported = scratch.run(&["export", "--plan", "far.yaml", "--to", "deepspeed", "--output", "out"]);
     assert!(exported.status.success(), "{exported:?}");
-    let exported: Value = serde_json::from_slice(&std::fs::read(scratch.path("ds.json")).expect("it was written")).expect("JSON");
+    let exported: Value =
+        serde_json::from_slice(&std::fs::read(scratch.path("out").join("deepspeed.json")).expect("it was written"))
+            .expect("JSON");
     for part in ["offload_param", "offload_optimizer"] {
         assert_eq!(exported["zero_optimization"][part]["device"], "cpu");
     }
