@@ -171,7 +171,7 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
     let mut costs = CostModel::new(profile, topology).with_plan(topology, plan, model).map_err(input)?;
     let kinds = topology.device_kinds();
     if (0..kinds.len()).any(|kind| costs.cluster(kind).is_some()) {
-        costs.remarks.extend(remarks::on_stack(Profiles::library().map_err(input)?, plan, model));
+        costs.remarks.extend(remarks::on_stack(Profiles::library().map_err(input)?, plan, model, is_traced(&costs, plan, model)));
         costs.remarks.extend(remarks::on_devices(plan, kinds));
     }
     let of_our_kernels = kinds.iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none()).map(|(_, kind)| kind);
@@ -201,12 +201,17 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
     Ok(costs)
 }
 
+/// Whether the framework's own operators predict a plan.
+fn is_traced(costs: &CostModel, plan: &Plan, model: &Model) -> bool {
+    let of_kind = |kind| costs.tables(kind).is_some_and(|tables| TracedPlan::new(plan, model, tables).is_ok());
+    (0..costs.kind_count()).any(of_kind)
+}
+
 /// What stands in for a framework's own operators, one sentence each. Refuses what only operator
 /// tables know where there is none.
 fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, Failure> {
     let stack = plan.stack.name();
-    let is_traced = |kind| costs.tables(kind).is_some_and(|tables| TracedPlan::new(plan, model, tables).is_ok());
-    if plan.layout.offload == Offload::State && !(0..costs.kind_count()).any(is_traced) {
+    if plan.layout.offload == Offload::State && !is_traced(costs, plan, model) {
         let message = format!("`layout.offload: state`: the operators of `{stack}` were not traced for this job");
         return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("use `offload: optimizer`, or `stack: hf-deepspeed`"));
     }

@@ -9,14 +9,15 @@ use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, Topology};
 use foretell_units::diagnostic::{Mistake, one_line};
 
 /// Returns what the prediction of a plan assumes of its stack, one sentence each.
-pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> {
+pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model, is_traced: bool) -> Vec<String> {
     let named = plan.stack.name();
     let mut remarks = Vec::new();
     if let Some(name) = profiles.alias(named) {
         remarks.push(format!("`stack: {named}` is predicted as `{name}`"));
     }
     let Ok(stack) = profiles.stack(named) else { return remarks };
-    if stack.estimated && !plan.stack.is_own() {
+    // The interval of traced operators is none of a fit.
+    if stack.estimated && !plan.stack.is_own() && !is_traced {
         remarks.push(format!(
             "the stack `{named}` was fitted on too few runs or none: its interval is that of sources left out of the fit"
         ));

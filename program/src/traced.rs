@@ -271,6 +271,31 @@ struct ParameterOf {
 }
 
 impl TracedJob {
+    /// A step of one micro-batch, with everything on the device and nothing but the model.
+    pub fn new(
+        table: Arc<OperatorTable>,
+        sizes: TableSizes,
+        ranks: usize,
+        sharding: Sharding,
+        stored: Element,
+        optimizer: TracedOptimizer,
+    ) -> Self {
+        TracedJob {
+            table,
+            sizes,
+            ranks,
+            sharding,
+            stored,
+            optimizer,
+            micro_batches: 1,
+            offloads_optimizer: false,
+            offloads_parameters: false,
+            passes_without_gradients: 0,
+            has_reference: false,
+            separate_experts: false,
+        }
+    }
+
     /// Gives every event of `steps` steps to `visit`, in the order in which a rank's host issues
     /// them.
     ///

@@ -27,28 +27,19 @@ fn main() {
     let [sharding, ranks, stored, optimizer, device, layers, ..] = rest else { unreachable!("too few words") };
     let started = Instant::now();
     let table = Arc::new(OperatorTable::library(&key).unwrap().expect("a table has this key"));
-    let job = TracedJob {
-        table,
-        sizes: TableSizes {
-            layers: layers.parse().unwrap(),
-            symbols: pairs(rest).into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect(),
-        },
-        ranks: ranks.parse().unwrap(),
-        sharding: match sharding.as_str() {
-            "fsdp1" => Sharding::Fsdp1,
-            "fsdp2" => Sharding::Fsdp2 { reduce: Element::F32 },
-            "ddp" => Sharding::Ddp,
-            _ => Sharding::Replicated,
-        },
-        stored: if stored == "f32" { Element::F32 } else { Element::Bf16 },
-        optimizer: if optimizer == "foreach" { TracedOptimizer::AdamWForeach } else { TracedOptimizer::AdamWFused },
-        micro_batches: 1,
-        offloads_optimizer: false,
-        offloads_parameters: false,
-        passes_without_gradients: 0,
-        has_reference: false,
-        separate_experts: false,
+    let sizes = TableSizes {
+        layers: layers.parse().unwrap(),
+        symbols: pairs(rest).into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect(),
     };
+    let sharding = match sharding.as_str() {
+        "fsdp1" => Sharding::Fsdp1,
+        "fsdp2" => Sharding::Fsdp2 { reduce: Element::F32 },
+        "ddp" => Sharding::Ddp,
+        _ => Sharding::Replicated,
+    };
+    let stored = if stored == "f32" { Element::F32 } else { Element::Bf16 };
+    let optimizer = if optimizer == "foreach" { TracedOptimizer::AdamWForeach } else { TracedOptimizer::AdamWFused };
+    let job = TracedJob::new(table, sizes, ranks.parse().unwrap(), sharding, stored, optimizer);
     let memory = traced_memory(&job, None).unwrap();
     println!("{:?} {} in {} at {}", memory.allocated, memory.reserved, memory.phase, memory.operator);
     println!("{:?}", memory.contents);

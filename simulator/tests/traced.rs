@@ -36,20 +36,7 @@ fn sizes(layers: usize, batch: usize, sequence: usize, model: &[(&str, usize)]) 
 
 fn job(table: &Arc<OperatorTable>, sizes: TableSizes, sharding: Sharding, ranks: usize, stored: Element) -> TracedJob {
     let table = Arc::clone(table);
-    TracedJob {
-        table,
-        sizes,
-        ranks,
-        sharding,
-        stored,
-        optimizer: TracedOptimizer::AdamWForeach,
-        micro_batches: 1,
-        offloads_optimizer: false,
-        offloads_parameters: false,
-        passes_without_gradients: 0,
-        has_reference: false,
-        separate_experts: false,
-    }
+    TracedJob::new(table, sizes, ranks, sharding, stored, TracedOptimizer::AdamWForeach)
 }
 
 /// GiB that `trace_step.py` of the project's oracle printed on 28 November 2026 (torch 2.15,

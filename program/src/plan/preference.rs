@@ -19,9 +19,6 @@ pub enum Preference {
 }
 
 impl Preference {
-    /// Every method.
-    pub const ALL: [Self; 3] = [Self::Dpo, Self::Orpo, Self::Kto];
-
     /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {

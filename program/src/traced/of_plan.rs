@@ -88,24 +88,18 @@ impl TracedPlan {
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
         let optimizer = optimizer(plan, tables)?;
-        let separate_experts = is_before_release_5(tables);
         let offloads_optimizer = plan.layout.offload.is_of_optimizer();
         if offloads_optimizer && !matches!(optimizer, TracedOptimizer::AdamWFused | TracedOptimizer::AdamWForeach) {
             return Err(Untraced::new("`offload: optimizer` with another optimizer than AdamW in single precision"));
         }
         let job = TracedJob {
-            table,
-            sizes,
-            ranks,
-            sharding,
-            stored,
-            optimizer,
             micro_batches,
             offloads_optimizer,
             offloads_parameters: plan.layout.offload == Offload::State,
             passes_without_gradients: preference.map_or(0, Preference::passes_without_gradients),
             has_reference: preference.is_some_and(Preference::has_reference) && adapter == Adapters::None,
-            separate_experts,
+            separate_experts: is_before_release_5(tables),
+            ..TracedJob::new(table, sizes, ranks, sharding, stored, optimizer)
         };
         Ok(Self { job, assumptions })
     }

@@ -17,20 +17,7 @@ fn job(key: &[(&str, &str)], layers: usize, model: &[(&str, usize)], stage: u8, 
     let empty = TableSizes { layers, ..TableSizes::default() };
     let sizes = model.iter().chain(&all).fold(empty, |sizes, &(symbol, size)| sizes.with(symbol, size));
     let optimizer = TracedOptimizer::AdamWFused;
-    TracedJob {
-        table,
-        sizes,
-        ranks,
-        sharding: Sharding::Zero { stage },
-        stored: Element::Bf16,
-        optimizer,
-        micro_batches: 1,
-        offloads_optimizer: false,
-        offloads_parameters: false,
-        passes_without_gradients: 0,
-        has_reference: false,
-        separate_experts: false,
-    }
+    TracedJob::new(table, sizes, ranks, Sharding::Zero { stage }, Element::Bf16, optimizer)
 }
 
 fn llama(stage: u8, ranks: usize, checkpoint: &str) -> TracedJob {
