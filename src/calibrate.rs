@@ -9,6 +9,7 @@ pub use needs::Needs;
 
 use crate::choices::Precision;
 use crate::failure::{Failure, code};
+use crate::framework;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{Hosts, backend_here};
 use crate::output;
@@ -28,7 +29,7 @@ use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use needs::MOST_BETWEEN_EXCHANGES;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Time this machine's kernels and transport
 #[derive(Debug, Args)]
@@ -36,7 +37,7 @@ use std::path::PathBuf;
 pub struct Arguments {
     /// Topology whose devices are measured: `local`, `local-gpus`, or a file that describes this
     /// machine
-    #[arg(long)]
+    #[arg(long, required_unless_present = "stack", default_value = "local", hide_default_value = true)]
     topology: String,
     /// Model whose kernels are measured [default: a small model of each family]
     #[arg(long)]
@@ -47,6 +48,13 @@ pub struct Arguments {
     /// Measure the kernels of this plan only
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "global_batch", "precision"])]
     plan: Option<PathBuf>,
+    /// Have the plan's software stack time its own operators on this machine's processors, such as
+    /// hf-trainer
+    #[arg(long, value_name = "NAME", requires = "plan", conflicts_with_all = ["convergence", "data", "storage", "tcp"])]
+    stack: Option<String>,
+    /// Python that has the stack's framework [default: python3]
+    #[arg(long, value_name = "PROGRAM", requires = "stack")]
+    python: Option<PathBuf>,
     /// Precision in which kernels are measured [default: the plan's, or fp32]
     #[arg(long, value_name = "FORMAT")]
     precision: Option<Precision>,
@@ -85,6 +93,9 @@ pub struct Patience {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    if let (Some(stack), Some(path)) = (&arguments.stack, &arguments.plan) {
+        return calibrate_framework(arguments, stack, path, json);
+    }
     let topology = inputs::topology(&arguments.topology, None)?;
     let backend = backend_here(&topology)?;
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
@@ -138,9 +149,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let measured = measure(needs, precision.tensor_format(), model, &topology, arguments.patience, transport)?;
     let storage = arguments.storage.as_deref().map(|folder| storage_costs(folder, measured.machine.devices)).transpose();
     let profile = Profile { input, storage: storage.map_err(ExecutorError::from)?, ..measured };
-    let text = inputs::profile_yaml(&profile)?;
-    let path = arguments.output.clone().unwrap_or_else(|| "profile.yaml".into());
-    output::write(&path, text.as_bytes())?;
+    let path = write(arguments, &profile)?;
     if json {
         return output::json_as_it_is(&profile);
     }
@@ -154,6 +163,37 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         path.display(),
         profile.instruction_overhead.median,
         profile.stream_handoff.median,
+        profile.step_overhead.median,
+    ))
+}
+
+/// Writes the profile, and returns where.
+fn write(arguments: &Arguments, profile: &Profile) -> Result<PathBuf, Failure> {
+    let path = arguments.output.clone().unwrap_or_else(|| "profile.yaml".into());
+    output::write(&path, inputs::profile_yaml(profile)?.as_bytes())?;
+    Ok(path)
+}
+
+/// Has the framework of a plan's stack time its operators.
+fn calibrate_framework(arguments: &Arguments, stack: &str, path: &Path, json: bool) -> Result<(), Failure> {
+    let loaded = PlanFile::load(path)?;
+    if loaded.plan.stack.name() != stack {
+        let message = format!("the plan's stack is `{}`, not `{stack}`", loaded.plan.stack.name());
+        let hint = format!("write `stack: {stack}` into the plan");
+        return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint(hint).in_file(path));
+    }
+    let profile = framework::calibrate(&loaded, arguments.python.as_ref())?;
+    let path = write(arguments, &profile)?;
+    if json {
+        return output::json_as_it_is(&profile);
+    }
+    let (operators, moves) = profile.framework.as_ref().map_or((0, 0), |own| (own.operators.len(), own.moves.len()));
+    output::line(&format!(
+        "{operators} operators, {moves} passes of optimizer and wrapper, and {} collectives of `{stack}` are in {}\n\
+         overheads: {} per operator, {} per step",
+        profile.exchanges.len(),
+        path.display(),
+        profile.instruction_overhead.median,
         profile.step_overhead.median,
     ))
 }

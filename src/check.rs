@@ -2,6 +2,7 @@
 
 use crate::binding::{self, Limits};
 use crate::failure::{Failure, code};
+use crate::framework;
 use crate::input::bound_phrase;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -31,8 +32,14 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let folder = RunFolder::at(&arguments.run);
+    folder.require_finished()?;
+    if framework::is_of_framework(&folder) {
+        let checked = framework::check(&folder)?;
+        return if json { output::json(&checked) } else { output::line(&checked.text()) };
+    }
     let checked = output::with_spinner("check", || {
-        let checked = check(&RunFolder::at(&arguments.run))?;
+        let checked = check(&folder)?;
         checked.write_reports().map(|()| checked)
     })?;
     if json {

@@ -1,11 +1,12 @@
 //! `foretell execute`: predicts a plan, then trains as it says.
 
 use crate::failure::{Failure, code};
+use crate::framework;
 use crate::input;
 use crate::inputs;
 use crate::launch::{backend_for, enough_devices, this_program};
 use crate::output;
-use crate::plan_file::PlanFile;
+use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict;
 use crate::recovery::{Recovery, Resumption};
 use crate::run_folder::RunFolder;
@@ -55,6 +56,10 @@ pub struct Arguments {
     /// Let ranks share a core or a GPU, to check a layout without timing it
     #[arg(long)]
     oversubscribe: bool,
+    /// Python that has the framework of the plan's stack, if that is another than ours [default:
+    /// python3]
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -67,6 +72,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     let mut loaded = PlanFile::load(&plan)?;
     arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
+    if let (false, Some(path)) = (loaded.plan.stack.is_own(), &arguments.profile) {
+        return run_framework(arguments, &loaded, path, json);
+    }
     let training = resumption.as_ref().map_or_else(|| Ok(arguments.training.clone()), |one| one.complete(&arguments.training))?;
     let world = World::from_environment()?;
     let backend = backend_for(&loaded.topology, world.as_ref())?;
@@ -119,6 +127,20 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     output::line(&summary(&outcome))?;
     output::line(&format!("the run is in {0}; `foretell check {0}` compares it with its prediction", folder.path().display()))
+}
+
+/// Has another framework train, whose operators the profile at `path` measured.
+fn run_framework(arguments: &Arguments, loaded: &LoadedPlan, path: &Path, json: bool) -> Result<(), Failure> {
+    let profile = inputs::profile(Some(path))?.expect("invariant: a path gives a profile");
+    let folder = RunFolder::claim(arguments.run.as_deref(), arguments.overwrite)?;
+    folder.clear()?;
+    let trained = framework::execute(loaded, &profile, arguments.training.steps, arguments.python.as_ref(), &folder)?;
+    if json {
+        return output::json(&trained);
+    }
+    let checked = framework::check(&folder)?;
+    output::line(&checked.text())?;
+    output::line(&format!("the run of `{}` is in {}", loaded.plan.stack.name(), folder.path().display()))
 }
 
 /// Refuses weights that lie in the run that is to be replaced.

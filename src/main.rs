@@ -21,6 +21,7 @@ mod export;
 mod failure;
 mod fit_table;
 mod foreign;
+mod framework;
 mod generate;
 mod gpus_needed;
 mod idle;

@@ -7,14 +7,14 @@ use crate::remarks;
 use crate::run_folder::PredictedInput;
 use foretell_models::Model;
 use foretell_planner::Candidate;
-use foretell_program::traced::{TracedPlan, Untraced};
+use foretell_program::traced::Untraced;
 use foretell_program::{Compiled, LayoutDimension, Mode, Offload, Plan, Profile, Program, Stack};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, layouts_table, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
     CheckpointCost, CostModel, Disturbance, Load, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction,
     Prediction, Recording, Simulation, SimulationError, StepKind, checkpoint_cost, load, memory_use, predict_with_memory,
-    simulate, traced_prediction,
+    simulate, traced_plan, traced_prediction,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{BytesPerSecond, DataType, Seconds};
@@ -89,7 +89,8 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     let of_operators = traced.map(|traced| {
         (prediction, memory) = (traced.prediction, traced.memory_use);
         let stack = loaded.plan.stack.name();
-        format!("times and memory are those of the operators of `{stack}`; the timeline and the critical path are of its profile")
+        let others = if costs.framework(0).is_some() { "of our own operators" } else { "of its profile" };
+        format!("times and memory are those of the operators of `{stack}`; the timeline and the critical path are {others}")
     });
     let undisturbed = (!options.disturbance.is_none()).then(|| {
         let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
@@ -188,7 +189,9 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
              `routing` out, or use GPUs of the catalogue without `--profile`",
         ));
     }
-    if let Some(kind) = of_our_kernels.filter(|_| !plan.stack.is_own()) {
+    let measured_itself =
+        |kind: &str| (0..kinds.len()).any(|index| kinds[index].name == kind && costs.framework(index).is_some());
+    if let Some(kind) = of_our_kernels.filter(|kind| !plan.stack.is_own() && !measured_itself(&kind.name)) {
         costs.remarks.push(format!(
             "`stack: {}` has no costs on `{}`: kernels and communication there are those of our own executor",
             plan.stack.name(),
@@ -203,8 +206,7 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
 
 /// Whether the framework's own operators predict a plan.
 fn is_traced(costs: &CostModel, plan: &Plan, model: &Model) -> bool {
-    let of_kind = |kind| costs.tables(kind).is_some_and(|tables| TracedPlan::new(plan, model, tables).is_ok());
-    (0..costs.kind_count()).any(of_kind)
+    (0..costs.kind_count()).any(|kind| traced_plan(plan, model, costs, kind).is_ok())
 }
 
 /// What stands in for a framework's own operators, one sentence each. Refuses what only operator
@@ -215,7 +217,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
         let message = format!("`layout.offload: state`: the operators of `{stack}` were not traced for this job");
         return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("use `offload: optimizer`, or `stack: hf-deepspeed`"));
     }
-    let Some(tables) = (0..costs.kind_count()).find_map(|kind| costs.tables(kind)) else {
+    let Some(kind) = (0..costs.kind_count()).find(|&kind| costs.tables(kind).is_some()) else {
         return match plan.workload.stated_kernels() {
             Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
             Some(field) => Err(Failure::input(
@@ -231,7 +233,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     };
     // A profile knows no other attention kernel than its own, and no weights of four bits.
     let needs_table = plan.workload.stated_kernels().filter(|field| *field != "loss");
-    match (TracedPlan::new(plan, model, tables), needs_table) {
+    match (traced_plan(plan, model, costs, kind), needs_table) {
         (Ok(traced), _) => Ok(traced.assumptions),
         (Err(Untraced { reason }), Some(field)) => Err(Failure::input(
             code::PLAN_CONTRADICTION,

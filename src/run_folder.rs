@@ -87,7 +87,21 @@ impl From<&Outcome> for Measured {
 const KEPT_TO_RESUME: [&str; 6] =
     ["predicted.json", "plan.yaml", "metrics.jsonl", "evaluation.jsonl", "checkpoints", "tensorboard"];
 /// The other files of a run.
-const LEFT_BEHIND: [&str; 7] = ["measured.json", PROFILE, "timeline", "ranks", "trace.json", "report.html", "plots"];
+const LEFT_BEHIND: [&str; 9] = [
+    "measured.json",
+    PREDICTED_OPERATORS,
+    MEASURED_OPERATORS,
+    PROFILE,
+    "timeline",
+    "ranks",
+    "trace.json",
+    "report.html",
+    "plots",
+];
+/// The predicted seconds of each operator in a step of another framework.
+pub const PREDICTED_OPERATORS: &str = "predicted-operators.json";
+/// What a run of another framework measured.
+pub const MEASURED_OPERATORS: &str = "measured-operators.json";
 /// The profile that the prediction was made with.
 const PROFILE: &str = "profile.yaml";
 /// Files that show that a folder is a run's: other folders are never cleared.
@@ -285,7 +299,8 @@ impl RunFolder {
         self.keep("measured.json", measured)
     }
 
-    fn keep<T: Serialize>(&self, name: &str, document: &T) -> Result<(), Failure> {
+    /// Writes one of the folder's documents.
+    pub fn keep<T: Serialize>(&self, name: &str, document: &T) -> Result<(), Failure> {
         let text = serde_json::to_vec(document).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
         output::write(&self.file(name), &text)
     }

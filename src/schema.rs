@@ -9,7 +9,8 @@ use crate::inputs::ModelFile;
 use crate::output::{self, Versioned};
 use crate::plan_file::PlanFile;
 use crate::{
-    calibrate, data, doctor, execute, export, failure, generate, import, lab, library, plan, run, serve, simulate, status, submit,
+    calibrate, data, doctor, execute, export, failure, framework, generate, import, lab, library, plan, run, serve, simulate,
+    status, submit,
 };
 use clap::Args;
 use foretell_program::{Profile, Training};
@@ -68,7 +69,7 @@ const fn plain<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form
 }
 
 /// Every form, files first.
-const FORMS: [Form; 33] = [
+const FORMS: [Form; 35] = [
     file::<ModelFile>("model", "A model: a family with its sizes. A file may also say `base: NAME` and only what differs."),
     file::<TopologySpec>("topology", "A cluster: devices, nodes and the network."),
     file::<PlanFile>("plan", "A plan: model, topology, layout and training."),
@@ -83,6 +84,8 @@ const FORMS: [Form; 33] = [
     answer::<calibrate::ConvergenceAnswer>("convergence-answer", "`calibrate --convergence --json`."),
     answer::<execute::ExecuteAnswer>("execute-answer", "`execute --json`."),
     answer::<CheckDocument>("check-answer", "`check --json`."),
+    answer::<framework::TrainedSteps>("framework-execute-answer", "`execute --json` where another framework trains."),
+    answer::<framework::FrameworkCheck>("framework-check-answer", "`check --json` of such a run."),
     answer::<run::RunAnswer>("run-answer", "`run --json`."),
     answer::<generate::GenerateAnswer>("generate-answer", "`generate --json`."),
     answer::<data::TokenizeAnswer>("tokenize-answer", "`data tokenize --json`."),

@@ -133,6 +133,7 @@ impl RankMeasurements {
             communication_growth: (!growths.is_empty()).then(|| growths.iter().sum::<f64>() / growths.len() as f64),
             // The core goes to the other stream's thread and back.
             interruption: combined(|overheads| overheads.handoff).median * 2.0,
+            framework: None,
             buffered_bytes: match (options.transport, is_lab) {
                 (_, true) => LAB_SOCKET_BYTES,
                 (TransportKind::Tcp | TransportKind::Mpi, false) => 0,

@@ -35,6 +35,7 @@ mod collective;
 mod compile;
 mod cycle;
 mod footprint;
+mod framework_profile;
 mod fusion;
 mod memory;
 mod mesh;
@@ -59,6 +60,7 @@ pub use compile::{
 };
 pub use cycle::Cycle;
 pub use footprint::Footprint;
+pub use framework_profile::{FrameworkProfile, MovesSample, OperatorSample};
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use pacing::{Effect, Pacing, StalenessDistribution, Turn, Versions};

@@ -2,6 +2,7 @@
 //! it, and neither may import the other, so the type is in this crate. A profile has samples with
 //! their spread and count, and no fits.
 
+use crate::framework_profile::FrameworkProfile;
 use foretell_models::Kernel;
 use foretell_units::{Bytes, BytesPerSecond, DataType, SchemaVersion, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -236,6 +237,10 @@ pub struct Profile {
     /// The costs of writing checkpoints; `None` if they were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageCosts>,
+    /// The operators of a framework other than our own, and how long they take. `kernels` are none
+    /// then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub framework: Option<FrameworkProfile>,
     /// The samples of kernels.
     pub kernels: Vec<KernelSample>,
     /// The samples of collectives and messages.

@@ -19,7 +19,7 @@ mod rank_state;
 mod sharding;
 mod zero;
 
-pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads, traced_stages};
+pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads, traced_stages, wanted_key};
 pub use optimizer::TracedOptimizer;
 
 use foretell_models::operator_tables::{
@@ -257,6 +257,9 @@ impl TracedPhase {
     }
 }
 
+/// The name of copies between device and host that the step itself makes, such as of the loss.
+pub const HOST_COPY: &str = "copy to or from the host";
+
 /// The ids of a table's own allocations begin here, those of what is around it at 0.
 const OF_TABLE: u64 = 1 << 32;
 
@@ -406,9 +409,7 @@ impl TracedJob {
                 state.gradient(emitter, parameter, base + u64::from(id));
             }
             StepEvent::Workspace { bytes } => emitter.passing(bytes, Contents::Activations, AllocationStream::Compute),
-            StepEvent::Copy { bytes, .. } => {
-                emitter.send(RankEvent::Moves { name: "copy to or from the host", bytes, launches: 1 })
-            }
+            StepEvent::Copy { bytes, .. } => emitter.send(RankEvent::Moves { name: HOST_COPY, bytes, launches: 1 }),
         })?;
         for id in kept {
             emitter.send(RankEvent::Release { id: base + u64::from(id) });

@@ -50,6 +50,7 @@ fn profile() -> Profile {
         communication_share: 0.5,
         communication_growth: None,
         interruption: Seconds::ZERO,
+        framework: None,
         buffered_bytes: 0,
         reference: None,
         paces: vec![1.0],

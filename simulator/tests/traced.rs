@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
-use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
+use foretell_program::traced::{HOST_COPY, RankEvent, Sharding, TracedJob, TracedOptimizer};
+use foretell_program::{FrameworkProfile, MachineIdentity, MovesSample, OperatorSample, Profile, Sample};
 use foretell_simulator::gpu::Profiles;
-use foretell_simulator::gpu::traced::{traced_memory, traced_time};
+use foretell_simulator::gpu::traced::{MeasuredFramework, TracedMachine, traced_memory, traced_time};
 use foretell_simulator::repeated_time;
-use foretell_units::Bytes;
+use foretell_units::{Bytes, Seconds};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const LLAMA_3_8B: [(&str, usize); 6] = [("h", 4096), ("n", 32), ("k", 8), ("d", 128), ("f", 14336), ("v", 128_256)];
@@ -261,4 +263,85 @@ fn references_add_a_copy_and_a_forward_pass() {
         let longer = time.step / alone_time.step;
         assert!((1.15..1.5).contains(&longer), "{longer} with {sharding:?}");
     }
+}
+
+/// A profile in which every call of a job takes a time of its own, and the time of all together.
+fn measured(job: &TracedJob, left_out: &str) -> (Profile, f64) {
+    let sample = |seconds: f64| {
+        let time = Seconds::new(seconds);
+        Sample { median: time, p10: time * 0.9, p90: time * 1.2, count: 9 }
+    };
+    let (values, mut total) = (job.table.values(&job.sizes).unwrap(), 0.0);
+    let (mut operators, mut moves) = (BTreeMap::new(), BTreeMap::new());
+    job.emit(1, |event| match event {
+        RankEvent::Operator(operator) => {
+            let count = operators.len() as f64;
+            let (_, time) = operators.entry(operator.call(&values)).or_insert((operator.name.clone(), 1e-4 * (1.0 + count)));
+            total += *time;
+        }
+        RankEvent::Moves { name, bytes, .. } if name != HOST_COPY => {
+            moves.entry(name).or_insert(bytes);
+            total += 1e-12 * bytes as f64;
+        }
+        _ => {}
+    })
+    .unwrap();
+    let operators = operators.into_iter().filter(|(_, (name, _))| name != left_out);
+    let framework = FrameworkProfile {
+        stack: "hf-trainer".into(),
+        table: "foretell-operator-table 1".into(),
+        ranks: 1,
+        threads: 1,
+        operators: operators
+            .map(|(call, (_, time))| OperatorSample { call, bytes: Bytes::new(1000), time: sample(time) })
+            .collect(),
+        moves: moves
+            .into_iter()
+            .map(|(name, bytes)| MovesSample { name: name.into(), bytes: Bytes::new(bytes), time: sample(1e-12 * bytes as f64) })
+            .collect(),
+    };
+    let profile = Profile {
+        schema_version: Default::default(),
+        device: "local-core".into(),
+        machine: MachineIdentity { device: "a processor".into(), system: "a system".into(), devices: 1, cores: None },
+        backend: "pytorch".into(),
+        transport: "gloo".into(),
+        measured_at: 0,
+        instruction_overhead: sample(0.0),
+        stream_handoff: sample(0.0),
+        step_overhead: sample(0.25),
+        launch: Seconds::ZERO,
+        load_seconds_per_byte: Seconds::ZERO,
+        communication_share: 1.0,
+        communication_growth: None,
+        interruption: Seconds::ZERO,
+        buffered_bytes: 0,
+        paces: vec![1.0],
+        reference: None,
+        speeds: Vec::new(),
+        input: None,
+        storage: None,
+        framework: Some(framework),
+        kernels: Vec::new(),
+        exchanges: Vec::new(),
+    };
+    (profile, total)
+}
+
+#[test]
+fn a_step_takes_what_its_framework_measured_of_each_call() {
+    let job = job(&table("none", "mixed", "none"), sizes(2, 1, 512, &LLAMA_3_8B), Sharding::Replicated, 1, Element::F32);
+    let (profile, total) = measured(&job, "");
+    let framework = MeasuredFramework::of_profile(&profile).expect("it has one");
+    let time = traced_time(&job, TracedMachine::Measured(&framework), 0).unwrap();
+    assert!((time.step.value() / (total + 0.25) - 1.0).abs() < 1e-9, "{} for {total}", time.step);
+    assert!(time.estimated.is_empty(), "{:?}", time.estimated);
+    let [fast, slow] = time.step_range;
+    assert!(fast < time.step && slow > time.step);
+
+    // What was not measured is said.
+    let (profile, _) = measured(&job, "aten.mm");
+    let framework = MeasuredFramework::of_profile(&profile).expect("it has one");
+    let time = traced_time(&job, TracedMachine::Measured(&framework), 0).unwrap();
+    assert_eq!(time.estimated.iter().map(String::as_str).collect::<Vec<_>>(), ["aten.mm"]);
 }

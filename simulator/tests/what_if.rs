@@ -107,6 +107,7 @@ fn measured_costs_scale_as_the_data_sheet_does() {
         load_seconds_per_byte: Seconds::ZERO,
         communication_share: 0.0,
         communication_growth: None,
+        framework: None,
         buffered_bytes: 0,
         reference: None,
         interruption: Seconds::ZERO,

@@ -21,6 +21,8 @@ pub const OPTION_VALUE: Code = Code("option::value");
 pub const OPTION_MISSING: Code = Code("option::missing");
 /// No device, node, stack, file or document has the name.
 pub const UNKNOWN_NAME: Code = Code("option::unknown_name");
+/// The framework that a plan names could not measure or train.
+pub const FRAMEWORK: Code = Code("framework::failed");
 /// A file or folder cannot be read.
 pub const FILE_UNREADABLE: Code = Code("file::unreadable");
 /// A file or folder cannot be written.

@@ -85,6 +85,7 @@ pub fn traced_profile(program: &Program, ranks: &[Vec<MatchedStep>], machine: &T
         communication_share: if machine.is_accelerator { 0.0 } else { 1.0 },
         communication_growth: None,
         interruption: Seconds::ZERO,
+        framework: None,
         buffered_bytes: BUFFERED,
         reference: None,
         paces: vec![1.0],

@@ -15,6 +15,8 @@ pub fn traced_architecture(model: &Model) -> Option<&'static str> {
             (is_mixtral && model.query_rank.is_none() && model.key_value_rank.is_none()).then_some("mixtral")
         }
         Model::Decoder(model) => of_decoder(model),
+        // The sizes of images and classes are written into its tables.
+        Model::Vit(model) => ([model.image, model.patch, model.channels, model.classes] == [224, 16, 3, 1000]).then_some("vit"),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@ use super::step::TableSizes;
 use crate::model::Model;
 
 impl TableSizes {
-    /// The sizes of a language model at a batch of sequences; `None` for families without tables.
+    /// The sizes of a model at a batch of samples; `None` for families without tables.
     ///
     /// `sequence` is the model's own. The rank of adapters (`r`), if there are any, is the caller's
     /// to add.
@@ -54,6 +54,11 @@ impl TableSizes {
                 }
                 own.extend(model.window.map(|window| ("w", window)));
                 sizes([model.layers, model.hidden, model.heads, model.head_features()], model.sequence, model.vocab, &own)
+            }
+            Model::Vit(model) => {
+                let features = of_head(None, model.hidden, model.heads);
+                let own = [("f", model.ffn.unwrap_or(4 * model.hidden))];
+                sizes([model.layers, model.hidden, model.heads, features], 0, 0, &own)
             }
             _ => return None,
         })

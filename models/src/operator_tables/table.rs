@@ -95,6 +95,22 @@ impl Element {
         })
     }
 
+    /// Its name in tables and in measurements of operators.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Element::F32 => "f32",
+            Element::Bf16 => "bf16",
+            Element::F16 => "f16",
+            Element::F64 => "f64",
+            Element::C64 => "c64",
+            Element::F8 => "f8",
+            Element::I64 => "i64",
+            Element::I32 => "i32",
+            Element::I8 => "i8",
+            Element::Bool => "bool",
+        }
+    }
+
     /// Bytes of one number.
     pub const fn bytes(self) -> u64 {
         match self {
@@ -210,6 +226,21 @@ pub struct TracedTensor {
     pub element: Element,
     /// Its shape, and whether each dimension repeats the same numbers in memory.
     pub dimensions: Vec<(Formula, bool)>,
+}
+
+impl TracedOperator {
+    /// The call of the operator at the symbols' `values`: its name and the tensors that it reads,
+    /// such as `aten.mm f32[512,768] f32[768,3072]`. Measurements of operators are found by it.
+    pub fn call(&self, values: &[f64]) -> String {
+        let mut call = self.name.clone();
+        for tensor in &self.inputs {
+            let dimensions = tensor.dimensions.iter();
+            let sizes =
+                dimensions.map(|(formula, repeats)| format!("{}{:.0}", if *repeats { "^" } else { "" }, formula.value(values)));
+            call.push_str(&format!(" {}[{}]", tensor.element.name(), sizes.collect::<Vec<_>>().join(",")));
+        }
+        call
+    }
 }
 
 impl TracedTensor {

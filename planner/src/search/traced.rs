@@ -8,9 +8,9 @@ use super::answer::{Candidate, Planned, Search};
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
-use foretell_program::traced::{TracedPlan, stages_of_zero, traced_offloads, traced_stages};
+use foretell_program::traced::{stages_of_zero, traced_offloads, traced_stages};
 use foretell_program::{Layout, Offload, Plan, Recompute};
-use foretell_simulator::{Prediction, TracedOutcome, traced_within};
+use foretell_simulator::{Prediction, TracedOutcome, traced_plan, traced_within};
 use foretell_topologies::DeviceId;
 use foretell_units::Bytes;
 use rayon::prelude::*;
@@ -49,8 +49,9 @@ struct Looked {
 /// # Errors
 /// [`PlannerError`] if no layout fits.
 pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, PlannerError> {
-    let Some(tables) = request.costs.tables(request.topology.kind_index(DeviceId(0))) else { return Ok(None) };
-    if TracedPlan::new(request.base, request.model, tables).is_err() {
+    let kind = request.topology.kind_index(DeviceId(0));
+    let Some(tables) = request.costs.tables(kind) else { return Ok(None) };
+    if traced_plan(request.base, request.model, request.costs, kind).is_err() {
         return Ok(None);
     }
     let stages_of_zero = stages_of_zero(tables);

@@ -177,6 +177,7 @@ pub fn profile(device: &str, paces: Vec<f64>) -> Profile {
         communication_share: 0.2,
         communication_growth: None,
         interruption: Seconds::ZERO,
+        framework: None,
         buffered_bytes: 4096,
         reference: None,
         paces,

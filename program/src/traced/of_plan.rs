@@ -57,12 +57,39 @@ impl TracedPlan {
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
     pub fn new(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>) -> Result<Self, Untraced> {
+        let mut assumptions = Vec::new();
+        let key = TableKey::of(plan, model, tables, Adapters::of(plan, model)?, Wrapping::of(tables))?;
+        let table = key.table(&mut assumptions)?;
+        Self::of_step(plan, model, tables, (table, assumptions))
+    }
+
+    /// The step of a plan by a table that was traced for it.
+    ///
+    /// # Errors
+    /// [`Untraced`] if the table is of another step.
+    pub fn of_table(
+        plan: &Plan,
+        model: &Model,
+        tables: &BTreeMap<String, String>,
+        table: Arc<OperatorTable>,
+    ) -> Result<Self, Untraced> {
+        let wanted = wanted_key(plan, model, tables)?;
+        let differs = |(word, value): &(&String, &String)| table.key.get(*word).is_some_and(|own| own != *value);
+        if let Some((word, value)) = wanted.iter().find(differs) {
+            return Err(Untraced::new(format!("{word} `{value}`, as the profile was measured with `{}`", table.key[word])));
+        }
+        Self::of_step(plan, model, tables, (table, Vec::new()))
+    }
+
+    fn of_step(
+        plan: &Plan,
+        model: &Model,
+        tables: &BTreeMap<String, String>,
+        (table, assumptions): (Arc<OperatorTable>, Vec<String>),
+    ) -> Result<Self, Untraced> {
         let wrapper = Wrapping::of(tables);
         let ranks = data_parallel_ranks(plan, wrapper)?;
         let adapter = Adapters::of(plan, model)?;
-        let mut assumptions = Vec::new();
-        let key = TableKey::of(plan, model, tables, adapter, wrapper)?;
-        let table = key.table(&mut assumptions)?;
         let preference = plan.workload.preference;
         let sequences = preference.map_or(1, Preference::sequences);
         let sizes = TableSizes::of_model(model, plan.layout.micro_batch.saturating_mul(sequences))
@@ -103,6 +130,18 @@ impl TracedPlan {
         };
         Ok(Self { job, assumptions })
     }
+}
+
+/// What the key of a plan's table says under a framework, each word with the value that is wanted
+/// first.
+///
+/// # Errors
+/// [`Untraced`] if the framework's tables cannot say the plan's settings.
+pub fn wanted_key(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Untraced> {
+    let key = TableKey::of(plan, model, tables, Adapters::of(plan, model)?, Wrapping::of(tables))?;
+    let version = key.versions.first().map_or(NEWEST, String::as_str);
+    let first = |(word, values): (&str, Vec<String>)| Some((word.to_owned(), values.into_iter().next()?));
+    Ok(key.of_version(version).into_iter().filter_map(first).collect())
 }
 
 /// The stages of ZeRO that layouts of several ranks have under a framework with such tables: 0 for

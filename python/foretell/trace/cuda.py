@@ -142,8 +142,7 @@ def _replace_parameters(module, fn, recurse=True):
 
 def install():
     """Replaces the operators; for the rest of this process."""
-    import warnings
-    warnings.filterwarnings("ignore")
+    install_models()
     _define_fused()
     library = torch.library.Library("aten", "IMPL")
     _LIBRARIES.append(library)                                  # the replacements live as long as this object
@@ -153,6 +152,19 @@ def install():
     for name, kernel in {"softmax.int": _softmax(aten._softmax), "log_softmax.int": _softmax(aten._log_softmax),
                          "dropout": _dropout, "rms_norm": _rms_norm, "scaled_dot_product_attention": attention}.items():
         library.impl(name, kernel, "CompositeImplicitAutograd", allow_override=True)
+    try:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        # Absent before 4.53: older releases call the package's own function (`older`).
+        from transformers import masking_utils                  # noqa: F401
+        ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = flash_attention_2
+    except ImportError:
+        pass
+
+
+def install_models():
+    """Lets models be built of tensors without data, and take the branches of a real step; for the rest of this process."""
+    import warnings
+    warnings.filterwarnings("ignore")
     torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor
     torch.nn.Module._apply = _replace_parameters
     try:
@@ -160,10 +172,6 @@ def install():
         from transformers.utils import import_utils
         PreTrainedModel.initialize_weights = lambda self: None  # there are no data to initialise
         PreTrainedModel._initialize_weights = lambda self, module, *_: None
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-        # Absent before 4.53: older releases call the package's own function (`older`).
-        from transformers import masking_utils                  # noqa: F401
-        ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = flash_attention_2
         import_utils.is_fake_tensor = lambda x: False           # take the branches of a real step, not those of a compiler
     except ImportError:
         pass

@@ -149,9 +149,12 @@ def run(recorder, model, inputs, key, loss_of):
     del loss, kept, inputs, t
 
 
-def trace(name, z, layers, key):
+def trace(name, z, layers, key, device="cuda"):
     """-> (events, parameters, stack names); once per process: operators and classes are replaced for good."""
-    cuda.install()
+    if device == "cuda":
+        cuda.install()
+    else:
+        cuda.install_models()
     if key["version"] in older.RELEASES:
         older.install()
     torch.autograd.set_multithreading_enabled(False)

@@ -65,13 +65,13 @@ def names_of(key):
     return here, names
 
 
-def make(key, versions):
-    """The text of a table, and a list of remarks."""
+def make(key, versions, device="cuda"):
+    """The text of a table, and a list of remarks. `device` is the one whose operators the step has: `cuda` or `cpu`."""
     from . import losses, parts, step
     from .models import find
     from .recorder import DTYPES
     here, names = names_of(key)
-    events, parameters, stacks = step.trace(key["architecture"], here, PROBE_LAYERS, key)
+    events, parameters, stacks = step.trace(key["architecture"], here, PROBE_LAYERS, key, device)
     body = parts.split(events, PROBE_LAYERS, names, find(key).alternating)
     lines = ["foretell-operator-table 1", "versions " + " ".join(f"{k}={v}" for k, v in versions.items()),
              key_line(key)]

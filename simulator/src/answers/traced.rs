@@ -8,8 +8,7 @@ use super::prediction::Prediction;
 use super::rates::StepAmounts;
 use crate::cost::{CostModel, Interval};
 use crate::engine::Breakdown;
-use crate::gpu::Cluster;
-use crate::gpu::traced::{TracedMemory, TracedTime, traced_memory, traced_time};
+use crate::gpu::traced::{TracedMachine, TracedMemory, TracedTime, traced_memory, traced_time};
 use foretell_models::Model;
 use foretell_program::traced::{Contents, TracedJob, TracedPlan, Untraced};
 use foretell_program::{Footprint, Plan, Preference, Recompute};
@@ -81,28 +80,31 @@ pub fn traced_within(
 ) -> Result<TracedOutcome, Untraced> {
     let untraced = |reason: &str| Untraced { reason: reason.into() };
     let kind = topology.kind_index(DeviceId(0));
-    let tables = costs.tables(kind).ok_or_else(|| untraced("this stack"))?;
-    let TracedPlan { job, assumptions } = TracedPlan::new(plan, model, tables)?;
+    let TracedPlan { job, assumptions } = traced_plan(plan, model, costs, kind)?;
     if job.ranks > topology.device_count() {
         return Err(untraced("ranks that share a device"));
     }
     if topology.devices().take(job.ranks).any(|device| topology.kind_index(device) != kind) {
         return Err(untraced("several kinds of device"));
     }
-    let cluster = costs.cluster(kind).ok_or_else(|| untraced("devices without a profile"))?;
+    let machine = match costs.framework(kind) {
+        Some(framework) => TracedMachine::Measured(framework),
+        None => costs.cluster(kind).ok_or_else(|| untraced("devices without a profile"))?.into(),
+    };
     let device = topology.device_kind(DeviceId(0)).memory;
     let available = limit.map_or(device, |limit| limit.min(device));
-    let (mut memory, outside) = memory_within(&job, cluster, available)?;
+    let (mut memory, outside) = memory_within(&job, machine, available)?;
     if limit.is_some() && memory.runs_out {
         return Ok(TracedOutcome::TooLarge(memory.needed + outside));
     }
     if memory.wanted + outside > available && available < device {
         // The limit decides whether a layout is taken; the framework has the whole device.
-        (memory, _) = memory_within(&job, cluster, device)?;
+        (memory, _) = memory_within(&job, machine, device)?;
     }
-    let time = repeated_time(&job, cluster, memory.flushes)?;
+    let time = repeated_time(&job, machine, memory.flushes)?;
     let memory_use = memory_use(&memory, outside, job.ranks, topology);
-    let prediction = prediction(plan, model, &time, memory.host, topology).with_memory(memory_use.clone());
+    let prediction =
+        prediction(plan, model, (&time, costs.framework(kind).is_some()), memory.host, topology).with_memory(memory_use.clone());
     let prediction = Prediction {
         chance_of_running_out: Some(chance_of_running_out(&memory, device.value() - outside.value())),
         memory_peak: Some(peak_in_words(&memory)),
@@ -112,16 +114,37 @@ pub fn traced_within(
     Ok(TracedOutcome::Predicted(Box::new(predicted)))
 }
 
+/// The step of a plan's ranks on a kind of device: by the operators that its framework measured
+/// there, or else by a table of the program.
+///
+/// # Errors
+/// [`Untraced`] if the stack has no tables on it, or none for this plan.
+pub fn traced_plan(plan: &Plan, model: &Model, costs: &CostModel, kind: usize) -> Result<TracedPlan, Untraced> {
+    let tables = costs.tables(kind).ok_or_else(|| Untraced { reason: "this stack".into() })?;
+    match costs.framework(kind) {
+        Some(framework) => TracedPlan::of_table(plan, model, tables, framework.table()?),
+        None => TracedPlan::new(plan, model, tables),
+    }
+}
+
 /// Memory of a job on devices with so much, and what lies outside the allocator. A device with less
 /// than the allocator would like to hold makes it return segments, a flush, which takes time.
 ///
 /// # Errors
 /// [`Untraced`] if the table needs a size that is not given.
-pub fn memory_within(job: &TracedJob, cluster: &Cluster, device: Bytes) -> Result<(TracedMemory, Bytes), Untraced> {
-    let (outside, workspace) = (outside(job.ranks), workspace(cluster));
+pub fn memory_within<'a>(
+    job: &TracedJob,
+    machine: impl Into<TracedMachine<'a>>,
+    device: Bytes,
+) -> Result<(TracedMemory, Bytes), Untraced> {
+    let machine = machine.into();
+    let (outside, workspace) = (machine.outside(job.ranks), machine.workspace());
     let limit = Bytes::new(device.count().saturating_sub((outside + workspace).count()));
     let few = TracedJob { micro_batches: job.micro_batches.min(DISTINCT_PASSES), ..job.clone() };
     let mut memory = traced_memory(&few, None)?;
+    if !machine.caches_memory() {
+        (memory.reserved, memory.wanted) = (memory.allocated, memory.allocated);
+    }
     memory.runs_out = memory.allocated > limit;
     let fits_by_sum = !memory.runs_out;
     if memory.reserved > limit && fits_by_sum {
@@ -141,26 +164,15 @@ pub fn memory_within(job: &TracedJob, cluster: &Cluster, device: Bytes) -> Resul
 ///
 /// # Errors
 /// [`Untraced`] if the table needs a size that is not given.
-pub fn repeated_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<TracedTime, Untraced> {
-    let passes = |micro_batches| traced_time(&TracedJob { micro_batches, ..job.clone() }, cluster, flushes);
+pub fn repeated_time<'a>(job: &TracedJob, machine: impl Into<TracedMachine<'a>>, flushes: u64) -> Result<TracedTime, Untraced> {
+    let machine = machine.into();
+    let passes = |micro_batches| traced_time(&TracedJob { micro_batches, ..job.clone() }, machine, flushes);
     let more = job.micro_batches.saturating_sub(DISTINCT_PASSES);
     if more == 0 {
         return Ok(passes(job.micro_batches)?);
     }
     let (fewer, time) = (passes(DISTINCT_PASSES - 1)?, passes(DISTINCT_PASSES)?);
     Ok(time.extended(&fewer, more as f64))
-}
-
-/// cuBLAS's workspaces, which PyTorch allocates: two of 8 MiB, on Hopper and later of 32 MiB
-/// (`getCUDABlasLtWorkspaceSize` and `parseChosenWorkspaceSize` in `CUDABlas.cpp`).
-fn workspace(cluster: &Cluster) -> Bytes {
-    let is_later = ["hopper", "blackwell"].iter().any(|generation| cluster.gpu.generation.starts_with(generation));
-    Bytes::new(if is_later { 64 << 20 } else { 16 << 20 })
-}
-
-/// The context of CUDA with PyTorch's modules, and NCCL's buffers if there are several ranks.
-fn outside(ranks: usize) -> Bytes {
-    Bytes::new(if ranks > 1 { 1400 << 20 } else { 600 << 20 })
 }
 
 /// The chance that a job does not fit into `limit`, given how far predictions are off. Between what
@@ -213,7 +225,13 @@ fn memory_use(memory: &TracedMemory, outside: Bytes, ranks: usize, topology: &To
     }
 }
 
-fn prediction(plan: &Plan, model: &Model, time: &TracedTime, host: Bytes, topology: &Topology) -> Prediction {
+fn prediction(
+    plan: &Plan,
+    model: &Model,
+    (time, is_measured): (&TracedTime, bool),
+    host: Bytes,
+    topology: &Topology,
+) -> Prediction {
     let step = time.step;
     let interval = Interval::of_spread(step, time.step_range.map(|bound| bound / step));
     let hardware = time.forward_flops + time.reference_flops + time.backward_flops;
@@ -234,6 +252,8 @@ fn prediction(plan: &Plan, model: &Model, time: &TracedTime, host: Bytes, topolo
     let kernels = time.arithmetic + time.memory_bound - time.optimizer;
     let optimizer = time.optimizer + time.host_update;
     let waits = step - kernels - optimizer - time.exposed;
+    let by_profile = || vec!["kernels by the device's profile".to_owned()];
+    let uncalibrated = if is_measured { time.estimated.iter().cloned().collect() } else { by_profile() };
     Prediction {
         step_seconds: step,
         step_seconds_p05: interval.p05,
@@ -258,8 +278,8 @@ fn prediction(plan: &Plan, model: &Model, time: &TracedTime, host: Bytes, topolo
             data: Seconds::ZERO,
             optimizer,
         },
-        calibrated: false,
-        uncalibrated: vec!["kernels by the device's profile".into()],
+        calibrated: uncalibrated.is_empty(),
+        uncalibrated,
         events: time.launches,
         simulated_ranks: 1,
         cycle: Vec::new(),

@@ -6,8 +6,11 @@ use super::kernel_table::KernelTable;
 use super::parameters::Parameters;
 use super::profiled_gpu::ProfiledGpu;
 use super::roofline;
+use crate::gpu::traced::MeasuredFramework;
 use foretell_program::Profile;
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, Topology};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub(crate) struct KindCosts {
@@ -21,6 +24,10 @@ pub(crate) struct KindCosts {
     /// The device of a what-if question. `None` if none was asked.
     pub(crate) scaled_kind: Option<DeviceKind>,
     pub(crate) profiled_gpu: Option<ProfiledGpu>,
+    /// The operators that a framework measured on this kind.
+    pub(crate) framework: Option<Arc<MeasuredFramework>>,
+    /// What the keys of the framework's operator tables say beside a plan.
+    pub(crate) framework_tables: Option<BTreeMap<String, String>>,
 }
 
 /// Returns true if a profile was measured on a kind of device. One of these must hold:
@@ -57,6 +64,8 @@ impl KindCosts {
                 exchanges: None,
                 scaled_kind: None,
                 profiled_gpu: None,
+                framework: None,
+                framework_tables: None,
             };
         };
         let measured = profile.speeds.iter().find(|one| one.device == kind.name && one.speed > 0.0);
@@ -83,6 +92,8 @@ impl KindCosts {
             exchanges,
             scaled_kind: None,
             profiled_gpu: None,
+            framework: MeasuredFramework::of_profile(profile).map(Arc::new),
+            framework_tables: None,
         }
     }
 }

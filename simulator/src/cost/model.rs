@@ -15,6 +15,7 @@ use super::profiled_gpu::ProfiledGpu;
 use super::roofline;
 use super::scale::CostScale;
 use super::uncertainty::Uncertainty;
+use crate::gpu::traced::MeasuredFramework;
 use crate::gpu::{Cluster, MemoryRates, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_models::{Kernel, Model};
 use foretell_program::{Phase, Plan, Profile, Reach, StorageCosts};
@@ -112,7 +113,21 @@ impl CostModel {
     pub fn with_plan(self, topology: &Topology, plan: &Plan, model: &Model) -> Result<Self, ProfileError> {
         let profiles = Profiles::library()?;
         let stack = profiles.stack(plan.stack.name())?.clone().applied(plan, profiles.unseen);
-        self.with_profile(topology, &stack, ProductFormat::of_plan(plan), Workload::of(plan, model))
+        self.with_framework(plan.stack.name(), stack.tables.as_ref()).with_profile(
+            topology,
+            &stack,
+            ProductFormat::of_plan(plan),
+            Workload::of(plan, model),
+        )
+    }
+
+    /// Takes the measured operators of a stack for its steps, and for no other's.
+    fn with_framework(mut self, stack: &str, tables: Option<&BTreeMap<String, String>>) -> Self {
+        for costs in &mut self.kinds {
+            let is_of_stack = costs.framework.as_ref().is_some_and(|framework| framework.stack() == stack);
+            costs.framework_tables = tables.filter(|_| is_of_stack).cloned();
+        }
+        self
     }
 
     fn with_profile(
@@ -148,6 +163,8 @@ impl CostModel {
             exchanges: None,
             scaled_kind: None,
             profiled_gpu: Some(ProfiledGpu::new(cluster.clone(), stack.clone(), format, workload.clone())),
+            framework: None,
+            framework_tables: None,
         });
         let mut costs = Self {
             kinds: kinds.collect(),
@@ -325,7 +342,14 @@ impl CostModel {
     /// Returns what the keys of the stack's operator tables say on a kind of device; `None` if it
     /// has none there.
     pub fn tables(&self, kind: usize) -> Option<&BTreeMap<String, String>> {
-        self.kinds.get(kind)?.profiled_gpu.as_ref()?.stack.tables.as_ref()
+        let kind = self.kinds.get(kind)?;
+        kind.framework_tables.as_ref().or_else(|| kind.profiled_gpu.as_ref()?.stack.tables.as_ref())
+    }
+
+    /// Returns the operators that the plan's framework measured on a kind of device.
+    pub fn framework(&self, kind: usize) -> Option<&MeasuredFramework> {
+        let kind = self.kinds.get(kind)?;
+        kind.framework.as_deref().filter(|_| kind.framework_tables.is_some())
     }
 
     /// Returns the GPU profile of a kind. `None` if the kind has none.

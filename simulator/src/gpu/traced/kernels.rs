@@ -36,20 +36,6 @@ impl DeviceKernels<'_> {
         }
     }
 
-    /// The operations of a matrix product, or of fused attention; 0 for other operators.
-    pub(super) fn flops(&self, operator: &TracedOperator, values: &[f64]) -> f64 {
-        let of_product = |product: Product| {
-            2.0 * [product.batch, product.rows, product.columns, product.contracted]
-                .into_iter()
-                .map(|size| size as f64)
-                .product::<f64>()
-        };
-        let product = products(operator, values).map(|(product, _)| of_product(product));
-        // Causal attention counts in full, as in Programs.
-        let counted = if operator.causal { 2.0 } else { 1.0 };
-        product.or_else(|| attention(operator, values).map(|attention| attention.flops * counted)).unwrap_or(0.0)
-    }
-
     /// The time in which the memory moves some bytes. The last-level cache may still hold those of
     /// the kernel before.
     pub(super) fn moving(&self, bytes: f64) -> Seconds {
@@ -68,6 +54,20 @@ impl DeviceKernels<'_> {
         let share = reached * self.gpu.ampere_attention * narrow * waves / (waves + HALF_WAVES);
         Some(Seconds::new(flops / (self.gpu.peak(format).value() * share)))
     }
+}
+
+/// The operations of a matrix product, or of fused attention; 0 for other operators.
+pub(super) fn flops(operator: &TracedOperator, values: &[f64]) -> f64 {
+    let of_product = |product: Product| {
+        2.0 * [product.batch, product.rows, product.columns, product.contracted]
+            .into_iter()
+            .map(|size| size as f64)
+            .product::<f64>()
+    };
+    let product = products(operator, values).map(|(product, _)| of_product(product));
+    // Causal attention counts in full, as in Programs.
+    let counted = if operator.causal { 2.0 } else { 1.0 };
+    product.or_else(|| attention(operator, values).map(|attention| attention.flops * counted)).unwrap_or(0.0)
 }
 
 /// A fused attention kernel.

@@ -1,29 +1,14 @@
 //! Time of a traced step: the host issues operators in order, kernels run on one stream and
 //! collectives on another.
 
-use super::kernels::DeviceKernels;
-use crate::gpu::cluster::Cluster;
-use crate::gpu::nccl::NodeSpread;
+use super::kernels;
+use super::machine::{Durations, Pace, TracedMachine};
 use foretell_models::operator_tables::{TableError, TracedOperator};
 use foretell_program::traced::{AllocationStream, HostOptimizer, RankEvent, TracedCollective, TracedJob, TracedPhase};
-use foretell_program::{Collective, CollectiveAlgorithm};
 use foretell_units::Seconds;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Host time of an operator that eager Python issues, from the call to the launch, with autograd's
-/// part. It and [`HOOK_OPERATORS`] are the values of traced stacks that are not a device's; both
-/// were chosen by the rows of Qwen's README with 512 and 1,024 tokens (`more-users.csv`), which
-/// wait for the host.
-const HOST_OPERATOR: f64 = 10e-6;
-/// Host time on a fast and on a slow machine over [`HOST_OPERATOR`].
-const HOSTS: [f64; 2] = [0.7, 2.5];
-/// Time of kernels on a fast and on a slow machine, of devices whose kernels were measured.
-const MEASURED_KERNELS: [f64; 2] = [0.87, 1.17];
-/// The same of devices whose rates are those of a related one.
-const ESTIMATED_KERNELS: [f64; 2] = [0.75, 1.33];
-/// Time of collectives on a fast and on a slow machine.
-const COLLECTIVES: [f64; 2] = [0.8, 1.6];
 /// Host time of a collective with the wrapper's code around it, in operators.
 const COLLECTIVE_OPERATORS: f64 = 20.0;
 /// Host time of a hook around a module, in operators: DeepSpeed's stage 3 fetches, releases and
@@ -68,6 +53,8 @@ pub struct TracedTime {
     pub launches: u64,
     /// Kernel time by operator.
     pub by_operator: BTreeMap<String, Seconds>,
+    /// Operators whose time is an estimate although the framework measured others.
+    pub estimated: BTreeSet<String>,
 }
 
 impl TracedTime {
@@ -96,30 +83,6 @@ impl TracedTime {
     }
 }
 
-/// Durations of a machine over those that its profile says.
-///
-/// A step's interval follows from a fast and a slow machine, so that it is wide where the step
-/// waits for what varies most between machines: the host, which issues operators, and the network.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Pace {
-    host: f64,
-    kernels: f64,
-    collectives: f64,
-}
-
-impl Pace {
-    const EXPECTED: Self = Self { host: 1.0, kernels: 1.0, collectives: 1.0 };
-
-    /// The machines at the 10th and the 90th percentile.
-    fn range(cluster: &Cluster) -> [Self; 2] {
-        let [fast, slow] = if cluster.gpu.estimated { ESTIMATED_KERNELS } else { MEASURED_KERNELS };
-        [
-            Self { host: HOSTS[0], kernels: fast, collectives: COLLECTIVES[0] },
-            Self { host: HOSTS[1], kernels: slow, collectives: COLLECTIVES[1] },
-        ]
-    }
-}
-
 /// The clocks of a rank.
 struct Clocks {
     pace: Pace,
@@ -138,29 +101,35 @@ impl Clocks {
     /// Launches kernels that take `duration` together. Returns how long the device waited for the
     /// host.
     fn launch(&mut self, duration: f64, launches: u64) -> f64 {
-        self.host += HOST_OPERATOR * launches as f64 * self.pace.host;
+        self.host += self.pace.host * launches as f64;
         let start = self.compute.max(self.host);
         let waited = start - self.compute;
         self.compute = start + duration * self.pace.kernels;
+        if self.pace.shared.is_some() {
+            self.host = self.compute;
+        }
         waited
     }
 
     /// Starts a collective. What it sends is there now, or once the kernels before have made it.
     fn collective(&mut self, kind: TracedCollective, duration: f64, is_there: bool) {
-        self.host += HOST_OPERATOR * COLLECTIVE_OPERATORS * self.pace.host;
+        self.host += self.pace.host * COLLECTIVE_OPERATORS;
         let ready = if is_there { 0.0 } else { self.compute };
-        self.communication = self.communication.max(self.host).max(ready) + duration * self.pace.collectives;
+        let duration = duration * self.pace.collectives;
+        self.communication = self.communication.max(self.host).max(ready) + duration;
+        // Threads of the collective run on the kernels' own processor.
+        self.compute += duration * self.pace.shared.unwrap_or(0.0);
         self.ends.insert(kind, self.communication);
     }
 
     /// Runs a wrapper's code around modules.
     fn hooks(&mut self, calls: u64) {
-        self.host += HOST_OPERATOR * HOOK_OPERATORS * calls as f64 * self.pace.host;
+        self.host += self.pace.host * HOOK_OPERATORS * calls as f64;
     }
 
     /// Copies between device and host, on the stream of kernels or on that of collectives.
     fn host_copy(&mut self, duration: f64, stream: AllocationStream) {
-        self.host += HOST_OPERATOR * self.pace.host;
+        self.host += self.pace.host;
         // Parameters are there before the kernels that use them.
         let ready = if stream == AllocationStream::Gather { 0.0 } else { self.compute };
         let start = self.host.max(ready);
@@ -177,7 +146,7 @@ impl Clocks {
 
     /// The host updates parameters, once the device has done all that it was given.
     fn host_update(&mut self, duration: f64) {
-        self.host = self.end() + duration * self.pace.host;
+        self.host = self.end() + duration * self.pace.updates;
         self.compute = self.host;
     }
 
@@ -198,21 +167,18 @@ impl Clocks {
 ///
 /// # Errors
 /// [`TableError`] if the table needs a size that is not given.
-pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<TracedTime, TableError> {
-    let kernels = DeviceKernels { gpu: &cluster.gpu };
+pub fn traced_time<'a>(job: &TracedJob, machine: impl Into<TracedMachine<'a>>, flushes: u64) -> Result<TracedTime, TableError> {
+    let mut durations = Durations::new(machine.into(), job.ranks);
     let values = job.table.values(&job.sizes)?;
-    let spread = NodeSpread::of_devices(0..job.ranks, cluster);
     let mut known: FxHashMap<*const TracedOperator, (Seconds, f64)> = FxHashMap::default();
-    let ranks_of_node = job.ranks.min(cluster.devices_per_node) as f64;
-    let [fast, slow] = Pace::range(cluster);
     // The expected machine comes first: only its time is told apart.
-    let mut machines = [Pace::EXPECTED, fast, slow].map(Clocks::new);
+    let mut machines = durations.paces().map(Clocks::new);
     let mut time = TracedTime::default();
     let mut phase = TracedPhase::Idle;
     job.emit(1, |event| match event {
         RankEvent::Phase(next) => phase = next,
         RankEvent::Operator(operator) => {
-            let of_operator = || (kernels.operator(operator, &values), kernels.flops(operator, &values));
+            let of_operator = || (durations.operator(operator, &values), kernels::flops(operator, &values));
             let (duration, operations) = *known.entry(std::ptr::from_ref(operator)).or_insert_with(of_operator);
             time.launch(&mut machines, duration, 1);
             let is_arithmetic = is_arithmetic(&operator.name);
@@ -231,7 +197,7 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
             }
         }
         RankEvent::Moves { name, bytes, launches } => {
-            let duration = kernels.moving(bytes as f64) + cluster.gpu.launch * launches as f64;
+            let duration = durations.moving(name, bytes as f64, launches);
             time.launch(&mut machines, duration, launches);
             time.memory_bound += duration;
             if phase == TracedPhase::Optimizer {
@@ -241,12 +207,7 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
             *sum += duration;
         }
         RankEvent::Collective { kind, bytes } => {
-            let collective = match kind {
-                TracedCollective::AllGather => Collective::AllGather,
-                TracedCollective::ReduceScatter => Collective::ReduceScatter,
-                TracedCollective::AllReduce => Collective::AllReduce,
-            };
-            let (duration, _) = spread.choose(collective, bytes as f64, CollectiveAlgorithm::Automatic, cluster);
+            let duration = durations.collective(kind, bytes as f64);
             // Gradients are reduced once the kernels before have made them, and so are parameters
             // gathered that the optimizer updates; others are there already.
             let is_there = kind == TracedCollective::AllGather && phase != TracedPhase::Optimizer;
@@ -259,7 +220,7 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
         }
         RankEvent::Hooks { calls } => machines.iter_mut().for_each(|clocks| clocks.hooks(calls)),
         RankEvent::HostCopy { bytes, stream } => {
-            let duration = bytes as f64 / cluster.gpu.host_rate.value();
+            let duration = bytes as f64 / durations.host_rate();
             machines.iter_mut().for_each(|clocks| clocks.host_copy(duration, stream));
             time.communication += Seconds::new(duration);
             if stream == AllocationStream::Compute {
@@ -271,7 +232,7 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
                 HostOptimizer::DeepSpeed => DEEPSPEED_UPDATE,
                 HostOptimizer::PyTorch => PYTORCH_UPDATE,
             };
-            let duration = of_element * elements as f64 * ranks_of_node;
+            let duration = of_element * elements as f64 * durations.ranks_of_host() as f64;
             machines.iter_mut().for_each(|clocks| clocks.host_update(duration));
             time.host_update += Seconds::new(duration);
         }
@@ -281,9 +242,9 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
         | RankEvent::Release { .. }
         | RankEvent::Becomes { .. } => {}
     })?;
-    let flushing = flushes as f64 * FLUSH;
-    let [step, fast, slow] = machines.map(|clocks| Seconds::new(clocks.end() + flushing));
-    (time.step, time.step_range) = (step, [fast, slow]);
+    let beside = flushes as f64 * FLUSH + durations.step_overhead();
+    let [step, fast, slow] = machines.map(|clocks| Seconds::new(clocks.end() + beside));
+    (time.step, time.step_range, time.estimated) = (step, [fast, slow], durations.estimated);
     Ok(time)
 }
 

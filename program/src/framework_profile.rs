@@ -1,0 +1,52 @@
+//! A framework's own operators on a machine: which ones a step has, and how long each takes. The
+//! framework measures them itself (`foretell.trace.measure`), as its own code calls them, so the
+//! command line reads them from a file. It knows no layouts and no durations of steps.
+
+use crate::profile::Sample;
+use foretell_units::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The measured operators of a framework's step on one kind of device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FrameworkProfile {
+    /// The stack whose steps these are, such as `hf-trainer`.
+    pub stack: String,
+    /// The operator table of the step, traced with the operators of this machine's devices
+    /// (docs/reference/operator-tables.md has the format).
+    pub table: String,
+    /// Ranks that were at work at once.
+    pub ranks: usize,
+    /// Threads of each.
+    pub threads: usize,
+    /// Operators of forward and backward passes.
+    pub operators: Vec<OperatorSample>,
+    /// Passes over memory that optimizers and wrappers make.
+    pub moves: Vec<MovesSample>,
+}
+
+/// How long an operator takes, with what calls it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OperatorSample {
+    /// Its name and the tensors that it reads, such as `aten.mm f32[512,768] f32[768,3072]`; `^`
+    /// before a size says that the dimension repeats the same numbers in memory.
+    pub call: String,
+    /// Bytes that it reads and writes.
+    pub bytes: Bytes,
+    /// The duration within a step.
+    pub time: Sample,
+}
+
+/// How long an optimizer or a wrapper takes to pass over memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MovesSample {
+    /// What it does, as predictions name it: `AdamW`, `gradients' norm`.
+    pub name: String,
+    /// Bytes that it reads and writes.
+    pub bytes: Bytes,
+    /// The duration.
+    pub time: Sample,
+}

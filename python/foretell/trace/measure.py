@@ -1,0 +1,164 @@
+"""`python -m foretell.trace.measure REQUEST ANSWER`: times a framework's own operators, for `foretell calibrate --stack`.
+
+A model of two layers at the plan's sizes takes a few steps; each operator is timed as its own code calls it, with all ranks
+at work. What a step takes beyond them is the framework's own time.
+"""
+
+import contextlib
+import statistics
+import time
+
+import torch
+
+from . import real, table
+from .recorder import DTYPES                                    # noqa: F401
+
+LAYERS = 2
+PLAIN_STEPS, TIMED_STEPS, TRAINER_STEPS = 6, 6, 8
+SHORTEST, LONGEST = 1 << 12, 1 << 26
+COLLECTIVE_SECONDS = 0.3
+
+
+def step(job, model, optimizer, inputs, timer=None):
+    """Forward and backward pass, timed; clipping and update are measured apart."""
+    with timer or contextlib.nullcontext():
+        loss, kept = job.loss(model, inputs)
+        loss.backward()
+        del loss, kept
+
+
+def passes(job, model, optimizer):
+    """How long clipping and the update take, with the bytes that predictions count."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    size = sum(p.numel() * p.element_size() for p in trained)
+    times = {"gradients' norm": (size, []), "gradients' clipping": (2 * size, []), "AdamW": (7 * size, []), "SGD": (5 * size, [])}
+    update = "SGD" if job.optimizer == "sgd" else "AdamW"
+    for _ in range(6):
+        grads = [p.grad for p in trained]
+        began = time.perf_counter()
+        norm = torch.nn.utils.get_total_norm(grads)
+        done = time.perf_counter()
+        times["gradients' norm"][1].append(done - began)
+        torch.nn.utils.clip_grads_with_norm_(trained, 1.0, norm)
+        began = time.perf_counter()
+        times["gradients' clipping"][1].append(began - done)
+        optimizer.step()
+        times[update][1].append(time.perf_counter() - began)
+    # The first update makes the states.
+    return [{"name": n, "bytes": b, "time": real.sample(t[1:])} for n, (b, t) in times.items() if t]
+
+
+def exchanges(job):
+    """Times collectives of all ranks."""
+    if job.ranks == 1:
+        return []
+    distributed, found = torch.distributed, []
+    def all_reduce(whole, part):
+        distributed.all_reduce(whole)
+    def all_gather(whole, part):
+        distributed.all_gather_into_tensor(whole, part)
+    def reduce_scatter(whole, part):
+        distributed.reduce_scatter_tensor(part, whole)
+    for name, call in (("all_reduce", all_reduce), ("all_gather", all_gather), ("reduce_scatter", reduce_scatter)):
+        if name != "all_reduce" and job.wrapper != "fsdp":
+            continue
+        size = SHORTEST
+        while size <= LONGEST:
+            whole, times = torch.ones(size // 4), []
+            part = torch.ones(size // 4 // job.ranks)
+            while sum(times) < COLLECTIVE_SECONDS and len(times) < 100 or len(times) < 5:
+                distributed.barrier()
+                began = time.perf_counter()
+                call(whole, part)
+                took = torch.tensor([time.perf_counter() - began])
+                distributed.all_reduce(took, distributed.ReduceOp.MAX)
+                times.append(took.item())
+            found.append({"exchange": name, "bytes": size, "time": real.sample(times[1:])})
+            size *= 4
+    return found
+
+
+def share_of_processor(job):
+    """The share of the processor that a collective takes beside kernels: 0 if they run side by side, 1 if in turn."""
+    if job.ranks == 1:
+        return 1.0
+    distributed = torch.distributed
+    whole, left = torch.ones(1 << 22), torch.randn(512, 512)
+    def kernels():
+        for _ in range(count):
+            left @ left
+    def timed(function):
+        times = []
+        for _ in range(5):
+            distributed.barrier()
+            began = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+    def both():
+        handle = distributed.all_reduce(whole, async_op=True)
+        kernels()
+        handle.wait()
+    alone = timed(lambda: distributed.all_reduce(whole))
+    count = 1
+    count = max(1, round(2 * alone / max(timed(kernels), 1e-6)))
+    counted = torch.tensor([count])
+    distributed.broadcast(counted, 0)
+    count = counted.item()
+    return min(1.0, max(0.0, (timed(both) - timed(kernels)) / alone))
+
+
+def of_trainer(job, layers):
+    """The median step of Hugging Face's Trainer."""
+    from .train import trainer_steps
+    return statistics.median(trainer_steps(job, layers, TRAINER_STEPS)["step_seconds"])
+
+
+def measure(rank, job):
+    layers = min(LAYERS, job.layers)
+    model = job.model(layers)
+    optimizer = job.optimizer_of(model)
+    batches = [job.inputs(torch.Generator().manual_seed(rank * 100 + i)) for i in range(3)]
+    def together():
+        if job.ranks > 1:
+            torch.distributed.barrier()
+    plain, whole = [], []
+    for i in range(PLAIN_STEPS):
+        together()
+        began = time.perf_counter()
+        step(job, model, optimizer, batches[i % 3])
+        plain.append(time.perf_counter() - began)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        whole.append(time.perf_counter() - began)
+    timer = real.Timer()
+    for i in range(TIMED_STEPS + 1):
+        together()
+        if i == 1:
+            timer.calls.clear()
+        step(job, model, optimizer, batches[i % 3], timer)
+        optimizer.zero_grad()
+    step(job, model, optimizer, batches[0])
+    together()
+    moves = passes(job, model, optimizer)
+    operators = [{"call": call, "bytes": timer.bytes[call], "time": real.sample(times)} for call, times in timer.calls.items()]
+    count = sum(map(len, timer.calls.values())) / TIMED_STEPS
+    inside = sum(statistics.median(times) * len(times) for times in timer.calls.values()) / TIMED_STEPS
+    overheads = [max(0.0, took - inside) / count for took in plain[1:]]
+    del model, optimizer
+    trainer = of_trainer(job, layers) if job.key["framework"] == "hf" and job.ranks == 1 else statistics.median(whole[1:])
+    beside = max(0.0, trainer - statistics.median(whole[1:]))
+    return {"operators": operators, "moves": moves, "exchanges": exchanges(job), "operator_overhead": real.sample(overheads),
+            "step_overhead": real.sample([beside]), "communication_share": share_of_processor(job)}
+
+
+def main():
+    request, told, answer = real.run(measure)
+    key = real.Job(request).key
+    text, _ = table.forked(table.make, key, table.versions_of(key), "cpu")
+    real.write(answer, {**told[0], "table": text})
+
+
+if __name__ == "__main__":
+    main()

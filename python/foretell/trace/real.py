@@ -1,0 +1,198 @@
+"""A real step on this machine's processors, with what it calls: for `measure` and `train`.
+
+Requests and answers are those of `foretell calibrate --stack` and `foretell execute` (src/framework.rs).
+"""
+
+import collections
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from . import matrix, models
+from .recorder import _is_view, describe
+
+# How predictions name what optimizers call.
+OF_OPTIMIZER = {"aten._fused_adamw_": "AdamW", "aten._fused_sgd_": "SGD", "aten._foreach_norm": "gradients' norm",
+                "aten._foreach_mul_": "gradients' clipping"}
+
+
+def words(tensor):
+    """A tensor of a call, as `TracedOperator::call` writes it."""
+    sizes = ",".join(("^" if once else "") + str(n) for n, once in zip(tensor.shape, tensor.broadcast))
+    return f"{tensor.dtype}[{sizes}]"
+
+
+class Timer(TorchDispatchMode):
+    """While active, times each operator as PyTorch dispatches it: `calls[call]` and `bytes[call]`."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.bytes = collections.defaultdict(list), {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if _is_view(func):
+            return func(*args, **kwargs)
+        inputs = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        read = [describe(t) for t in inputs.values()]
+        began = time.perf_counter()
+        out = func(*args, **kwargs)
+        took = time.perf_counter() - began
+        name = func._schema.name.replace("::", ".")
+        call = " ".join([name, *map(words, read)])
+        if call not in self.bytes:
+            written = [describe(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            self.bytes[call] = sum(t.bytes for t in (*read, *written))
+        self.calls[call].append(took)
+        return out
+
+    def by_name(self, steps):
+        """Seconds of each operator in a step."""
+        sums = collections.Counter()
+        for call, times in self.calls.items():
+            name = call.split(" ")[0]
+            sums[OF_OPTIMIZER.get(name, name)] += sum(times) / steps
+        return dict(sums)
+
+
+class Memory(TorchDispatchMode):
+    """While active, counts the bytes of tensors that live, and their peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = {}
+
+    def see(self, t):
+        storage = t.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if not size or (key in self._known and self._known[key]() is storage):
+            return
+        def gone(reference, key=key, size=size):
+            if self._known.get(key) is reference:
+                del self._known[key]
+            self.live -= size
+        self._known[key] = weakref.ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def hold(self, model, optimizer):
+        """Counts what lives before the step."""
+        for t in (*model.parameters(), *model.buffers()):
+            self.see(t)
+            if t.grad is not None:
+                self.see(t.grad)
+        for state in optimizer.state.values():
+            for t in state.values():
+                if isinstance(t, torch.Tensor):
+                    self.see(t)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor):
+                self.see(t)
+        return out
+
+
+def sample(times):
+    """The median and its spread, without the outliers beyond three scaled median absolute deviations."""
+    middle = statistics.median(times)
+    deviation = 1.4826 * statistics.median(abs(t - middle) for t in times)
+    kept = sorted(t for t in times if abs(t - middle) <= 3 * deviation) or sorted(times)
+    at = lambda share: seconds(kept[round(share * (len(kept) - 1))])
+    return {"median": seconds(statistics.median(kept)), "p10": at(0.1), "p90": at(0.9), "count": len(kept)}
+
+
+def seconds(time):
+    """A duration as profiles write it."""
+    return f"{time * 1e6:.4f}us"
+
+
+class Job:
+    """What is asked: sizes, layers, the table's key."""
+
+    def __init__(self, request):
+        self.__dict__.update(request)
+        self.key = matrix.complete(self.key)
+        self.architecture = models.find(self.key)
+        full = {name: int(size) for name, size in self.sizes.items()}
+        self.z = collections.defaultdict(int, full)
+        # Learned positions, where a model has no number of its own.
+        self.z.setdefault("p", full.get("s", 0))
+
+    def model(self, layers):
+        torch.manual_seed(0)
+        return models.build(self.key["architecture"], self.z, layers, self.key)
+
+    def inputs(self, generator):
+        """One micro-batch of random samples."""
+        made = models.inputs(self.architecture, self.z, self.key)
+        for name, t in made.items():
+            if t.is_floating_point():
+                t.normal_(generator=generator)
+            else:
+                classes = self.z["v"] if self.architecture.inputs != "image" else 1000
+                t.random_(0, classes, generator=generator)
+        return made
+
+    def loss(self, model, inputs):
+        from . import step
+        return (self.architecture.loss or step.compute_loss)(model, inputs, {**self.key, "chunk": self.z.get("q")})
+
+    def optimizer_of(self, model):
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(trained, lr=1e-3, momentum=0.9)
+        return torch.optim.AdamW(trained, lr=1e-5, fused=True)
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def join(rank, job, port):
+    """Makes this process a rank."""
+    torch.set_num_threads(job.threads)
+    if job.ranks > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.ranks), LOCAL_WORLD_SIZE=str(job.ranks),
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=job.ranks)
+
+
+def _rank(rank, function, request, port, answers):
+    job = Job(request)
+    if len(os.sched_getaffinity(0)) >= job.ranks * job.threads:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, set(cores[rank * job.threads:(rank + 1) * job.threads]))
+    join(rank, job, port)
+    answers[rank] = json.dumps(function(rank, job))
+
+
+def run(function):
+    """`python -m MODULE REQUEST ANSWER`: calls `function(rank, job)` in each rank, and writes what rank 0 and the others say."""
+    question, answer = sys.argv[1:3]
+    with open(question, encoding="utf-8") as file:
+        request = json.load(file)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    context = torch.multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        answers = manager.dict()
+        torch.multiprocessing.spawn(_rank, (function, request, free_port(), answers), nprocs=request["ranks"])
+        told = [json.loads(answers[rank]) for rank in range(request["ranks"])]
+    return request, told, answer
+
+
+def write(path, document):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(document, file)

@@ -1,0 +1,127 @@
+"""`python -m foretell.trace.train REQUEST ANSWER`: the framework trains, for `foretell execute`.
+
+Hugging Face's models are trained by its Trainer, others by a plain loop. The last two steps are watched: one with each
+operator timed, one with the tensors that live counted. They count for no step time.
+"""
+
+import importlib.metadata
+import tempfile
+import time
+
+import torch
+
+from . import matrix, real
+
+WARM_UP = 3
+
+
+class Watched:
+    """The steps of a run: times, and what the last two call and hold."""
+
+    def __init__(self, steps):
+        self.steps, self.count, self.last = steps, 0, None
+        self.times, self.timer, self.memory = [], real.Timer(), real.Memory()
+
+    def total(self):
+        return WARM_UP + self.steps + 2
+
+    def begin(self, model, optimizer):
+        if self.count == WARM_UP + self.steps:
+            self.timer.__enter__()
+        elif self.count == WARM_UP + self.steps + 1:
+            self.memory.hold(model, optimizer)
+            self.memory.__enter__()
+
+    def end(self):
+        now = time.perf_counter()
+        if self.count == WARM_UP + self.steps:
+            self.timer.__exit__(None, None, None)
+        elif self.count == WARM_UP + self.steps + 1:
+            self.memory.__exit__(None, None, None)
+        elif self.last is not None and self.count >= WARM_UP:
+            self.times.append(now - self.last)
+        self.last, self.count = now, self.count + 1
+
+
+class Samples(torch.utils.data.Dataset):
+    """Random samples, each the same in every epoch."""
+
+    def __init__(self, job, count):
+        self.count = count
+        made = job.inputs(torch.Generator().manual_seed(1))
+        self.rows = [{name: t[i] for name, t in made.items()} for i in range(len(next(iter(made.values()))))]
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.rows[index % len(self.rows)]
+
+
+def trainer_steps(job, layers, steps):
+    """Steps of Hugging Face's Trainer."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    watched, losses = Watched(steps), []
+    class Watch(TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, optimizer=None, **_):
+            watched.begin(model, optimizer)
+
+        def on_step_end(self, args, state, control, **_):
+            watched.end()
+
+        def on_log(self, args, state, control, logs=None, **_):
+            losses.extend([logs["loss"]] if logs and "loss" in logs else [])
+
+    with tempfile.TemporaryDirectory() as folder:
+        batch = job.z["b"] * job.micro_batches
+        arguments = TrainingArguments(
+            folder, use_cpu=True, per_device_train_batch_size=job.z["b"], gradient_accumulation_steps=job.micro_batches,
+            max_steps=watched.total(), logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
+            ddp_backend="gloo" if job.ranks > 1 else None, ddp_find_unused_parameters=False if job.ranks > 1 else None,
+            optim="sgd" if job.optimizer == "sgd" else "adamw_torch_fused", learning_rate=1e-4, log_level="error",
+            **({"fsdp": "full_shard"} if job.wrapper == "fsdp" else {}))
+        trainer = Trainer(job.model(layers), arguments, train_dataset=Samples(job, batch * job.ranks * watched.total()),
+                          callbacks=[Watch()])
+        trainer.train()
+    return answer(watched, losses)
+
+
+def plain_steps(job, layers, steps):
+    """Steps of a loop without a trainer."""
+    watched, losses = Watched(steps), []
+    model = job.model(layers)
+    optimizer = job.optimizer_of(model)
+    trained = torch.nn.parallel.DistributedDataParallel(model) if job.ranks > 1 else model
+    batches = [job.inputs(torch.Generator().manual_seed(i)) for i in range(3)]
+    for i in range(watched.total()):
+        watched.begin(model, optimizer)
+        loss, kept = job.loss(trained, batches[i % 3])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        del loss, kept
+        watched.end()
+    return answer(watched, losses)
+
+
+def answer(watched, losses):
+    return {"step_seconds": watched.times, "peak_bytes": watched.memory.peak, "operators": watched.timer.by_name(1), "loss": losses}
+
+
+def train(rank, job):
+    steps = trainer_steps if job.key["framework"] == "hf" else plain_steps
+    return steps(job, job.layers, job.steps)
+
+
+def main():
+    request, told, path = real.run(train)
+    slowest = [max(times) for times in zip(*(one["step_seconds"] for one in told))]
+    packages = ["torch", *matrix.packages(real.Job(request).key)]
+    real.write(path, {**told[0], "step_seconds": slowest, "peak_bytes": [one["peak_bytes"] for one in told],
+                      "versions": {name: importlib.metadata.version(name) for name in packages}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+//! A framework's operators as it measured them itself on a machine's devices: CPUs, or GPUs that no
+//! profile knows.
+
+use crate::cost::{CommunicationTable, Quantile};
+use foretell_models::operator_tables::{OperatorTable, TableError, TracedOperator};
+use foretell_program::traced::HOST_COPY;
+use foretell_program::{Exchange, FrameworkProfile, MovesSample, Profile, Reach, Sample};
+use foretell_units::{Seconds, median};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The measured operators of a framework.
+#[derive(Clone, Debug)]
+pub struct MeasuredFramework {
+    stack: String,
+    table: Result<Arc<OperatorTable>, TableError>,
+    operators: FxHashMap<String, Sample>,
+    /// Seconds of a byte by the operator's name, for calls that were not measured.
+    rates: BTreeMap<String, f64>,
+    moves: Vec<MovesSample>,
+    exchanges: Option<CommunicationTable>,
+    /// The framework's own time for each operator: Python, autograd, dispatch.
+    pub(super) operator_overhead: f64,
+    /// Its time for each step.
+    pub(super) step_overhead: f64,
+    /// The share of the processor that a collective takes beside kernels.
+    pub(super) communication_share: f64,
+    /// The 10th and 90th percentile of kernels over their medians, weighted by time.
+    pub(super) spread: [f64; 2],
+}
+
+impl MeasuredFramework {
+    /// The framework that a profile measured; `None` if it measured our own kernels.
+    pub fn of_profile(profile: &Profile) -> Option<Self> {
+        let FrameworkProfile { stack, table, operators, moves, .. } = profile.framework.as_ref()?;
+        let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for sample in operators.iter().filter(|sample| sample.bytes.value() > 0.0) {
+            let name = sample.call.split(' ').next().unwrap_or_default().to_owned();
+            by_name.entry(name).or_default().push(sample.time.median.value() / sample.bytes.value());
+        }
+        let rates = by_name.into_iter().filter_map(|(name, all)| Some((name, median(all, f64::total_cmp)?))).collect();
+        let total = |part: fn(&Sample) -> Seconds| operators.iter().map(|sample| part(&sample.time).value()).sum::<f64>();
+        let usual = total(|time| time.median).max(f64::MIN_POSITIVE);
+        Some(Self {
+            stack: stack.clone(),
+            table: OperatorTable::parse(table).map(Arc::new),
+            operators: operators.iter().map(|sample| (sample.call.clone(), sample.time)).collect(),
+            rates,
+            moves: moves.clone(),
+            exchanges: CommunicationTable::new(&profile.exchanges),
+            operator_overhead: profile.instruction_overhead.median.value(),
+            step_overhead: profile.step_overhead.median.value(),
+            communication_share: profile.communication_share.clamp(0.0, 1.0),
+            spread: [total(|time| time.p10) / usual, total(|time| time.p90) / usual],
+        })
+    }
+
+    /// The stack whose steps were measured.
+    pub fn stack(&self) -> &str {
+        &self.stack
+    }
+
+    /// The operators of a step.
+    ///
+    /// # Errors
+    /// [`TableError`] if the profile's table is damaged.
+    pub fn table(&self) -> Result<Arc<OperatorTable>, TableError> {
+        self.table.clone()
+    }
+
+    /// The time of a call, and whether it was measured.
+    pub(super) fn operator(&self, operator: &TracedOperator, values: &[f64]) -> (Seconds, bool) {
+        let call = operator.call(values);
+        if let Some(sample) = self.measured(&call, &operator.name) {
+            return (sample.median, true);
+        }
+        let bytes: f64 = operator.inputs.iter().chain(&operator.outputs).map(|tensor| tensor.bytes(values)).sum();
+        let of_name = self.rates.get(&operator.name);
+        let rate = of_name.copied().or_else(|| median(self.rates.values().copied(), f64::total_cmp)).unwrap_or(0.0);
+        (Seconds::new(bytes * rate), false)
+    }
+
+    /// The sample of a call. Autograd sums gradients in place or not, as it finds them.
+    fn measured(&self, call: &str, name: &str) -> Option<&Sample> {
+        let other = || match name.strip_suffix('_') {
+            Some(plain) => call.replacen(name, plain, 1),
+            None => call.replacen(name, &format!("{name}_"), 1),
+        };
+        self.operators.get(call).or_else(|| self.operators.get(&other()))
+    }
+
+    /// The time of a pass over memory, and whether one of its name was measured.
+    pub(super) fn moving(&self, name: &str, bytes: f64) -> (Seconds, bool) {
+        if name == HOST_COPY {
+            // The device is the host.
+            return (Seconds::ZERO, true);
+        }
+        let distance = |sample: &MovesSample| (sample.bytes.value().max(1.0) / bytes.max(1.0)).ln().abs();
+        let of_name = self.moves.iter().filter(|sample| sample.name == name);
+        let nearest = of_name.min_by(|one, other| distance(one).total_cmp(&distance(other)));
+        if let Some(sample) = nearest {
+            return (sample.time.median * (bytes / sample.bytes.value().max(1.0)), true);
+        }
+        let rate =
+            median(self.moves.iter().map(|sample| sample.time.median.value() / sample.bytes.value().max(1.0)), f64::total_cmp);
+        (Seconds::new(bytes * rate.unwrap_or(0.0)), false)
+    }
+
+    /// The time of a collective of all ranks; `None` if none was measured.
+    pub(super) fn collective(&self, exchange: Exchange, ranks: usize, bytes: f64) -> Option<Seconds> {
+        let cost = self.exchanges.as_ref()?.cost((exchange, Reach::Node), ranks, bytes, bytes, Quantile::Median)?;
+        Some(cost.latency + cost.flow)
+    }
+}

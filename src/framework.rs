@@ -1,0 +1,139 @@
+//! Other frameworks' training on this machine's processors: `calibrate --stack` has the framework
+//! time its own operators, `execute` has it train, and `check` compares the two. The framework runs
+//! in a Python of the user's (`foretell.trace.measure` and `foretell.trace.train`), which gets a
+//! request in a file and writes its answer into another.
+
+mod calibrate;
+mod check;
+mod execute;
+
+pub use calibrate::calibrate;
+pub use check::{FrameworkCheck, check, is_of_framework};
+pub use execute::execute;
+
+use crate::failure::{Failure, code};
+use crate::inputs;
+use crate::plan_file::LoadedPlan;
+use foretell_models::operator_tables::TableSizes;
+use foretell_program::traced::wanted_key;
+use foretell_topologies::Architecture;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The Python that runs the framework, if none is named.
+pub const PYTHON: &str = "python3";
+
+/// A step that the framework measures or trains.
+#[derive(Clone, Debug, Serialize)]
+struct Request {
+    /// The words of the operator table's key.
+    key: BTreeMap<String, String>,
+    /// The sizes of the model and its batch, by symbol.
+    sizes: BTreeMap<String, f64>,
+    /// Layers of every stack.
+    layers: usize,
+    /// Processes.
+    ranks: usize,
+    /// Threads of each.
+    threads: usize,
+    /// Micro-batches of a step.
+    micro_batches: usize,
+    /// How ranks hold parameters: `none`, `ddp` or `fsdp`.
+    wrapper: &'static str,
+    /// The optimizer: `adamw` or `sgd`.
+    optimizer: String,
+    /// Steps that are trained.
+    steps: usize,
+}
+
+impl Request {
+    /// The request of a plan whose stack has tables.
+    fn of(loaded: &LoadedPlan, steps: usize) -> Result<Self, Failure> {
+        let (plan, model) = (&loaded.plan, &loaded.model.model);
+        let stack = plan.stack.name();
+        let Some(tables) = &inputs::stack(stack)?.tables else {
+            let message = format!("`stack: {stack}` is not run here: the operators of its framework were not traced");
+            return Err(Failure::input(code::PLAN_CONTRADICTION, message)
+                .hint("use `stack: hf-trainer`, or `stack: foretell` for our own executor")
+                .in_file(&loaded.path));
+        };
+        if loaded.topology.devices().any(|device| loaded.topology.device_kind(device).architecture != Architecture::Cpu) {
+            let message = format!("`stack: {stack}` is run on processors only");
+            return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("use `topology: local`").in_file(&loaded.path));
+        }
+        let refused = |reason: String| {
+            Failure::input(code::PLAN_CONTRADICTION, format!("`stack: {stack}` does not run {reason}")).in_file(&loaded.path)
+        };
+        let key = wanted_key(plan, model, tables).map_err(|untraced| refused(untraced.reason))?;
+        let sizes = TableSizes::of_model(model, plan.layout.micro_batch)
+            .ok_or_else(|| refused(format!("models of the family `{}`", model.family())))?;
+        let rank = plan.training.lora.as_ref().map_or(0, |lora| lora.rank);
+        let sizes = sizes.with("r", rank);
+        let ranks = plan.layout.data;
+        let wrapper = match (ranks, plan.layout.zero) {
+            (1, _) => "none",
+            (_, 3) => "fsdp",
+            _ => "ddp",
+        };
+        Ok(Self {
+            key,
+            layers: sizes.layers,
+            sizes: sizes.symbols,
+            ranks,
+            threads: (foretell_executor::machine::core_count() / ranks).max(1),
+            micro_batches: plan.micro_batches()?,
+            wrapper,
+            optimizer: plan.optimizer.name().to_owned(),
+            steps,
+        })
+    }
+}
+
+/// Has a module of the Python package answer a request.
+fn ask<T: DeserializeOwned>(python: &Path, module: &str, request: &Request) -> Result<T, Failure> {
+    let system = |error: std::io::Error| Failure::undone(code::SYSTEM, format!("files for Python cannot be written: {error}"));
+    let folder = tempfile::tempdir().map_err(system)?;
+    let (question, answer) = (folder.path().join("request.json"), folder.path().join("answer.json"));
+    let text = serde_json::to_vec(request).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
+    std::fs::write(&question, text).map_err(system)?;
+    let mut command = Command::new(python);
+    command.args(["-m", module]).args([&question, &answer]).env("OMP_NUM_THREADS", request.threads.to_string());
+    let name = python.display();
+    let output = command.output().map_err(|error| {
+        let hint = "name a Python that has the framework with `--python`";
+        Failure::undone(code::FRAMEWORK, format!("`{name}` cannot be started: {error}")).hint(hint)
+    })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let hint = "name a Python that has `foretell`, `torch` and the framework with `--python`, such as venv/bin/python";
+        return Err(Failure::undone(code::FRAMEWORK, format!("`{name} -m {module}` failed: {last}")).hint(hint));
+    }
+    let text = std::fs::read(&answer).map_err(system)?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Failure::undone(code::FRAMEWORK, format!("the answer of `{name} -m {module}` is damaged: {error}")))
+}
+
+/// The Python of an option.
+fn python(stated: Option<&PathBuf>) -> &Path {
+    stated.map_or(Path::new(PYTHON), PathBuf::as_path)
+}
+
+/// Totals of a run of the framework.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct TrainedSteps {
+    /// Each step that counts, of the slowest rank, in seconds.
+    pub step_seconds: Vec<f64>,
+    /// The most bytes of tensors that each rank held at once.
+    pub peak_bytes: Vec<u64>,
+    /// The time of each operator in a step, by name, in seconds.
+    pub operators: BTreeMap<String, f64>,
+    /// The loss of each step.
+    pub loss: Vec<f64>,
+    /// Versions of what trained.
+    pub versions: BTreeMap<String, String>,
+}
