@@ -42,8 +42,6 @@ struct Request {
     threads: usize,
     /// Micro-batches of a step.
     micro_batches: usize,
-    /// How ranks hold parameters: `none`, `ddp` or `fsdp`.
-    wrapper: &'static str,
     /// The optimizer: `adamw` or `sgd`.
     optimizer: String,
     /// Steps that are trained.
@@ -74,11 +72,9 @@ impl Request {
         let rank = plan.training.lora.as_ref().map_or(0, |lora| lora.rank);
         let sizes = sizes.with("r", rank);
         let ranks = plan.layout.data;
-        let wrapper = match (ranks, plan.layout.zero) {
-            (1, _) => "none",
-            (_, 3) => "fsdp",
-            _ => "ddp",
-        };
+        if ranks > 1 && plan.layout.zero > 0 {
+            return Err(refused("sharded parameters on processors: Accelerate has DDP alone there".into()).hint("use `zero: 0`"));
+        }
         Ok(Self {
             key,
             layers: sizes.layers,
@@ -86,7 +82,6 @@ impl Request {
             ranks,
             threads: (foretell_executor::machine::core_count() / ranks).max(1),
             micro_batches: plan.micro_batches()?,
-            wrapper,
             optimizer: plan.optimizer.name().to_owned(),
             steps,
         })

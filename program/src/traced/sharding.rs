@@ -55,6 +55,9 @@ pub(super) struct Wrapper {
 
 /// Bytes of a bucket of `DistributedDataParallel` (its default, 25 MiB).
 const BUCKET: u64 = 25 << 20;
+/// Its copies of gradients.
+const INTO_BUCKETS: &str = "copy into buckets";
+const OUT_OF_BUCKETS: &str = "copy out of buckets";
 
 impl Wrapper {
     /// Allocates what lives before the first step: parameters, buffers and states.
@@ -209,6 +212,11 @@ impl Wrapper {
     fn reduce_bucket<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         let bytes = std::mem::take(&mut self.unreduced);
         if bytes > 0 && emitter.job.ranks > 1 {
+            // `gradient_as_bucket_view` is off unless it is asked for: gradients are divided by the
+            // number of ranks on their way into the bucket, and copied back.
+            if self.sharding == Sharding::Ddp {
+                emitter.send(RankEvent::Moves { name: INTO_BUCKETS, bytes: 2 * bytes, launches: 1 });
+            }
             emitter.send(RankEvent::Collective { kind: TracedCollective::AllReduce, bytes });
         }
     }
@@ -319,6 +327,10 @@ impl Wrapper {
         self.reduce_bucket(emitter);
         emitter.send(RankEvent::Wait(TracedCollective::ReduceScatter));
         emitter.send(RankEvent::Wait(TracedCollective::AllReduce));
+        if self.sharding == Sharding::Ddp && emitter.job.ranks > 1 {
+            let bytes: u64 = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
+            emitter.send(RankEvent::Moves { name: OUT_OF_BUCKETS, bytes: 2 * bytes, launches: self.trained.len() as u64 });
+        }
     }
 
     /// After the update: gradients are dropped.

@@ -11,7 +11,6 @@ import time
 import torch
 
 from . import real, table
-from .recorder import DTYPES                                    # noqa: F401
 
 LAYERS = 2
 PLAIN_STEPS, TIMED_STEPS, TRAINER_STEPS = 6, 6, 8
@@ -32,7 +31,9 @@ def passes(job, model, optimizer):
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.numel() * p.element_size() for p in trained)
     times = {"gradients' norm": (size, []), "gradients' clipping": (2 * size, []), "AdamW": (7 * size, []), "SGD": (5 * size, [])}
+    times |= {real.INTO_BUCKETS: (2 * size, []), real.OUT_OF_BUCKETS: (2 * size, [])} if job.ranks > 1 else {}
     update = "SGD" if job.optimizer == "sgd" else "AdamW"
+    bucket = torch.zeros(size // 4) if job.ranks > 1 else None
     for _ in range(6):
         grads = [p.grad for p in trained]
         began = time.perf_counter()
@@ -44,6 +45,16 @@ def passes(job, model, optimizer):
         times["gradients' clipping"][1].append(began - done)
         optimizer.step()
         times[update][1].append(time.perf_counter() - began)
+        if bucket is not None:
+            views = [view.view_as(g) for view, g in zip(bucket.split([g.numel() for g in grads]), grads)]
+            began = time.perf_counter()
+            for view, g in zip(views, grads):
+                torch.mul(g, 1.0 / job.ranks, out=view)
+            done = time.perf_counter()
+            times[real.INTO_BUCKETS][1].append(done - began)
+            for view, g in zip(views, grads):
+                g.copy_(view)
+            times[real.OUT_OF_BUCKETS][1].append(time.perf_counter() - done)
     # The first update makes the states.
     return [{"name": n, "bytes": b, "time": real.sample(t[1:])} for n, (b, t) in times.items() if t]
 
@@ -53,28 +64,18 @@ def exchanges(job):
     if job.ranks == 1:
         return []
     distributed, found = torch.distributed, []
-    def all_reduce(whole, part):
-        distributed.all_reduce(whole)
-    def all_gather(whole, part):
-        distributed.all_gather_into_tensor(whole, part)
-    def reduce_scatter(whole, part):
-        distributed.reduce_scatter_tensor(part, whole)
-    for name, call in (("all_reduce", all_reduce), ("all_gather", all_gather), ("reduce_scatter", reduce_scatter)):
-        if name != "all_reduce" and job.wrapper != "fsdp":
-            continue
-        size = SHORTEST
-        while size <= LONGEST:
-            whole, times = torch.ones(size // 4), []
-            part = torch.ones(size // 4 // job.ranks)
-            while sum(times) < COLLECTIVE_SECONDS and len(times) < 100 or len(times) < 5:
-                distributed.barrier()
-                began = time.perf_counter()
-                call(whole, part)
-                took = torch.tensor([time.perf_counter() - began])
-                distributed.all_reduce(took, distributed.ReduceOp.MAX)
-                times.append(took.item())
-            found.append({"exchange": name, "bytes": size, "time": real.sample(times[1:])})
-            size *= 4
+    size = SHORTEST
+    while size <= LONGEST:
+        whole, times = torch.ones(size // 4), []
+        while sum(times) < COLLECTIVE_SECONDS and len(times) < 100 or len(times) < 5:
+            distributed.barrier()
+            began = time.perf_counter()
+            distributed.all_reduce(whole)
+            took = torch.tensor([time.perf_counter() - began])
+            distributed.all_reduce(took, distributed.ReduceOp.MAX)
+            times.append(took.item())
+        found.append({"exchange": "all_reduce", "bytes": size, "time": real.sample(times[1:])})
+        size *= 4
     return found
 
 

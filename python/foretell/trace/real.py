@@ -23,6 +23,8 @@ from .recorder import _is_view, describe
 OF_OPTIMIZER = {"aten._fused_adamw_": "AdamW", "aten._fused_sgd_": "SGD", "aten._foreach_norm": "gradients' norm",
                 "aten._foreach_mul_": "gradients' clipping"}
 
+INTO_BUCKETS, OUT_OF_BUCKETS = "copy into buckets", "copy out of buckets"
+
 
 def words(tensor):
     """A tensor of a call, as `TracedOperator::call` writes it."""
@@ -33,9 +35,9 @@ def words(tensor):
 class Timer(TorchDispatchMode):
     """While active, times each operator as PyTorch dispatches it: `calls[call]` and `bytes[call]`."""
 
-    def __init__(self):
+    def __init__(self, has_buckets=False):
         super().__init__()
-        self.calls, self.bytes = collections.defaultdict(list), {}
+        self.calls, self.bytes, self.has_buckets = collections.defaultdict(list), {}, has_buckets
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -46,7 +48,9 @@ class Timer(TorchDispatchMode):
         began = time.perf_counter()
         out = func(*args, **kwargs)
         took = time.perf_counter() - began
-        name = func._schema.name.replace("::", ".")
+        # DDP's reducer divides gradients into its buckets.
+        into_bucket = func is torch.ops.aten.mul.out and self.has_buckets
+        name = INTO_BUCKETS if into_bucket else func._schema.name.replace("::", ".")
         call = " ".join([name, *map(words, read)])
         if call not in self.bytes:
             written = [describe(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
@@ -58,7 +62,7 @@ class Timer(TorchDispatchMode):
         """Seconds of each operator in a step."""
         sums = collections.Counter()
         for call, times in self.calls.items():
-            name = call.split(" ")[0]
+            name = INTO_BUCKETS if call.startswith(INTO_BUCKETS) else call.split(" ")[0]
             sums[OF_OPTIMIZER.get(name, name)] += sum(times) / steps
         return dict(sums)
 

@@ -13,19 +13,23 @@ import torch
 from . import matrix, real
 
 WARM_UP = 3
+# DDP makes its buckets anew in the second step: they are seen from the first on.
+BUCKETS_MADE = 2
 
 
 class Watched:
     """The steps of a run: times, and what the last two call and hold."""
 
-    def __init__(self, steps):
+    def __init__(self, steps, ranks):
         self.steps, self.count, self.last = steps, 0, None
-        self.times, self.timer, self.memory = [], real.Timer(), real.Memory()
+        self.times, self.timer, self.memory = [], real.Timer(ranks > 1), real.Memory()
 
     def total(self):
         return WARM_UP + self.steps + 2
 
     def begin(self, model, optimizer):
+        if self.count < BUCKETS_MADE:
+            self.memory.__enter__()
         if self.count == WARM_UP + self.steps:
             self.timer.__enter__()
         elif self.count == WARM_UP + self.steps + 1:
@@ -34,6 +38,9 @@ class Watched:
 
     def end(self):
         now = time.perf_counter()
+        if self.count < BUCKETS_MADE:
+            self.memory.__exit__(None, None, None)
+            self.memory.peak = 0
         if self.count == WARM_UP + self.steps:
             self.timer.__exit__(None, None, None)
         elif self.count == WARM_UP + self.steps + 1:
@@ -61,7 +68,7 @@ class Samples(torch.utils.data.Dataset):
 def trainer_steps(job, layers, steps):
     """Steps of Hugging Face's Trainer."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
-    watched, losses = Watched(steps), []
+    watched, losses = Watched(steps, job.ranks), []
     class Watch(TrainerCallback):
         def on_step_begin(self, args, state, control, model=None, optimizer=None, **_):
             watched.begin(model, optimizer)
@@ -78,8 +85,7 @@ def trainer_steps(job, layers, steps):
             folder, use_cpu=True, per_device_train_batch_size=job.z["b"], gradient_accumulation_steps=job.micro_batches,
             max_steps=watched.total(), logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
             ddp_backend="gloo" if job.ranks > 1 else None, ddp_find_unused_parameters=False if job.ranks > 1 else None,
-            optim="sgd" if job.optimizer == "sgd" else "adamw_torch_fused", learning_rate=1e-4, log_level="error",
-            **({"fsdp": "full_shard"} if job.wrapper == "fsdp" else {}))
+            optim="sgd" if job.optimizer == "sgd" else "adamw_torch_fused", learning_rate=1e-4, log_level="error")
         trainer = Trainer(job.model(layers), arguments, train_dataset=Samples(job, batch * job.ranks * watched.total()),
                           callbacks=[Watch()])
         trainer.train()
@@ -88,7 +94,7 @@ def trainer_steps(job, layers, steps):
 
 def plain_steps(job, layers, steps):
     """Steps of a loop without a trainer."""
-    watched, losses = Watched(steps), []
+    watched, losses = Watched(steps, job.ranks), []
     model = job.model(layers)
     optimizer = job.optimizer_of(model)
     trained = torch.nn.parallel.DistributedDataParallel(model) if job.ranks > 1 else model

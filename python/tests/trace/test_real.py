@@ -21,7 +21,7 @@ KEYS = [
 
 def job(key, sizes=SIZES):
     return real.Job({"key": {"framework": "hf", "attention": "sdpa", "precision": "fp32", **key}, "sizes": sizes, "layers": LAYERS,
-                     "ranks": 1, "threads": 1, "micro_batches": 1, "wrapper": "none", "optimizer": "adamw", "steps": 1})
+                     "ranks": 1, "threads": 1, "micro_batches": 1, "optimizer": "adamw", "steps": 1})
 
 
 def real_calls(job):
