@@ -126,6 +126,7 @@ class Job:
 
     def __init__(self, request):
         self.__dict__.update(request)
+        self.request = request
         self.key = matrix.complete(self.key)
         self.architecture = models.find(self.key)
         full = {name: int(size) for name, size in self.sizes.items()}
