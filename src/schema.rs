@@ -68,7 +68,7 @@ const fn plain<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form
 }
 
 /// Every form, files first.
-const FORMS: [Form; 35] = [
+const FORMS: [Form; 36] = [
     file::<ModelFile>("model", "A model: a family with its sizes. A file may also say `base: NAME` and only what differs."),
     file::<TopologySpec>("topology", "A cluster: devices, nodes and the network."),
     file::<PlanFile>("plan", "A plan: model, topology, layout and training."),
@@ -89,6 +89,7 @@ const FORMS: [Form; 35] = [
     answer::<generate::GenerateAnswer>("generate-answer", "`generate --json`."),
     answer::<data::TokenizeAnswer>("tokenize-answer", "`data tokenize --json`."),
     answer::<Scores>("score-answer", "`score --json`."),
+    answer::<foretell_score::RolloutScores>("rollout-score-answer", "`score --json` of rows of RL post-training."),
     answer::<export::JobAnswer>("export-answer", "`export --json` of a framework's job."),
     answer::<export::TraceAnswer>("trace-answer", "`export --to perfetto --json`."),
     answer::<export::ChakraAnswer>("chakra-answer", "`export --to chakra --json`."),

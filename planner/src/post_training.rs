@@ -263,9 +263,8 @@ impl Found<'_, '_> {
                 return Ok(None);
             }
         };
-        let ranks = job.plan.mesh().map_err(PostTrainingError::from)?.world_size();
-        let setting = RoleSetting::new(method, model, &plan.layout, (&actor, ranks), topology, costs)?;
-        let on = if rollout.own_devices() > 0 { rollout.own_devices() } else { ranks };
+        let setting = RoleSetting::new(method, model, &job.plan, &actor, topology, costs)?;
+        let on = if rollout.own_devices() > 0 { rollout.own_devices() } else { setting.ranks };
         let mut best: Option<PlacedRoles> = None;
         let mut excess: Option<u64> = None;
         for tensor in tensors(self.request, on) {

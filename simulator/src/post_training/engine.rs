@@ -26,7 +26,7 @@ const TOKENS_AT_ONCE: usize = 8192;
 /// queries, keys and values, and the two inner products of the feed-forward network.
 const FEATURES_OF_TOKEN: usize = 12;
 
-/// Bytes of a weight and of a cached element: engines generate in bf16 or fp16.
+/// Bytes of an element: engines cache and exchange bf16 or fp16.
 const ELEMENT: f64 = 2.0;
 
 /// A rollout engine on some devices of a cluster.
@@ -34,6 +34,9 @@ const ELEMENT: f64 = 2.0;
 pub struct Engine {
     work: TokenWork,
     cluster: Cluster,
+    format: ProductFormat,
+    /// Bytes of a weight: two, or one in eight bits.
+    weight: f64,
     /// How its devices lie.
     spread: NodeSpread,
     /// Memory that it takes of each of them, in bytes.
@@ -57,10 +60,14 @@ pub struct Generation {
 }
 
 impl Engine {
-    /// The engine of a rollout. Its devices are consecutive, and begin a node.
-    pub fn new(work: TokenWork, rollout: &Rollout, cluster: &Cluster) -> Self {
+    /// The engine of a rollout, which computes in the precision of the plan, with 16 bits at most.
+    /// Its devices are consecutive, and begin a node.
+    pub fn new(work: TokenWork, rollout: &Rollout, precision: DataType, cluster: &Cluster) -> Self {
+        let precision = if precision.size() > 2 { DataType::Bf16 } else { precision };
         Self {
             work,
+            format: ProductFormat::of(precision),
+            weight: precision.size() as f64,
             spread: NodeSpread::of_devices(0..rollout.tensor, cluster),
             memory: rollout.memory_share * cluster.gpu.memory.value(),
             cluster: cluster.clone(),
@@ -76,7 +83,7 @@ impl Engine {
 
     /// The weights on each device.
     pub fn weights(&self) -> Bytes {
-        Bytes::new((ELEMENT * self.work.parameters / self.devices()) as u64)
+        Bytes::new((self.weight * self.work.parameters / self.devices()) as u64)
     }
 
     /// What one pass over [`TOKENS_AT_ONCE`] tokens needs on each device, and the logits of all
@@ -117,7 +124,7 @@ impl Engine {
     fn token_step_parts(&self, sequences: f64) -> (f64, f64) {
         let gpu = &self.cluster.gpu;
         let bandwidth = gpu.memory_bandwidth.value() * gpu.memory_efficiency;
-        let weights = ELEMENT * self.work.read_by(sequences) / self.devices() / bandwidth;
+        let weights = self.weight * self.work.read_by(sequences) / self.devices() / bandwidth;
         let products = self.work.product_flops() * sequences / self.devices() / self.product_rate();
         let cache = self.cached_token() / bandwidth;
         let scores = self.work.score_flops / self.devices() / self.product_rate();
@@ -128,8 +135,7 @@ impl Engine {
 
     /// Floating-point operations per second of large products on a device.
     fn product_rate(&self) -> f64 {
-        let format = ProductFormat::of(DataType::Bf16);
-        self.cluster.gpu.peak(format).value() * self.cluster.gpu.product_efficiency(format)
+        self.cluster.gpu.peak(self.format).value() * self.cluster.gpu.product_efficiency(self.format)
     }
 
     /// The forward pass over the prompts of so many responses. The responses to a prompt share it.
@@ -206,7 +212,7 @@ mod tests {
         let cluster = Profiles::library().expect("sound").cluster("h100-sxm-80g", None, 8, 16, None).expect("known");
         let mut rollout = Rollout::new([64, 8], [512, 1024, 4096]);
         change(&mut rollout);
-        Engine::new(work, &rollout, &cluster)
+        Engine::new(work, &rollout, DataType::Bf16, &cluster)
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::answers::Prediction;
 use crate::cost::CostModel;
 use crate::phases::{Phase, PhaseSpan, course};
 use foretell_models::Model;
-use foretell_program::{Layout, PolicyMethod, Reward, Rollout, RolloutPlacement};
+use foretell_program::{Plan, PolicyMethod, Reward, Rollout, RolloutPlacement};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 use schemars::JsonSchema;
@@ -102,8 +102,8 @@ pub struct PostTrainingPrediction {
 pub struct RoleSetting<'a> {
     /// How it trains.
     pub method: PolicyMethod,
-    /// The actor's layout.
-    pub layout: &'a Layout,
+    /// The actor's plan.
+    pub plan: &'a Plan,
     /// Ranks of the actor.
     pub ranks: usize,
     /// What the actor takes.
@@ -125,8 +125,8 @@ impl<'a> RoleSetting<'a> {
     pub fn new(
         method: PolicyMethod,
         model: &Model,
-        layout: &'a Layout,
-        (actor, ranks): (&'a ActorCosts, usize),
+        plan: &'a Plan,
+        actor: &'a ActorCosts,
         topology: &'a Topology,
         costs: &'a CostModel,
     ) -> Result<Self, PostTrainingError> {
@@ -138,15 +138,17 @@ impl<'a> RoleSetting<'a> {
         if model.sample().tokens().is_none() {
             return Err(PostTrainingError::NoSequences);
         }
-        Ok(Self { method, layout, ranks, actor, work: TokenWork::of(model)?, topology, costs })
+        let ranks = plan.mesh()?.world_size();
+        Ok(Self { method, plan, ranks, actor, work: TokenWork::of(model)?, topology, costs })
     }
 
     /// What lies on the actor's devices beside engines.
     pub fn residents(&self, rollout: &Rollout) -> Residents {
         let footprints = self.actor.update.memory_by_component.iter();
         let actor = footprints.copied().max_by_key(|footprint| footprint.total()).unwrap_or_default();
-        let shards = self.layout.tensor * self.layout.pipeline * if self.layout.zero == 3 { self.layout.data } else { 1 };
-        let parameters = self.work.parameters - self.work.experts + self.work.experts / self.layout.expert as f64;
+        let layout = &self.plan.layout;
+        let shards = layout.tensor * layout.pipeline * if layout.zero == 3 { layout.data } else { 1 };
+        let parameters = self.work.parameters - self.work.experts + self.work.experts / layout.expert as f64;
         let frozen_models = [("reference", rollout.reference), ("reward model", rollout.reward == Reward::Model)];
         Residents {
             actor,
@@ -159,7 +161,7 @@ impl<'a> RoleSetting<'a> {
     /// The engine of a rollout here.
     pub fn engine(&self, rollout: &Rollout) -> Engine {
         let cluster = self.costs.cluster(0).expect("invariant: a setting has devices with a profile");
-        Engine::new(self.work, rollout, cluster)
+        Engine::new(self.work, rollout, self.plan.precision, cluster)
     }
 
     /// Predicts a step.
@@ -191,7 +193,8 @@ impl<'a> RoleSetting<'a> {
         let memory = memory::phases(rollout, &engine, &residents, rollout.longest());
         let device_memory = self.topology.device_kind(self.topology.device_of_rank(0)).memory;
         let fullest = memory.iter().max_by_key(|phase| phase.bytes).expect("invariant: a step has phases");
-        let transferred = transfer(Bytes::new((2.0 * self.work.parameters) as u64), self.layout, self.ranks, rollout.placement, cluster);
+        let weights = Bytes::new((2.0 * self.work.parameters) as u64);
+        let transferred = transfer(weights, &self.plan.layout, self.ranks, rollout.placement, cluster);
         let offloaded = residents.offloaded(rollout.offload);
         let copied = if offloaded > Bytes::ZERO { self.costs.copy_time(0, offloaded).median * 2.0 } else { Seconds::ZERO };
         let times = StepTimes {
@@ -337,6 +340,5 @@ pub fn predict_post_training(
     costs: &CostModel,
 ) -> Result<PostTrainingPrediction, PostTrainingError> {
     let actor = ActorCosts::of(job, name, topology, costs)?;
-    let ranks = job.plan.mesh()?.world_size();
-    RoleSetting::new(method, &job.model, &job.plan.layout, (&actor, ranks), topology, costs)?.predict(rollout)
+    RoleSetting::new(method, &job.model, &job.plan, &actor, topology, costs)?.predict(rollout)
 }
