@@ -201,7 +201,7 @@ impl Choices {
             let is_here = [inputs::LOCAL, inputs::LOCAL_GPUS].contains(&self.topology.as_str());
             let of_framework = policy.as_ref().and_then(|policy| Framework::named(policy.rollout.framework.as_deref()?).ok());
             let stack = match of_framework.and_then(|framework| framework.stacks.first()) {
-                Some(stack) => stack,
+                Some(stack) => stack.as_str(),
                 None => trainer.usual_stack(&model.model, &topology, is_here, self.method.is_fine_tuning()),
             };
             taken.push(format!("--stack {stack}"));
@@ -314,6 +314,11 @@ impl Choices {
         })
     }
 
+    /// How much slower a simpler layout may be.
+    pub fn simplicity_margin(&self) -> f64 {
+        if self.prefer == Prefer::Simple { SIMPLICITY_MARGIN } else { 0.0 }
+    }
+
     /// The limits of a device's memory.
     pub fn limits(&self, stack: &Stack) -> Limits {
         Limits { memory_limit: self.memory_limit, headroom: self.headroom(stack) }
@@ -412,7 +417,7 @@ impl Choices {
                 memory_limit: self.memory_limit,
                 headroom: self.headroom(&base.stack),
                 searches_locally: true,
-                simplicity_margin: if self.prefer == Prefer::Simple { SIMPLICITY_MARGIN } else { 0.0 },
+                simplicity_margin: self.simplicity_margin(),
                 top,
                 must_beat: elsewhere,
                 ..Request::new(&setting.model.model, &setting.model.name, topology, &costs, base)

@@ -85,6 +85,7 @@ pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top
         devices,
         memory_limit: choices.memory_limit,
         headroom: choices.headroom(&job.plan.stack),
+        simplicity_margin: choices.simplicity_margin(),
         stop: stop.clone(),
         give_up: stop,
         top,

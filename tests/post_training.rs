@@ -44,7 +44,7 @@ fn a_plan_is_simulated_to_the_same_step_and_its_documents_match_their_schemas() 
     // The file matches the schema of plan files, and the text has the roles as rows.
     let file: Value = serde_saphyr::from_str(&std::fs::read_to_string(scratch.path("best.yaml")).expect("written")).expect("YAML");
     assert_matches(&scratch, "plan", &file);
-    let text = scratch.text(&["simulate", "--plan", "best.yaml"]);
+    let text = String::from_utf8(scratch.run(&["simulate", "--plan", "best.yaml"]).stdout).expect("UTF-8");
     for row in ["rollout engine", "generation", "log-probabilities", "reference", "training", "memory in generation"] {
         assert!(text.contains(row), "{row}: {text}");
     }

@@ -63,11 +63,11 @@ impl Engine {
     /// The engine of a rollout, which computes in the precision of the plan, with 16 bits at most.
     /// Its devices are consecutive, and begin a node.
     pub fn new(work: TokenWork, rollout: &Rollout, precision: DataType, cluster: &Cluster) -> Self {
-        let precision = if precision.size() > 2 { DataType::Bf16 } else { precision };
+        let precision = if precision.size() > DataType::Bf16.size() { DataType::Bf16 } else { precision };
         Self {
             work,
             format: ProductFormat::of(precision),
-            weight: precision.size() as f64,
+            weight: precision.size().value(),
             spread: NodeSpread::of_devices(0..rollout.tensor, cluster),
             memory: rollout.memory_share * cluster.gpu.memory.value(),
             cluster: cluster.clone(),
