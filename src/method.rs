@@ -25,10 +25,10 @@ pub struct MethodChoices {
     /// (`chunked`), or with Liger's kernels [default: plain]
     #[arg(long, value_enum, value_name = "KERNEL")]
     pub loss: Option<Loss>,
-    /// Generation of a step of `--method grpo` or `ppo`: prompts, samples (responses to each), prompt,
-    /// response, response-p95 and response-max (tokens), framework (verl, trl, openrlhf, nemo-rl),
-    /// placement (colocated, split:DEVICES), tensor, memory-share, concurrency, off-policy, offload,
-    /// sleep, reference, reward, packing [default: what the answer names]
+    /// Generation of a step of `--method grpo` or `ppo`: prompts, samples (responses to each),
+    /// prompt, response, response-p95 and response-max (tokens), framework (verl, trl, openrlhf,
+    /// nemo-rl), placement (colocated, split:DEVICES), tensor, memory-share, concurrency,
+    /// off-policy, offload, sleep, reference, reward, packing [default: what the answer names]
     #[arg(long, value_name = "prompts=64,samples=8,...")]
     pub rollout: Option<RolloutChoices>,
     /// Attention kernel, under a stack whose users choose it [default: the stack's]

@@ -255,7 +255,8 @@ impl Arguments {
             ("--price-limit", price_limit.is_some()),
             ("several formats in --precision", precision.len() > 1),
         ];
-        let of_policies = |(name, is_stated): (&str, bool)| if is_stated { self.choices.refuse_policy(&format!("`{name}`")) } else { Ok(()) };
+        let of_policies =
+            |(name, is_stated): (&str, bool)| if is_stated { self.choices.refuse_policy(&format!("`{name}`")) } else { Ok(()) };
         stated.into_iter().try_for_each(of_policies)
     }
 }

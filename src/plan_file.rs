@@ -68,8 +68,8 @@ pub struct PlanFile {
     /// How the replicas of the model stay together.
     #[serde(default)]
     mode: Mode,
-    /// The method of RL post-training, with a `rollout`. `global_batch` then counts the responses of
-    /// an update.
+    /// The method of RL post-training, with a `rollout`. `global_batch` then counts the responses
+    /// of an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     method: Option<PolicyMethod>,
     /// The generation of a step of RL post-training, and its roles beside the actor.
@@ -396,9 +396,13 @@ impl PlanFile {
         }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| failure.in_file(path))?;
-        let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts(), model.model.mixture_layers()));
+        // Responses are packed before they are divided: their number need not divide the layout.
+        let divided = if file.rollout.is_some() { plan.layout.samples_at_once() } else { plan.global_batch };
+        let divided = Plan { global_batch: divided, ..plan.clone() };
+        let checked =
+            divided.validate().and_then(|()| divided.validate_routing(model.model.experts(), model.model.mixture_layers()));
         checked.map_err(|error| Failure::of_input(error).in_file(path))?;
-        check_stack(&model.model, &plan).map_err(|error| Failure::of_input(error).in_file(path))?;
+        check_stack(&model.model, &divided).map_err(|error| Failure::of_input(error).in_file(path))?;
         let (model, mut remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
         if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());

@@ -7,7 +7,8 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::predict;
 use foretell_planner::{
-    Framework, PlacedRoles, PlacementSearch, PlannedRoles, PostTrainingPlanError, PostTrainingRequest, Request, plan_post_training,
+    Framework, PlacedRoles, PlacementSearch, PlannedRoles, PostTrainingPlanError, PostTrainingRequest, Request,
+    plan_post_training,
 };
 use foretell_program::{PolicyMethod, Profile, Rollout, RolloutOffload, RolloutPlacement};
 use foretell_reports::{Column, table};
@@ -174,7 +175,11 @@ pub fn run_plan(
 }
 
 /// Simulates a plan with a rollout.
-fn predict_roles(loaded: &LoadedPlan, policy: &PolicyTraining, profile: Option<&Profile>) -> Result<PostTrainingPrediction, Failure> {
+fn predict_roles(
+    loaded: &LoadedPlan,
+    policy: &PolicyTraining,
+    profile: Option<&Profile>,
+) -> Result<PostTrainingPrediction, Failure> {
     let PolicyTraining { method, rollout } = policy;
     let in_file = |error: PostTrainingError| of_error(error).in_file(&loaded.path);
     let job = ActorJob::new(&loaded.model.model, &loaded.plan, rollout, None).map_err(in_file)?;
@@ -324,7 +329,8 @@ fn step(prediction: &PostTrainingPrediction) -> String {
     let place = |seconds: f64| if end > 0.0 { (seconds / end * BARS as f64).round() as usize } else { 0 };
     let rows = prediction.phases.iter().map(|span| {
         let (from, to) = (place(span.start_seconds), place(span.end_seconds));
-        let devices: usize = span.groups.iter().filter_map(|&group| prediction.groups.get(group)).map(|group| group.devices).sum();
+        let devices: usize =
+            span.groups.iter().filter_map(|&group| prediction.groups.get(group)).map(|group| group.devices).sum();
         let duration = Seconds::new(span.end_seconds - span.start_seconds);
         let bar = format!("{}{}", " ".repeat(from), "█".repeat(to.saturating_sub(from).max(1)));
         vec![span.role.clone(), span.phase.clone(), devices.to_string(), duration.to_string(), bar]

@@ -235,9 +235,16 @@ mod tests {
         assert_eq!((rollout.responses(), rollout.longest(), rollout.own_devices()), (512, 2304, 8));
         assert_eq!((rollout.off_policy, rollout.reward), (1, Reward::Model));
         assert_eq!(taken, ["--rollout framework=verl"]);
-        for wrong in
-            ["prompts", "prompts=x", "promts=3", "prompts=3,prompts=4", "placement=split", "sleep=maybe", "memory-share=2", "framework=x"]
-        {
+        for wrong in [
+            "prompts",
+            "prompts=x",
+            "promts=3",
+            "prompts=3,prompts=4",
+            "placement=split",
+            "sleep=maybe",
+            "memory-share=2",
+            "framework=x",
+        ] {
             assert!(wrong.parse::<RolloutChoices>().is_err(), "{wrong}");
         }
         let mistake = "promts=3".parse::<RolloutChoices>().expect_err("it is misspelt");

@@ -75,7 +75,10 @@ const FORMS: [Form; 36] = [
     file::<Profile>("profile", "Measured costs of a machine, from `foretell calibrate`."),
     file::<Training>("recipe", "A recipe: the optimizer's parameters, the loss, what is trained. A plan has it as `training`."),
     answer::<plan::PlanAnswer>("plan-answer", "`plan --json`."),
-    answer::<crate::post_training::PlanRolesAnswer>("plan-roles-answer", "`plan --method grpo --json` and `plan --method ppo --json`."),
+    answer::<crate::post_training::PlanRolesAnswer>(
+        "plan-roles-answer",
+        "`plan --method grpo --json` and `plan --method ppo --json`.",
+    ),
     answer::<plan::PointsAnswer>("points-answer", "`plan --scaling --json` and `plan --front --json`."),
     answer::<crate::gpus_needed::GpusNeededAnswer>("gpus-needed-answer", "`plan --gpus-needed --json`."),
     answer::<crate::fit_table::TableAnswer>("table-answer", "`plan --table --json`."),

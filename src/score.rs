@@ -129,7 +129,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 impl Arguments {
     /// Refuses options that have no answer for rows of RL post-training.
     fn refuse_of_rollouts(&self) -> Result<(), Failure> {
-        let stated = [("--plots", self.plots.is_some()), ("--plans", self.plans.is_some()), ("--leave-out", self.leave_out.is_some())];
+        let stated =
+            [("--plots", self.plots.is_some()), ("--plans", self.plans.is_some()), ("--leave-out", self.leave_out.is_some())];
         match stated.into_iter().find(|(_, is_stated)| *is_stated) {
             None => Ok(()),
             Some((name, _)) => {
@@ -166,11 +167,13 @@ fn rollouts(scores: &RolloutScores) -> String {
     let half = |name: &str, errors: &RolloutErrors| {
         let share = |error: Option<f64>| error.map_or("none".into(), |error| format!("{:.0} %", 100.0 * error));
         format!(
-            "{name}: {} rows, mean error of the step {}, median {}, {} within 25 %; {} rows with memory, mean error {}",
+            "{name}: {} rows, mean error of the step {}, median {}, {} within 25 %, {} said to fit; {} rows with memory, mean \
+             error {}",
             errors.rows,
             share(errors.mean_error),
             share(errors.median_error),
             errors.within_a_quarter,
+            errors.said_to_fit,
             errors.rows_with_memory,
             share(errors.mean_memory_error)
         )

@@ -318,7 +318,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 impl Arguments {
-    /// RL post-training, as the plan and the options state it. Notes defaults in the plan's remarks.
+    /// RL post-training, as the plan and the options state it. Notes defaults in the plan's
+    /// remarks.
     fn policy(&self, loaded: &mut LoadedPlan) -> Result<Option<PolicyTraining>, Failure> {
         let policy = match (loaded.policy.clone(), self.method) {
             (Some(policy), method) => {

@@ -29,7 +29,7 @@ fn assert_matches(scratch: &Scratch, name: &str, document: &Value) {
 }
 
 #[test]
-fn a_plan_is_simulated_to_the_same_step_and_its_documents_match_their_schemas() {
+fn a_plan_simulates_to_its_step_and_documents_match_their_schemas() {
     let scratch = scratch();
     let answer = planned(&scratch, &["--rollout", ROLLOUT, "-o", "best.yaml"]);
     assert_matches(&scratch, "plan-roles-answer", &answer);
@@ -42,7 +42,8 @@ fn a_plan_is_simulated_to_the_same_step_and_its_documents_match_their_schemas() 
         assert_eq!(simulated[field], answer["predicted"][field], "{field}");
     }
     // The file matches the schema of plan files, and the text has the roles as rows.
-    let file: Value = serde_saphyr::from_str(&std::fs::read_to_string(scratch.path("best.yaml")).expect("written")).expect("YAML");
+    let file: Value =
+        serde_saphyr::from_str(&std::fs::read_to_string(scratch.path("best.yaml")).expect("written")).expect("YAML");
     assert_matches(&scratch, "plan", &file);
     let text = String::from_utf8(scratch.run(&["simulate", "--plan", "best.yaml"]).stdout).expect("UTF-8");
     for row in ["rollout engine", "generation", "log-probabilities", "reference", "training", "memory in generation"] {
@@ -51,7 +52,7 @@ fn a_plan_is_simulated_to_the_same_step_and_its_documents_match_their_schemas() 
 }
 
 #[test]
-fn options_of_simulate_replace_the_rollout_and_what_does_not_fit_is_told_what_would() {
+fn simulate_replaces_the_rollout_and_says_what_would_fit() {
     let scratch = scratch();
     planned(&scratch, &["--rollout", ROLLOUT, "-o", "best.yaml"]);
     let step = |rollout: &str| scratch.json(&["simulate", "--plan", "best.yaml", "--rollout", rollout])["step_seconds"].as_f64();
@@ -64,7 +65,8 @@ fn options_of_simulate_replace_the_rollout_and_what_does_not_fit_is_told_what_wo
     assert!(!changes.is_empty());
     for change in changes {
         let rollout = change["rollout"].as_str().expect("a rollout");
-        let rollout = if rollout.starts_with("memory-share") { rollout.to_owned() } else { format!("memory-share=0.02,{rollout}") };
+        let rollout =
+            if rollout.starts_with("memory-share") { rollout.to_owned() } else { format!("memory-share=0.02,{rollout}") };
         let changed = scratch.json(&["simulate", "--plan", "best.yaml", "--rollout", &rollout]);
         assert_eq!((&changed["fits"], &changed["step_seconds"]), (&Value::Bool(true), &change["step_seconds"]), "{rollout}");
     }
@@ -108,8 +110,10 @@ fn published_rows_are_scored_in_two_halves() {
     let table = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/published/rl.csv");
     let rows = std::fs::read_to_string(table).expect("the table");
     // The first line, two small jobs, and one that states too little.
-    let kept: Vec<&str> =
-        rows.lines().filter(|line| ["row_id,", "deepspeed-chat", "trl-2971-1,"].iter().any(|name| line.starts_with(name))).collect();
+    let kept: Vec<&str> = rows
+        .lines()
+        .filter(|line| ["row_id,", "deepspeed-chat", "trl-2971-1,"].iter().any(|name| line.starts_with(name)))
+        .collect();
     scratch.file("rl.csv", &kept.join("\n"));
     let scores = scratch.json(&["score", "rl.csv"]);
     assert_matches(&scratch, "rollout-score-answer", &scores);

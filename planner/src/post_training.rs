@@ -123,8 +123,8 @@ pub struct PlacementSearch {
 /// The answer of a search for placements.
 #[derive(Clone, Debug)]
 pub struct PlannedRoles {
-    /// Placements that fit, the fastest first. Each differs from the others in placement, layout or
-    /// engines.
+    /// Placements that fit, the fastest first: one of each split of the devices, or if that is
+    /// fixed one of each layout.
     pub candidates: Vec<PlacedRoles>,
     /// What the search did.
     pub search: PlacementSearch,
@@ -149,6 +149,14 @@ pub fn plan_post_training(request: &PostTrainingRequest<'_>) -> Result<PlannedRo
     }
     let Found { mut candidates, search, overfull, refused, .. } = found;
     candidates.sort_by(|one, other| one.prediction.step_seconds.total_cmp(&other.prediction.step_seconds));
+    if search.placements > 1 {
+        let mut seen: Vec<RolloutPlacement> = Vec::new();
+        candidates.retain(|placed| {
+            let is_new = !seen.contains(&placed.rollout.placement);
+            seen.push(placed.rollout.placement);
+            is_new
+        });
+    }
     candidates.truncate(request.actor.top.max(1));
     match (candidates.is_empty(), overfull, refused) {
         (false, ..) => Ok(PlannedRoles { candidates, search }),
@@ -207,8 +215,17 @@ impl Found<'_, '_> {
     fn place(&mut self, placement: RolloutPlacement) -> Result<(), PostTrainingPlanError> {
         let request = self.request;
         let rollout = Rollout { placement, ..request.rollout.clone() };
-        let devices = request.actor.devices - rollout.own_devices().min(request.actor.devices);
+        let devices = request.actor.devices.saturating_sub(rollout.own_devices());
         if devices == 0 {
+            let topology = request.actor.topology;
+            let error = PostTrainingError::TooFewDevices {
+                actor: 1,
+                engines: rollout.own_devices(),
+                topology: topology.name().into(),
+                devices: topology.device_count(),
+                hint: "leave the actor some devices".into(),
+            };
+            self.refused.get_or_insert(error.into());
             return Ok(());
         }
         let limit = self.limit();
@@ -271,7 +288,8 @@ impl Found<'_, '_> {
             for offload in offloads(self.request, rollout) {
                 let mut rollout = Rollout { tensor, offload, ..rollout.clone() };
                 rollout.memory_share = self.request.fixed.memory_share.unwrap_or_else(|| {
-                    let beside = if rollout.own_devices() > 0 { Bytes::ZERO } else { setting.residents(&rollout).beside(offload) };
+                    let beside =
+                        if rollout.own_devices() > 0 { Bytes::ZERO } else { setting.residents(&rollout).beside(offload) };
                     memory_share(limit, beside, topology.least_memory())
                 });
                 if rollout.memory_share <= 0.0 {
@@ -281,7 +299,8 @@ impl Found<'_, '_> {
                 self.search.predicted += 1;
                 if !prediction.fits || prediction.peak_memory_bytes > limit.count() {
                     self.search.out_of_memory += 1;
-                    let training = prediction.memory.iter().filter(|phase| phase.phase == "training").map(|phase| phase.bytes).max();
+                    let training =
+                        prediction.memory.iter().filter(|phase| phase.phase == "training").map(|phase| phase.bytes).max();
                     let over = training.unwrap_or(0).saturating_sub(limit.count());
                     excess = Some(excess.map_or(over, |least| least.min(over)));
                     self.note_overfull(Bytes::new(prediction.peak_memory_bytes), limit, &prediction.memory_peak);

@@ -1,8 +1,8 @@
 //! Rows of RL post-training (`tests/published/rl.csv`), predicted as a plan with a rollout.
 //!
-//! The actor's columns are those of other rows, so that a [`Run`] has its plan. No value is fitted
-//! on these rows. Half of the sources are held out all the same: those whose name has a SHA-256 that
-//! begins with an even byte.
+//! The actor's columns are those of other rows, so that a [`Run`] has its plan. Sources whose name
+//! has a SHA-256 that begins with an even byte are held out. The others decided two values of
+//! rollout engines.
 
 use crate::refusal::Refusal;
 use crate::row::Row;
@@ -35,6 +35,8 @@ pub struct ScoredRollout {
     pub measured_memory_bytes: Option<f64>,
     /// Predicted bytes of the fullest device.
     pub predicted_memory_bytes: Option<f64>,
+    /// Whether the roles are said to fit. Rows with a step ran.
+    pub fits: Option<bool>,
     /// The same as `error`, of memory.
     pub memory_error: Option<f64>,
     /// Measured and predicted seconds of generation.
@@ -67,6 +69,8 @@ pub struct RolloutErrors {
     pub median_error: Option<f64>,
     /// Rows with a step within 25 %.
     pub within_a_quarter: usize,
+    /// Of rows with a prediction and a step, those that are said to fit.
+    pub said_to_fit: usize,
     /// Rows with a prediction and measured memory.
     pub rows_with_memory: usize,
     /// Mean of the absolute errors of memory.
@@ -107,6 +111,7 @@ fn scored(row: &Row, profiles: &Profiles) -> ScoredRollout {
         error: error(step, measured),
         measured_memory_bytes: memory,
         predicted_memory_bytes: peak,
+        fits: predicted.as_ref().ok().map(|prediction| prediction.fits),
         memory_error: error(peak, memory),
         generation_seconds: [row.number("generation_s"), figure(|prediction| prediction.generation_seconds)],
         training_seconds: [row.number("training_s"), figure(|prediction| prediction.training_seconds)],
@@ -127,7 +132,12 @@ fn predict(row: &Row, profiles: &Profiles) -> Result<PostTrainingPrediction, Ref
     let plan = Plan { global_batch: update, ..run.plan.clone() };
     let job = ActorJob::new(&run.model, &plan, &rollout, None).map_err(|error| refused(&error))?;
     let costs = CostModel::new(None, &topology).with_plan(&topology, &job.plan, &job.model).map_err(|error| refused(&error))?;
-    predict_post_training(method, &rollout, &job, &row.model, &topology, &costs).map_err(|error| refused(&error))
+    let predicted =
+        predict_post_training(method, &rollout, &job, &row.model, &topology, &costs).map_err(|error| refused(&error))?;
+    match predicted.engine {
+        Some(_) => Ok(predicted),
+        None => Err(Refusal("an engine has no memory for a sequence".into())),
+    }
 }
 
 /// The rollout of a row.
@@ -163,7 +173,8 @@ fn rollout(row: &Row) -> Result<(PolicyMethod, Rollout), Refusal> {
 
 impl RolloutErrors {
     fn of<'a>(rows: impl Iterator<Item = &'a ScoredRollout> + Clone) -> Self {
-        let absolute = |error: fn(&ScoredRollout) -> Option<f64>| -> Vec<f64> { rows.clone().filter_map(error).map(f64::abs).collect() };
+        let absolute =
+            |error: fn(&ScoredRollout) -> Option<f64>| -> Vec<f64> { rows.clone().filter_map(error).map(f64::abs).collect() };
         let (mut steps, memory) = (absolute(|row| row.error), absolute(|row| row.memory_error));
         steps.sort_by(f64::total_cmp);
         let mean = |errors: &[f64]| (!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64);
@@ -172,6 +183,7 @@ impl RolloutErrors {
             mean_error: mean(&steps),
             median_error: foretell_units::median(steps.iter().copied(), f64::total_cmp),
             within_a_quarter: steps.iter().filter(|error| **error <= 0.25).count(),
+            said_to_fit: rows.clone().filter(|row| row.error.is_some() && row.fits == Some(true)).count(),
             rows_with_memory: memory.len(),
             mean_memory_error: mean(&memory),
         }

@@ -25,8 +25,7 @@ fn planned(
     let base = base(rollout);
     let job = ActorJob::new(&MODEL, &base, rollout, Some(1)).expect("it is sound");
     let costs = CostModel::new(None, &TOPOLOGY).with_plan(&TOPOLOGY, &job.plan, &job.model).expect("known");
-    let actor =
-        Request { top: 5, memory_limit: limit, ..Request::new(&job.model, "model", &TOPOLOGY, &costs, &job.plan) };
+    let actor = Request { top: 5, memory_limit: limit, ..Request::new(&job.model, "model", &TOPOLOGY, &costs, &job.plan) };
     plan_post_training(&PostTrainingRequest { method: PolicyMethod::Grpo, rollout, fixed, framework, base: &base, actor })
 }
 

@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn lengths_have_the_stated_mean_and_percentile() {
-        for (response, p95, most) in [(1024, Some(2048), 16_384), (1024, None, 8192), (5_570, None, 8192), (900, Some(950), 1000)] {
+        for (response, p95, most) in [(1024, Some(2048), 16_384), (1024, None, 8192), (5_570, None, 8192), (900, Some(950), 1000)]
+        {
             let lengths = lengths(response, p95, most);
             let mean = lengths.mean() / response as f64;
             assert!((0.999..1.001).contains(&mean), "{response}: {mean}");

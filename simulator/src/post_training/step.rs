@@ -12,6 +12,7 @@ use super::token_work::TokenWork;
 use super::transfer::transfer;
 use crate::answers::Prediction;
 use crate::cost::CostModel;
+use crate::gpu::ProductFormat;
 use crate::phases::{Phase, PhaseSpan, course};
 use foretell_models::Model;
 use foretell_program::{Plan, PolicyMethod, Reward, Rollout, RolloutPlacement};
@@ -161,7 +162,7 @@ impl<'a> RoleSetting<'a> {
     /// The engine of a rollout here.
     pub fn engine(&self, rollout: &Rollout) -> Engine {
         let cluster = self.costs.cluster(0).expect("invariant: a setting has devices with a profile");
-        Engine::new(self.work, rollout, self.plan.precision, cluster)
+        Engine::new(self.work, rollout, ProductFormat::of_plan(self.plan), cluster)
     }
 
     /// Predicts a step.
@@ -305,9 +306,7 @@ impl StepTimes {
         let (generation, transfer) = if rollout.off_policy == 0 { (1, 0) } else { (0, 1) };
         let generate = |after| phase("generation", "rollout engine", &[engines], self.generation, after);
         let send = |after| phase("weights", "actor", &both, self.transfer, after);
-        let mut trained = vec![
-            ("log-probabilities", "actor", self.forward),
-        ];
+        let mut trained = vec![("log-probabilities", "actor", self.forward)];
         trained.extend(rollout.reference.then_some(("log-probabilities", "reference", self.forward)));
         trained.extend((rollout.reward == Reward::Model).then_some(("rewards", "reward model", self.forward)));
         if method.has_critic() {
