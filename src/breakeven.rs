@@ -182,8 +182,14 @@ fn of_one_node(
         return Ok(None);
     }
     let topology = setting.topology.clone().with_nodes(1)?;
-    let mut alone =
-        Setting { model: setting.model.clone(), topology, first_nodes: None, base: setting.base.clone(), taken: Vec::new() };
+    let mut alone = Setting {
+        model: setting.model.clone(),
+        topology,
+        first_nodes: None,
+        base: setting.base.clone(),
+        taken: Vec::new(),
+        policy: None,
+    };
     match choices.search(&mut alone, profile, 1) {
         Ok(planned) => Ok(planned.candidates.into_iter().next().map(|candidate| (candidate, alone.topology))),
         // It needs more nodes.

@@ -6,13 +6,13 @@ use crate::confined;
 use crate::failure::{Failure, code};
 use crate::inputs::{self, NamedModel};
 use crate::method::{Method, MethodChoices};
-use crate::plan_file::{ModelReference, PlanFile};
+use crate::plan_file::{ModelReference, PlanFile, PolicyTraining};
 use crate::predict;
 use crate::price_limit;
 use crate::usual_stack::Trainer;
 use clap::Args;
-use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
-use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Stack, Trained};
+use foretell_planner::{Fixed, Framework, Planned, Progress, Request, StackLimits, plan};
+use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Rollout, RolloutPlacement, Stack, Trained};
 use foretell_simulator::Stop;
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::diagnostic::Mistake;
@@ -154,6 +154,8 @@ pub struct Setting {
     pub base: Plan,
     /// Options whose defaults were taken, as they would be typed.
     pub taken: Vec<String>,
+    /// RL post-training, if that is the method.
+    pub policy: Option<PolicyTraining>,
 }
 
 impl Choices {
@@ -170,9 +172,13 @@ impl Choices {
             None => topology,
         };
         let mut taken = Vec::new();
+        let policy = self.policy(&mut taken)?;
         let sequences = model.model.sample().is_sequence();
         let global_batch = self.global_batch.unwrap_or_else(|| {
-            let batch = topology.device_count() * if sequences { 8 } else { 32 };
+            let batch = match &policy {
+                Some(policy) => policy.rollout.responses(),
+                None => topology.device_count() * if sequences { 8 } else { 32 },
+            };
             taken.push(format!("--global-batch {batch}"));
             batch
         });
@@ -193,7 +199,11 @@ impl Choices {
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
         let stack = self.stack.as_deref().unwrap_or_else(|| {
             let is_here = [inputs::LOCAL, inputs::LOCAL_GPUS].contains(&self.topology.as_str());
-            let stack = trainer.usual_stack(&model.model, &topology, is_here, self.method.is_fine_tuning());
+            let of_framework = policy.as_ref().and_then(|policy| Framework::named(policy.rollout.framework.as_deref()?).ok());
+            let stack = match of_framework.and_then(|framework| framework.stacks.first()) {
+                Some(stack) => stack.as_str(),
+                None => trainer.usual_stack(&model.model, &topology, is_here, self.method.is_fine_tuning()),
+            };
             taken.push(format!("--stack {stack}"));
             stack
         });
@@ -213,7 +223,35 @@ impl Choices {
             base.workload.routing = inputs::routing(routing)?;
             base.validate_routing(model.model.experts(), model.model.mixture_layers()).map_err(Failure::of_input)?;
         }
-        Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
+        Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken, policy })
+    }
+
+    /// RL post-training, if that is the method.
+    fn policy(&self, taken: &mut Vec<String>) -> Result<Option<PolicyTraining>, Failure> {
+        let Some(method) = self.method.method.and_then(Method::policy) else { return Ok(None) };
+        if self.sequence.is_some() {
+            let hint = "state `prompt`, `response` and `response-max` in `--rollout`";
+            return Err(Failure::input(code::OPTION_VALUE, "`--sequence`: the rollout decides the lengths").hint(hint));
+        }
+        let rollout = self.method.rollout.clone().unwrap_or_default().rollout(method, taken).map_err(Failure::of_input)?;
+        let update = self.global_batch.unwrap_or(rollout.responses());
+        // A placement that the search finds is checked there.
+        let stated = Rollout { off_policy: 0, placement: RolloutPlacement::Colocated, ..rollout.clone() };
+        let is_placed = self.method.rollout.as_ref().is_some_and(|choices| choices.fixed().placement.is_some());
+        let checked = if is_placed { &rollout } else { &stated };
+        checked.validate(update).map_err(|error| Failure::of_input(error).about("`--rollout`"))?;
+        Ok(Some(PolicyTraining { method, rollout }))
+    }
+
+    /// Refuses RL post-training where only `plan` itself and `simulate` know it.
+    pub fn refuse_policy(&self, what: &str) -> Result<(), Failure> {
+        match self.method.method.filter(|method| method.policy().is_some()) {
+            None => Ok(()),
+            Some(method) => {
+                let message = format!("{what} has no answer for `--method {}`", method.name());
+                Err(Failure::input(code::OPTION_VALUE, message).hint("leave it out, or use another method"))
+            }
+        }
     }
 
     /// The model, with `--sequence` if that is given.
@@ -276,6 +314,11 @@ impl Choices {
         })
     }
 
+    /// How much slower a simpler layout may be.
+    pub fn simplicity_margin(&self) -> f64 {
+        if self.prefer == Prefer::Simple { SIMPLICITY_MARGIN } else { 0.0 }
+    }
+
     /// The limits of a device's memory.
     pub fn limits(&self, stack: &Stack) -> Limits {
         Limits { memory_limit: self.memory_limit, headroom: self.headroom(stack) }
@@ -301,6 +344,7 @@ impl Choices {
         top: usize,
         watch: &(dyn Fn(f64, Progress) + Sync),
     ) -> Result<Planned, Failure> {
+        self.refuse_policy("the search over layouts alone")?;
         let started = Instant::now();
         let watch = |progress: Progress| watch(started.elapsed().as_secs_f64(), progress);
         let formats = self.formats(setting);
@@ -373,7 +417,7 @@ impl Choices {
                 memory_limit: self.memory_limit,
                 headroom: self.headroom(&base.stack),
                 searches_locally: true,
-                simplicity_margin: if self.prefer == Prefer::Simple { SIMPLICITY_MARGIN } else { 0.0 },
+                simplicity_margin: self.simplicity_margin(),
                 top,
                 must_beat: elsewhere,
                 ..Request::new(&setting.model.model, &setting.model.name, topology, &costs, base)
@@ -396,7 +440,7 @@ impl Choices {
     }
 
     /// Stops a search that began at `started` so many seconds after the time limit.
-    fn stop_after(&self, started: Instant, seconds: f64) -> Stop {
+    pub fn stop_after(&self, started: Instant, seconds: f64) -> Stop {
         let end = self.time_limit.map(|limit| limit.value() + seconds);
         Stop::when(move || end.is_some_and(|end| started.elapsed().as_secs_f64() > end))
     }

@@ -2,9 +2,10 @@
 //! their like. It knows plans, and no layouts or devices.
 
 use crate::failure::{Failure, code};
+use crate::rollout::RolloutChoices;
 use clap::{Args, ValueEnum};
 use foretell_models::{GraphOptions, Model, linear_layers};
-use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, Preference};
+use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, PolicyMethod, Preference};
 use foretell_units::diagnostic::Mistake;
 
 /// Command-line choices of what is trained.
@@ -12,8 +13,8 @@ use foretell_units::diagnostic::Mistake;
 pub struct MethodChoices {
     /// What is trained: everything from the start (`pretrain`), everything of a trained model
     /// (`full`), adapters beside frozen weights (`lora`), or beside frozen weights of 4 bits
-    /// (`qlora`); or on preferences, everything or adapters (`dpo`, `orpo`, `kto`) [default:
-    /// pretrain]
+    /// (`qlora`); on preferences, everything or adapters (`dpo`, `orpo`, `kto`); or by
+    /// reinforcement learning from rewards (`grpo`, `ppo`) [default: pretrain]
     #[arg(long, value_enum, value_name = "METHOD")]
     pub method: Option<Method>,
     /// Adapters: rank, alpha, targets (`all-linear`, `attention`, or names joined by `+`), dropout
@@ -24,6 +25,12 @@ pub struct MethodChoices {
     /// (`chunked`), or with Liger's kernels [default: plain]
     #[arg(long, value_enum, value_name = "KERNEL")]
     pub loss: Option<Loss>,
+    /// Generation of a step of `--method grpo` or `ppo`: prompts, samples (responses to each),
+    /// prompt, response, response-p95 and response-max (tokens), framework (verl, trl, openrlhf,
+    /// nemo-rl), placement (colocated, split:DEVICES), tensor, memory-share, concurrency,
+    /// off-policy, offload, sleep, reference, reward, packing [default: what the answer names]
+    #[arg(long, value_name = "prompts=64,samples=8,...")]
+    pub rollout: Option<RolloutChoices>,
     /// Attention kernel, under a stack whose users choose it [default: the stack's]
     #[arg(long, value_enum, value_name = "KERNEL")]
     pub attention: Option<Attention>,
@@ -46,6 +53,10 @@ pub enum Method {
     Orpo,
     /// Kahneman-Tversky optimisation.
     Kto,
+    /// Group relative policy optimisation.
+    Grpo,
+    /// Proximal policy optimisation.
+    Ppo,
 }
 
 impl Method {
@@ -59,6 +70,17 @@ impl Method {
             Self::Dpo => Preference::Dpo.name(),
             Self::Orpo => Preference::Orpo.name(),
             Self::Kto => Preference::Kto.name(),
+            Self::Grpo => PolicyMethod::Grpo.name(),
+            Self::Ppo => PolicyMethod::Ppo.name(),
+        }
+    }
+
+    /// The method of reinforcement learning.
+    pub fn policy(self) -> Option<PolicyMethod> {
+        match self {
+            Self::Grpo => Some(PolicyMethod::Grpo),
+            Self::Ppo => Some(PolicyMethod::Ppo),
+            _ => None,
         }
     }
 
@@ -77,7 +99,7 @@ impl Method {
             Self::Dpo => Some(Preference::Dpo),
             Self::Orpo => Some(Preference::Orpo),
             Self::Kto => Some(Preference::Kto),
-            Self::Pretrain | Self::Full | Self::Lora | Self::Qlora => None,
+            Self::Pretrain | Self::Full | Self::Lora | Self::Qlora | Self::Grpo | Self::Ppo => None,
         }
     }
 }
@@ -209,11 +231,16 @@ impl MethodChoices {
     pub fn apply(&self, plan: &mut Plan, model: &Model, taken: &mut Vec<String>) -> Result<(), Failure> {
         let method = self.method.unwrap_or(Method::Pretrain);
         let preference = method.preference();
-        // Preferences are trained into all parameters, unless adapters are described.
-        let has_adapters = method.has_adapters() || preference.is_some() && self.adapter.is_some();
+        // Preferences and rewards are trained into all parameters, unless adapters are described.
+        let may_have_adapters = preference.is_some() || method.policy().is_some();
+        let has_adapters = method.has_adapters() || may_have_adapters && self.adapter.is_some();
         if self.adapter.is_some() && !has_adapters {
             return Err(Failure::input(code::OPTION_VALUE, "`--adapter` without adapters")
                 .hint("add `--method lora` or `--method qlora`"));
+        }
+        if self.rollout.is_some() && method.policy().is_none() {
+            return Err(Failure::input(code::OPTION_VALUE, "`--rollout` without a method that generates")
+                .hint("add `--method grpo` or `--method ppo`"));
         }
         plan.workload.preference = preference;
         if has_adapters {

@@ -10,7 +10,8 @@ use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::sizes::Point;
 use crate::usual_stack::Trainer;
 use crate::{
-    breakeven, changes, explain, fit_table, gpus_needed, inputs, modes, output, predict, search_report, sizes, what_fits,
+    breakeven, changes, explain, fit_table, gpus_needed, inputs, modes, output, post_training, predict, search_report, sizes,
+    what_fits,
 };
 use clap::Args;
 use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search};
@@ -94,6 +95,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     // A profile is measured on our kernels, and the other modes are ours alone.
     let is_ours = profile.is_some() || arguments.mode == ModeChoice::Any;
+    if arguments.choices.method.method.is_some_and(|method| method.policy().is_some()) {
+        arguments.refuse_of_policies()?;
+        let setting = arguments.choices.setting(Trainer::Framework)?;
+        let output = (arguments.top, arguments.output.as_deref());
+        return post_training::run_plan(&arguments.choices, &setting, profile.as_ref(), output, json);
+    }
     if !arguments.gpus_needed.is_empty() {
         let find = || gpus_needed::answer(&arguments.gpus_needed, &arguments.choices, profile.as_ref());
         let answer = output::with_spinner("search", find)?;
@@ -224,6 +231,33 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         Some(path) if modes.is_some() => output::line(&format!("the best mode, with its layout, is in {}", path.display())),
         Some(path) => output::line(&format!("layout 1 is in {}", path.display())),
         None => Ok(()),
+    }
+}
+
+impl Arguments {
+    /// Refuses options that have no answer for RL post-training.
+    fn refuse_of_policies(&self) -> Result<(), Failure> {
+        let Choices { objective, oversubscribe, precision, price_limit, .. } = &self.choices;
+        let stated = [
+            ("--explain", self.explain),
+            ("--scaling", self.scaling.is_some()),
+            ("--front", self.front),
+            ("--compare", self.compare.is_some()),
+            ("--breakeven", self.breakeven.is_some()),
+            ("--plots", self.plots.is_some()),
+            ("--table", self.table.is_some()),
+            ("--gpus-needed", !self.gpus_needed.is_empty()),
+            ("--mode", self.mode == ModeChoice::Any),
+            ("--report", self.report.is_some()),
+            ("--progress", self.progress.is_some()),
+            ("--objective", !matches!(objective, Objective::Time)),
+            ("--oversubscribe", *oversubscribe),
+            ("--price-limit", price_limit.is_some()),
+            ("several formats in --precision", precision.len() > 1),
+        ];
+        let of_policies =
+            |(name, is_stated): (&str, bool)| if is_stated { self.choices.refuse_policy(&format!("`{name}`")) } else { Ok(()) };
+        stated.into_iter().try_for_each(of_policies)
     }
 }
 

@@ -7,7 +7,9 @@ use crate::inputs::{self, NamedModel};
 use crate::stated_overlap::StatedOverlap;
 use foretell_export::check_stack;
 use foretell_models::Model;
-use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
+use foretell_program::{
+    Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, PolicyMethod, Rollout, Stack, Training, compile,
+};
 use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
 use foretell_units::diagnostic::Mistake;
@@ -66,6 +68,13 @@ pub struct PlanFile {
     /// How the replicas of the model stay together.
     #[serde(default)]
     mode: Mode,
+    /// The method of RL post-training, with a `rollout`. `global_batch` then counts the responses
+    /// of an update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    method: Option<PolicyMethod>,
+    /// The generation of a step of RL post-training, and its roles beside the actor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rollout: Option<Rollout>,
     /// The input pipeline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Input>,
@@ -101,6 +110,15 @@ fn one_worker() -> usize {
 /// PyTorch's default prefetch factor.
 fn two_batches() -> usize {
     2
+}
+
+/// RL post-training: how, and with which rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicyTraining {
+    /// How it trains.
+    pub method: PolicyMethod,
+    /// The generation of a step.
+    pub rollout: Rollout,
 }
 
 /// A model by name, by path, or in place.
@@ -184,6 +202,8 @@ pub struct LoadedPlan {
     pub path: PathBuf,
     /// What the file leaves to the stack, one sentence each.
     pub remarks: Vec<String>,
+    /// RL post-training, if the file describes some.
+    pub policy: Option<PolicyTraining>,
 }
 
 impl LoadedPlan {
@@ -242,8 +262,17 @@ impl PlanFile {
             stack: plan.stack,
             workload: plan.workload,
             mode: plan.mode,
+            method: None,
+            rollout: None,
             input: None,
         }
+    }
+
+    /// The file with RL post-training, or without.
+    #[must_use]
+    pub fn with_policy(self, policy: Option<PolicyTraining>) -> Self {
+        let (method, rollout) = policy.map(|policy| (policy.method, policy.rollout)).unzip();
+        Self { method, rollout, ..self }
     }
 
     /// Returns the plan without model and topology.
@@ -318,8 +347,21 @@ impl PlanFile {
             .map_err(|error| Failure::undone(code::FILE_UNWRITABLE, format!("the plan cannot be written: {error}")))
     }
 
-    /// Reads a plan file, its model and its topology.
+    /// Reads a plan file of a training step, its model and its topology.
     pub fn load(path: &Path) -> Result<LoadedPlan, Failure> {
+        let loaded = Self::load_any(path)?;
+        match &loaded.policy {
+            None => Ok(loaded),
+            Some(PolicyTraining { method, .. }) => {
+                let message = format!("`method: {}`: only `plan` and `simulate` know steps that generate", method.name());
+                let hint = "leave `method` and `rollout` out: the rest is the actor's own training";
+                Err(Failure::input(code::PLAN_CONTRADICTION, message).hint(hint).in_file(path))
+            }
+        }
+    }
+
+    /// Reads a plan file, also of RL post-training.
+    pub fn load_any(path: &Path) -> Result<LoadedPlan, Failure> {
         let text = inputs::read(path)?;
         let file: Result<PlanFile, Failure> = inputs::parse_yaml(&text, path);
         let file = file.map_err(|failure| foreign::explain(failure, &text, path, Wanted::Plan))?;
@@ -354,14 +396,30 @@ impl PlanFile {
         }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| failure.in_file(path))?;
-        let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts(), model.model.mixture_layers()));
+        // Responses are packed before they are divided: their number need not divide the layout.
+        let divided = if file.rollout.is_some() { plan.layout.samples_at_once() } else { plan.global_batch };
+        let divided = Plan { global_batch: divided, ..plan.clone() };
+        let checked =
+            divided.validate().and_then(|()| divided.validate_routing(model.model.experts(), model.model.mixture_layers()));
         checked.map_err(|error| Failure::of_input(error).in_file(path))?;
-        check_stack(&model.model, &plan).map_err(|error| Failure::of_input(error).in_file(path))?;
+        check_stack(&model.model, &divided).map_err(|error| Failure::of_input(error).in_file(path))?;
         let (model, mut remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
         if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());
         }
-        Ok(LoadedPlan { model, topology, plan, file, path: path.into(), remarks })
+        let policy = match (file.method, file.rollout.clone()) {
+            (Some(method), Some(rollout)) => Some(PolicyTraining { method, rollout }),
+            (None, None) => None,
+            (method, _) => {
+                let (stated, missing) = if method.is_some() { ("method", "rollout") } else { ("rollout", "method") };
+                let message = format!("`{stated}` without `{missing}`");
+                return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("state both, or none").in_file(path));
+            }
+        };
+        if let Some(policy) = &policy {
+            policy.rollout.validate(plan.global_batch).map_err(|error| Failure::of_input(error).in_file(path))?;
+        }
+        Ok(LoadedPlan { model, topology, plan, file, path: path.into(), remarks, policy })
     }
 }
 

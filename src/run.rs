@@ -63,6 +63,7 @@ pub struct RunAnswer {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
+    choices.refuse_policy("`run`")?;
     let mut setting = choices.setting(Trainer::Ours)?;
     if choices.precision.len() > 1 {
         return Err(Failure::input(code::OPTION_VALUE, "a calibration covers one number format").hint("name one `--precision`"));
@@ -118,6 +119,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         file,
         path: chosen,
         remarks: Vec::new(),
+        policy: None,
     };
     let mut predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
     let options = arguments.training.input_options(None);

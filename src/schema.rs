@@ -69,17 +69,22 @@ const fn plain<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form
 }
 
 /// Every form, files first.
-const FORMS: [Form; 35] = [
+const FORMS: [Form; 38] = [
     file::<ModelFile>("model", "A model: a family with its sizes. A file may also say `base: NAME` and only what differs."),
     file::<TopologySpec>("topology", "A cluster: devices, nodes and the network."),
     file::<PlanFile>("plan", "A plan: model, topology, layout and training."),
     file::<Profile>("profile", "Measured costs of a machine, from `foretell calibrate`."),
     file::<Training>("recipe", "A recipe: the optimizer's parameters, the loss, what is trained. A plan has it as `training`."),
     answer::<plan::PlanAnswer>("plan-answer", "`plan --json`."),
+    answer::<crate::post_training::PlanRolesAnswer>(
+        "plan-roles-answer",
+        "`plan --method grpo --json` and `plan --method ppo --json`.",
+    ),
     answer::<plan::PointsAnswer>("points-answer", "`plan --scaling --json` and `plan --front --json`."),
     answer::<crate::gpus_needed::GpusNeededAnswer>("gpus-needed-answer", "`plan --gpus-needed --json`."),
     answer::<crate::fit_table::TableAnswer>("table-answer", "`plan --table --json`."),
     answer::<simulate::SimulateAnswer>("simulate-answer", "`simulate --json`."),
+    answer::<crate::post_training::SimulateRolesAnswer>("simulate-roles-answer", "`simulate --json` of a plan with a `rollout`."),
     plain::<Profile>("calibrate-answer", "`calibrate --json`: the profile."),
     answer::<calibrate::ConvergenceAnswer>("convergence-answer", "`calibrate --convergence --json`."),
     answer::<execute::ExecuteAnswer>("execute-answer", "`execute --json`."),
@@ -90,6 +95,7 @@ const FORMS: [Form; 35] = [
     answer::<generate::GenerateAnswer>("generate-answer", "`generate --json`."),
     answer::<data::TokenizeAnswer>("tokenize-answer", "`data tokenize --json`."),
     answer::<Scores>("score-answer", "`score --json`."),
+    answer::<foretell_score::RolloutScores>("rollout-score-answer", "`score --json` of rows of RL post-training."),
     answer::<export::JobAnswer>("export-answer", "`export --json` of a framework's job."),
     answer::<export::TraceAnswer>("trace-answer", "`export --to perfetto --json`."),
     answer::<export::ChakraAnswer>("chakra-answer", "`export --to chakra --json`."),

@@ -4,9 +4,10 @@ use crate::failure::{Failure, code};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::{inputs, output};
 use foretell_program::{Layout, Plan};
-use foretell_reports::{Plot, ScatterPoint};
+use foretell_reports::{Column, Plot, ScatterPoint, table};
 use foretell_score::{
-    CompiledRun, LeaveOut, Row, Run, Scores, Split, Subset, published, read_rows, score, score_left_out, to_csv,
+    CompiledRun, LeaveOut, RolloutErrors, RolloutScores, Row, Run, ScoredRollout, Scores, Split, Subset, are_rollouts, published,
+    read_rows, score, score_left_out, score_rollouts, to_csv,
 };
 use foretell_simulator::gpu::Profiles;
 use foretell_topologies::TopologyReference;
@@ -66,6 +67,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let split = Split::library().map_err(Failure::of_input)?;
     let profiles = Profiles::library().map_err(Failure::of_input)?;
+    if are_rollouts(&rows) {
+        arguments.refuse_of_rollouts()?;
+        let scores = output::with_spinner("score", || score_rollouts(&rows, profiles));
+        return if json { output::json(&scores) } else { output::line(&rollouts(&scores)) };
+    }
     let scores = match arguments.leave_out {
         Some(left) => {
             let progress = |line: &str| output::note(line);
@@ -118,6 +124,68 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+impl Arguments {
+    /// Refuses options that have no answer for rows of RL post-training.
+    fn refuse_of_rollouts(&self) -> Result<(), Failure> {
+        let stated =
+            [("--plots", self.plots.is_some()), ("--plans", self.plans.is_some()), ("--leave-out", self.leave_out.is_some())];
+        match stated.into_iter().find(|(_, is_stated)| *is_stated) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let message = format!("`{name}` has no answer for rows of RL post-training");
+                Err(Failure::input(code::OPTION_VALUE, message).hint("leave it out: nothing is fitted on such rows"))
+            }
+        }
+    }
+}
+
+/// Rows of RL post-training beside their predictions, and the errors of both halves.
+fn rollouts(scores: &RolloutScores) -> String {
+    let seconds = |seconds: Option<f64>| seconds.map_or_else(String::new, |seconds| format!("{seconds:.1}"));
+    let percent = |error: Option<f64>| error.map_or_else(String::new, |error| format!("{:+.0} %", 100.0 * error));
+    let row = |row: &ScoredRollout| {
+        vec![
+            row.row_id.clone(),
+            if row.held_out { "held out" } else { "seen" }.into(),
+            seconds(row.measured_step_seconds),
+            seconds(row.predicted_step_seconds),
+            percent(row.error),
+            percent(row.memory_error),
+        ]
+    };
+    let columns = [
+        Column::words("row"),
+        Column::words("source"),
+        Column::numbers("step, s"),
+        Column::numbers("predicted"),
+        Column::numbers("error"),
+        Column::numbers("memory"),
+    ];
+    let predicted: Vec<Vec<String>> = scores.rows.iter().filter(|row| row.refused.is_none()).map(row).collect();
+    let half = |name: &str, errors: &RolloutErrors| {
+        let share = |error: Option<f64>| error.map_or("none".into(), |error| format!("{:.0} %", 100.0 * error));
+        format!(
+            "{name}: {} rows, mean error of the step {}, median {}, {} within 25 %, {} said to fit; {} rows with memory, mean \
+             error {}",
+            errors.rows,
+            share(errors.mean_error),
+            share(errors.median_error),
+            errors.within_a_quarter,
+            errors.said_to_fit,
+            errors.rows_with_memory,
+            share(errors.mean_memory_error)
+        )
+    };
+    let refused = scores.rows.iter().filter_map(|row| Some(format!("{}: {}", row.row_id, row.refused.as_ref()?)));
+    let lines = [
+        table(&columns, &predicted),
+        half("sources that were seen", &scores.seen),
+        half("sources held out", &scores.held_out),
+        format!("{} of {} rows cannot be predicted:", scores.rows.len() - predicted.len(), scores.rows.len()),
+    ];
+    lines.into_iter().chain(refused).collect::<Vec<_>>().join("\n")
 }
 
 /// Writes a plan for each row that can be simulated.

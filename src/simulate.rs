@@ -4,8 +4,10 @@ use crate::beside;
 use crate::binding::{self, Limits};
 use crate::failure::{Failure, code};
 use crate::output;
-use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
+use crate::post_training;
 use crate::predict::{self, PredictedPlan};
+use crate::rollout::{PolicyMethodName, RolloutChoices};
 use crate::running_cost;
 use crate::trace_file::{self, TraceRanks};
 use crate::what_if;
@@ -39,6 +41,12 @@ pub struct Arguments {
     /// zipf:S, or a file of measured loads (one number an expert, or such a list a layer)
     #[arg(long, value_name = "balanced|lognormal:SIGMA|zipf:S|FILE")]
     routing: Option<String>,
+    /// RL post-training of the plan's model: its method, if the plan states none
+    #[arg(long, value_enum, value_name = "METHOD")]
+    method: Option<PolicyMethodName>,
+    /// Rollout in place of what the plan says, as `plan --rollout` takes it
+    #[arg(long, value_name = "prompts=64,samples=8,...")]
+    rollout: Option<RolloutChoices>,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -216,10 +224,13 @@ struct StragglerAnswer {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
-    let mut loaded = PlanFile::load(&arguments.plan)?;
+    let mut loaded = PlanFile::load_any(&arguments.plan)?;
     arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     arguments.routing.as_deref().map(|routing| loaded.replace_routing(routing)).transpose()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
+    if let Some(policy) = arguments.policy(&mut loaded)? {
+        return post_training::run_simulate(&loaded, &policy, profile.as_ref(), arguments.report.as_deref(), json);
+    }
     let options = options(arguments, json);
     let mut predicted = output::with_spinner("simulate", || predict::predict_as(&loaded, profile.as_ref(), &options))?;
     if predicted.prediction.is_traced() && !arguments.what_if.is_empty() {
@@ -304,6 +315,54 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     // The answer is printed and says so too, but the plan cannot run.
     predict::require_fit(&predicted, &loaded)
+}
+
+impl Arguments {
+    /// RL post-training, as the plan and the options state it. Notes defaults in the plan's
+    /// remarks.
+    fn policy(&self, loaded: &mut LoadedPlan) -> Result<Option<PolicyTraining>, Failure> {
+        let policy = match (loaded.policy.clone(), self.method) {
+            (Some(policy), method) => {
+                let mut policy = PolicyTraining { method: method.map_or(policy.method, Into::into), ..policy };
+                self.rollout.iter().for_each(|choices| choices.apply(&mut policy.rollout));
+                policy
+            }
+            (None, Some(method)) => {
+                let mut taken = Vec::new();
+                let rollout = self.rollout.clone().unwrap_or_default().rollout(method.into(), &mut taken);
+                loaded.remarks.extend(taken.iter().map(|taken| format!("taken by default: {taken}")));
+                PolicyTraining { method: method.into(), rollout: rollout.map_err(Failure::of_input)? }
+            }
+            (None, None) if self.rollout.is_some() => {
+                let message = "`--rollout`: the plan has no `method` that generates";
+                return Err(Failure::input(code::OPTION_VALUE, message).hint("add `--method grpo` or `--method ppo`"));
+            }
+            (None, None) => return Ok(None),
+        };
+        policy.rollout.validate(loaded.plan.global_batch).map_err(|error| Failure::of_input(error).about("the rollout"))?;
+        let stated = [
+            ("--trace", self.trace.is_some()),
+            ("--plots", self.plots.is_some()),
+            ("--critical-path", self.critical_path),
+            ("--beside", !self.beside.is_empty()),
+            ("--what-if", !self.what_if.is_empty()),
+            ("--cost, --steps, --samples or --tokens", self.running.asks_for_cost()),
+            ("--goodput", self.running.goodput),
+            ("--jitter", self.jitter > 0.0),
+            ("--straggler", !self.stragglers.is_empty()),
+            ("--ranks", self.ranks == Ranks::OnePerStage),
+            ("--dump-program", self.dump_program),
+            ("--oversubscribe", self.oversubscribe),
+        ];
+        match stated.into_iter().find(|(_, is_stated)| *is_stated) {
+            None => Ok(Some(policy)),
+            Some((name, _)) => {
+                let message = format!("`{name}` has no answer for `method: {}`", policy.method.name());
+                let hint = "leave it out, or ask about a plan without `method` and `rollout`";
+                Err(Failure::input(code::OPTION_VALUE, message).hint(hint))
+            }
+        }
+    }
 }
 
 /// Changes of hardware that the report asks about.

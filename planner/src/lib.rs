@@ -44,12 +44,17 @@ mod error;
 mod estimate;
 mod objective;
 pub mod operator_sharding;
+mod post_training;
 mod queries;
 mod search;
 mod space;
 
 pub use error::PlannerError;
 pub use objective::checkpoint_bytes;
+pub use post_training::{
+    FixedRollout, Framework, PlacedRoles, PlacementSearch, PlannedRoles, PostTrainingPlanError, PostTrainingRequest,
+    plan_post_training,
+};
 pub use queries::{LowerBounds, families, layouts, lower_bounds};
 pub use search::{Candidate, Planned, Search, deadline, plan};
 pub use space::{Dimension, Fixed, FixedError, Objective, Progress, Request, StackLimits};

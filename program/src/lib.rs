@@ -69,8 +69,8 @@ pub use plan::{
     AttentionKernel, AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LayoutDimension,
     LearningRateSchedule, LocalSgd, Lora, LossKernel, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns,
     Offload, OperandFormat, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan,
-    PlanError, PlannedWorkload, Preference, Recompute, Routing, RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained,
-    Training, WarmUp,
+    PlanError, PlannedWorkload, PolicyMethod, Preference, Recompute, Reward, Rollout, RolloutOffload, RolloutPlacement, Routing,
+    RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained, Training, USUAL_CONCURRENCY, USUAL_MEMORY_SHARE, WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,

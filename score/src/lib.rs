@@ -37,6 +37,7 @@ mod layout;
 mod memory_figure;
 mod model;
 mod names;
+mod post_training;
 mod prediction;
 mod published;
 mod refusal;
@@ -56,6 +57,7 @@ pub use fitting::{
 };
 pub use interval::{Coverage, IntervalBasis};
 pub use memory_figure::memory_figure;
+pub use post_training::{RolloutErrors, RolloutScores, ScoredRollout, are_rollouts, is_held_out, score_rollouts};
 pub use prediction::{CompiledRun, StepPrediction, predict};
 pub use published::{Split, SplitError, Subset, published};
 pub use refusal::Refusal;

@@ -17,6 +17,8 @@
 //! | `equivalence` | which ranks are equivalent, so that one is simulated for all |
 //! | `engine` | the interpreter: an event queue, and the streams of every simulated rank |
 //! | `answers` | predictions, what-if questions, the critical path, money and energy, failures |
+//! | `phases` | phases of a repeated step on groups of devices |
+//! | `post_training` | RL post-training: generation, and the roles of a step |
 //!
 //! Simulated time is in whole picoseconds. The crate is pure and deterministic. It knows no
 //! schedules, layouts or search, and no code of kernels: a special case for one kind of layout
@@ -87,6 +89,8 @@ mod error;
 pub mod gpu;
 mod lowering;
 mod network;
+mod phases;
+mod post_training;
 mod si;
 
 pub use answers::*;
@@ -97,3 +101,5 @@ pub use error::SimulationError;
 pub use gpu::MemoryRates;
 pub use lowering::Oversubscription;
 pub use network::{ActivityId, Collectives, FairShare, ResourceId};
+pub use phases::{Phase, PhaseCourse, PhaseSpan, course};
+pub use post_training::*;

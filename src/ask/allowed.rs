@@ -38,9 +38,9 @@ const fn command(command: &'static str, options: &'static [(&'static str, Kind)]
 
 /// Every command that may be asked for. Names are checked against the command line by a test.
 const ALLOWED: [Allowed; 8] = [
-    command(
-        "plan",
-        &[
+    Allowed {
+        command: "plan",
+        options: &[
             ("model", NameOrContents),
             ("topology", NameOrContents),
             ("sequence", Plain),
@@ -75,7 +75,10 @@ const ALLOWED: [Allowed; 8] = [
             ("breakeven", Plain),
             ("mode", Plain),
         ],
-    ),
+        // Their answers have another form, which the page does not show.
+        excluded: &[("method", "grpo"), ("method", "ppo")],
+        writes_files: false,
+    },
     command(
         "simulate",
         &[

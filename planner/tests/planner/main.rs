@@ -7,6 +7,7 @@ mod certificate;
 mod common;
 mod offload;
 mod operator_sharding;
+mod post_training;
 mod refusals;
 mod routing;
 mod search;

@@ -1,0 +1,25 @@
+//! RL post-training: how long a step is, and what its roles hold of their devices.
+//!
+//! The nouns: the *actor* trains, and is an [`ActorJob`], a plan like any other. *Rollout engines*
+//! generate responses: an [`Engine`] does the [`TokenWork`] of each token for responses of some
+//! [`Lengths`]. Frozen models and a critic compute beside the actor. [`RoleSetting`] puts them on
+//! devices, and predicts the [`crate::Phase`]s of a step.
+//!
+//! It knows no frameworks: what they can place is the planner's.
+
+mod actor;
+mod engine;
+mod error;
+mod lengths;
+mod memory;
+mod step;
+mod token_work;
+mod transfer;
+
+pub use actor::{ActorCosts, ActorJob};
+pub use engine::{Engine, Generation, STEP_OVERHEAD};
+pub use error::PostTrainingError;
+pub use lengths::Lengths;
+pub use memory::{PhaseMemory, Residents, RoleMemory};
+pub use step::{DeviceGroup, EngineAnswer, PostTrainingPrediction, RoleSetting, predict_post_training};
+pub use token_work::TokenWork;

@@ -1,0 +1,50 @@
+//! The transfer of new weights from the actor to the engines.
+//!
+//! Ranks that hold one copy of the model together gather it, and take of it what their engine
+//! needs. Engines on devices of their own receive it from a rank. So the weights pass the slowest
+//! link of the ranks once. It must not know how long an engine generates.
+
+use crate::gpu::{Cluster, NodeSpread};
+use foretell_program::{Collective, Layout, RolloutPlacement};
+use foretell_units::{Bytes, Seconds};
+
+/// Ranks that hold one copy of the parameters together.
+fn ranks_of_copy(layout: &Layout) -> usize {
+    let shards = if layout.zero == 3 { layout.shard_group.unwrap_or(layout.data) } else { 1 };
+    layout.tensor * layout.pipeline * layout.expert * shards
+}
+
+/// Time in which all engines have the actor's weights. Ranks of a copy are taken to be neighbours.
+pub fn transfer(weights: Bytes, layout: &Layout, ranks: usize, placement: RolloutPlacement, cluster: &Cluster) -> Seconds {
+    let passed = |devices: usize| {
+        let spread = NodeSpread::of_devices(0..devices, cluster);
+        spread.time(Collective::AllGather, weights.value(), cluster)
+    };
+    let gathered = passed(ranks_of_copy(layout).min(ranks));
+    match placement {
+        RolloutPlacement::Colocated => gathered,
+        RolloutPlacement::Split(devices) => gathered + passed(ranks + devices),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Profiles;
+
+    #[test]
+    fn weights_pass_the_slowest_link_once() {
+        let cluster = Profiles::library().expect("sound").cluster("h100-sxm-80g", None, 8, 16, None).expect("known");
+        let weights = Bytes::new(16_000_000_000);
+        let time = |layout: &Layout, ranks, placement| transfer(weights, layout, ranks, placement, &cluster).value();
+        let replicated = Layout { data: 8, ..Layout::default() };
+        assert_eq!(time(&replicated, 8, RolloutPlacement::Colocated), 0.0);
+        let sharded = Layout { data: 8, zero: 3, ..Layout::default() };
+        let in_node = time(&sharded, 8, RolloutPlacement::Colocated);
+        let rate = cluster.link.ring.range(..=8).next_back().expect("a ring").1.value();
+        assert!((in_node / (7.0 / 8.0 * 16e9 / rate) - 1.0).abs() < 0.05, "{in_node}");
+        let over_nodes = time(&Layout { data: 16, ..sharded.clone() }, 16, RolloutPlacement::Colocated);
+        assert!(over_nodes > 2.0 * in_node);
+        assert!(time(&sharded, 8, RolloutPlacement::Split(8)) > in_node);
+    }
+}
