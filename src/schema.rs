@@ -88,6 +88,7 @@ const FORMS: [Form; 33] = [
     answer::<data::TokenizeAnswer>("tokenize-answer", "`data tokenize --json`."),
     answer::<Scores>("score-answer", "`score --json`."),
     answer::<export::JobAnswer>("export-answer", "`export --json` of a framework's job."),
+    answer::<export::ChangedAnswer>("export-into-answer", "`export --into --json`."),
     answer::<export::TraceAnswer>("trace-answer", "`export --to perfetto --json`."),
     answer::<export::ChakraAnswer>("chakra-answer", "`export --to chakra --json`."),
     answer::<import::ImportAnswer>("import-answer", "`import --json`."),

@@ -5,6 +5,7 @@
 mod attention;
 mod elementwise;
 mod images;
+mod linear_attention;
 mod loss;
 mod mixture;
 mod norms;

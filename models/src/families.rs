@@ -21,7 +21,7 @@ mod vgg;
 mod vit;
 
 pub use bert::Bert;
-pub use decoder::{CapacityFactor, Decoder, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
+pub use decoder::{CapacityFactor, Decoder, FeedForward, LayerKind, LinearAttention, LinearNorm, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
 pub use gpt::Gpt;
 pub use images::Stem;
 pub use llama::Llama;
