@@ -206,21 +206,24 @@ CASES = {
     "resnet-50": ("ResNetConfig", "ResNetForImageClassification", dict(num_labels=10)),
 }
 
-# Models of images and text, of which the text model counts: the text model's sizes, and those of
-# the part that sees.
+# Models of images and text: the text model's sizes, and those of the part that sees.
 SEES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+SEES_SIGLIP = dict(SEES, model_type="siglip_vision_model", image_size=896, patch_size=14, vision_use_head=False)
+SEES_CLIP = dict(SEES, model_type="clip_vision_model", image_size=32, patch_size=8)
+SIGLIP_SO400M = dict(model_type="siglip_vision_model", hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16,
+                     image_size=896, patch_size=14, vision_use_head=False)
 SEES_QWEN = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64)
 WITH_IMAGES = {
     "llama4-images": ("Llama4Config", "Llama4ForConditionalGeneration", decoder(
         *SMALL, num_key_value_heads=2, head_dim=16, intermediate_size_mlp=100, num_local_experts=2), SEES),
     "llama4-images-tied": ("Llama4Config", "Llama4ForConditionalGeneration", decoder(
         *SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=2, tie_word_embeddings=True), SEES),
-    "gemma3-images": ("Gemma3Config", "Gemma3ForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, head_dim=32), SEES),
+    "gemma3-images": ("Gemma3Config", "Gemma3ForConditionalGeneration", decoder(*SMALL[:5], 512, num_key_value_heads=2, head_dim=32), SEES_SIGLIP),
     "gemma3-4b": ("Gemma3Config", "Gemma3ForConditionalGeneration", dict(
         hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024,
-        rope_scaling=dict(factor=8.0, rope_type="linear")), SEES),
+        rope_scaling=dict(factor=8.0, rope_type="linear")), SIGLIP_SO400M),
     "gemma3-12b": ("Gemma3Config", "Gemma3ForConditionalGeneration", dict(
-        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8, sliding_window=1024), SEES),
+        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8, sliding_window=1024), SIGLIP_SO400M),
     "qwen2-vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, tie_word_embeddings=False),
                  dict(depth=1, embed_dim=32, num_heads=2, hidden_size=64)),
     "qwen2.5-vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, tie_word_embeddings=True), SEES_QWEN),
@@ -229,7 +232,24 @@ WITH_IMAGES = {
                      dict(SEES_QWEN, deepstack_visual_indexes=[0])),
     "qwen3-vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False),
                  dict(SEES_QWEN, deepstack_visual_indexes=[0])),
+    "qwen2.5-vl-7b": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", decoder(
+        28, 3584, 28, 18944, 152064, 128000, num_key_value_heads=4, tie_word_embeddings=False), dict(hidden_size=1280, out_hidden_size=3584)),
+    "qwen3-vl-8b": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", decoder(
+        36, 4096, 32, 12288, 151936, 262144, num_key_value_heads=8, tie_word_embeddings=False), dict(out_hidden_size=4096)),
+    "llava": ("LlavaConfig", "LlavaForConditionalGeneration", dict(model_type="llama", **decoder(*SMALL, num_key_value_heads=2)), SEES_CLIP),
+    "llava-1.5-7b": ("LlavaConfig", "LlavaForConditionalGeneration", dict(model_type="llama", vocab_size=32064, max_position_embeddings=4096, rms_norm_eps=1e-5),
+                     dict(model_type="clip_vision_model", hidden_size=1024, image_size=336, intermediate_size=4096, num_attention_heads=16,
+                          num_hidden_layers=24, patch_size=14, projection_dim=768, vocab_size=32000)),
+    "paligemma": ("PaliGemmaConfig", "PaliGemmaForConditionalGeneration", dict(model_type="gemma", **decoder(
+        *SMALL, num_key_value_heads=1, head_dim=32)), dict(SEES_SIGLIP, image_size=32, patch_size=8)),
+    "mistral3": ("Mistral3Config", "Mistral3ForConditionalGeneration", dict(model_type="mistral", **decoder(*SMALL, num_key_value_heads=2, sliding_window=None)),
+                 dict(SEES, model_type="pixtral", head_dim=16)),
+    "mistral-small-3.1-24b": ("Mistral3Config", "Mistral3ForConditionalGeneration", dict(model_type="mistral", **decoder(
+        40, 5120, 32, 32768, 131072, 131072, num_key_value_heads=8, head_dim=128, sliding_window=None, rms_norm_eps=1e-5)), dict(model_type="pixtral")),
 }
+
+# Of Llama 4 the text model alone is planned.
+TEXT_ALONE = ("llama4",)
 
 
 # Fields that every published file has.
@@ -282,7 +302,8 @@ def main():
         whole, defaults = config.to_dict(), getattr(transformers, config_class)().to_dict()
         sparse = differing(whole, defaults, ["model_type"])
         sparse["text_config"] = differing(whole["text_config"], defaults["text_config"], ["model_type"])
-        case = {"name": name, "parameters": text_parameters(config, model), "whole": whole, "sparse": sparse}
+        count = text_parameters if name.startswith(TEXT_ALONE) else parameters
+        case = {"name": name, "parameters": count(config, model), "whole": whole, "sparse": sparse}
         print(f"{name:20} {case['parameters']:>16,}")
         lines.append(json.dumps(finite(case), default=str))
     cases = ",\n".join(lines)

@@ -97,8 +97,8 @@ pub fn read_run_file(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_RUN_FILE)
 }
 
-/// How far a compressed trace may grow. Traces of PyTorch's profiler grow 10 to 40 times, and gzip's
-/// limit is 1,032.
+/// How far a compressed trace may grow. Traces of PyTorch's profiler grow 10 to 40 times, and
+/// gzip's limit is 1,032.
 const MOST_GROWTH: u64 = 200;
 
 /// Text that any compressed trace may have.

@@ -13,6 +13,7 @@ mod planned;
 mod products;
 mod recurrence;
 mod sequences;
+mod vision;
 
 pub(crate) use attention::AttentionKind;
 pub(crate) use images::Mode;

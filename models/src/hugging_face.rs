@@ -19,6 +19,7 @@ mod others;
 mod python_json;
 mod recent;
 mod rotary;
+mod vision;
 
 pub use fields::ConfigError;
 
@@ -161,12 +162,10 @@ fn read(
     sequence: Option<usize>,
     unknown: Unknown,
 ) -> Result<ImportedModel, ConfigError> {
+    let seen = vision::Outer::of(&object);
     let left_out = images_and_text::keep_text(&mut object)?;
     let unread = Some(&object).filter(|object| !is_readable(type_of(object))).cloned();
     let mut fields = Fields::new(object, sequence)?;
-    if let Some(note) = left_out {
-        fields.note(note);
-    }
     let model_type = fields.model_type().to_string();
     let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
         let hint = way_forward(unread.unwrap_or_default(), sequence);
@@ -174,8 +173,24 @@ fn read(
     };
     fields.architecture(planned)?;
     let model = read(&mut fields)?;
-    let notes = fields.finish(unknown)?;
-    Ok(ImportedModel { model, notes })
+    let mut notes = fields.finish(unknown)?;
+    let Some(left_out) = left_out else { return Ok(ImportedModel { model, notes }) };
+    // What sees images is planned where it is of a known kind, and noted where not.
+    let decoder = model.as_decoder();
+    match seen.zip(decoder).map(|(seen, decoder)| seen.attach(decoder)) {
+        Some(Ok((decoder, note))) => {
+            notes.insert(0, note);
+            Ok(ImportedModel { model: Model::Decoder(decoder), notes })
+        }
+        Some(Err(error)) => {
+            notes.insert(0, format!("{left_out}: {error}"));
+            Ok(ImportedModel { model, notes })
+        }
+        None => {
+            notes.insert(0, left_out);
+            Ok(ImportedModel { model, notes })
+        }
+    }
 }
 
 fn type_of(object: &serde_json::Map<String, serde_json::Value>) -> &str {

@@ -23,7 +23,9 @@ mod table;
 pub use control::Control;
 pub(crate) use planned_work::{GradientReads, MOST_PLANNED_READS};
 pub use planned_work::{Planned, PlannedKind};
-pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Scan, ScanRule, Smoothing, WeightLayout, Window, scale_factor};
+pub use sizes::{
+    Activation, EightBits, Epsilon, Mixture, Recurrence, Scan, ScanRule, Smoothing, WeightLayout, Window, scale_factor,
+};
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};

@@ -31,7 +31,9 @@ fn main_file(framework: Framework, original: &str) -> Option<(&'static str, Plan
     let found = match framework {
         Framework::Torchtitan => ("torchtitan.toml", PlanForm::Torchtitan, Notation::Toml),
         Framework::Deepspeed => ("deepspeed.json", PlanForm::Deepspeed, Notation::Json),
-        Framework::Accelerate if original.contains("distributed_type") => ("accelerate.yaml", PlanForm::Accelerate, Notation::Yaml),
+        Framework::Accelerate if original.contains("distributed_type") => {
+            ("accelerate.yaml", PlanForm::Accelerate, Notation::Yaml)
+        }
         Framework::Accelerate => ("training_arguments.json", PlanForm::HuggingFaceTrainer, Notation::Yaml),
         Framework::Trl => ("trl.yaml", PlanForm::HuggingFaceTrainer, Notation::Yaml),
         Framework::Axolotl => ("axolotl.yaml", PlanForm::HuggingFaceTrainer, Notation::Yaml),
@@ -73,7 +75,8 @@ pub fn change_file(
     original: &str,
     surroundings: Surroundings<'_>,
 ) -> Result<ChangedFile, FrameworkError> {
-    let refuse = |reason: String| FrameworkError::Form { reason, hint: "leave out `--into` to write the job as new files".into() };
+    let refuse =
+        |reason: String| FrameworkError::Form { reason, hint: "leave out `--into` to write the job as new files".into() };
     let Some((name, form, notation)) = main_file(framework, original) else {
         return Err(refuse("scripts and lists of flags are not changed".into()));
     };
@@ -98,11 +101,12 @@ pub fn change_file(
         let edit = is.map_or(Edit::Remove, Edit::Set);
         text = edit::apply(&text, notation, own, edit).map_err(refuse)?;
     }
-    let after = import_plan(&text, form, surroundings).map_err(|error| {
-        refuse(format!("the file cannot state this plan beside its other settings: {error}"))
-    })?;
+    let after = import_plan(&text, form, surroundings)
+        .map_err(|error| refuse(format!("the file cannot state this plan beside its other settings: {error}")))?;
     if !states(&after.plan, &exported.plan, form) {
-        return Err(refuse("the file's other settings contradict the plan: with its own values changed it still states another".into()));
+        return Err(refuse(
+            "the file's other settings contradict the plan: with its own values changed it still states another".into(),
+        ));
     }
     Ok(ChangedFile { difference: difference(original, &text), text, job: exported })
 }

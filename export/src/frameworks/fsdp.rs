@@ -61,7 +61,8 @@ fn put_offload(layout: &mut Layout) -> Result<(), FrameworkError> {
         return Ok(());
     }
     Err(FrameworkError::Form {
-        reason: "FSDP's offload beside gradients alone that are sharded, or beside activations on the host: no plan has both".into(),
+        reason: "FSDP's offload beside gradients alone that are sharded, or beside activations on the host: no plan has both"
+            .into(),
         hint: "write `full_shard` (`reshard_after_forward: true`) without offloaded activations, or leave out the offload".into(),
     })
 }
@@ -100,8 +101,10 @@ pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, Framew
             (_, Some(sharding)) => found = Some(sharding),
             ("offload", None) => is_offloaded = true,
             _ => {
-                return Err(stated
-                    .unknown("fsdp", "words: full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, auto_wrap, offload"));
+                return Err(stated.unknown(
+                    "fsdp",
+                    "words: full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, auto_wrap, offload",
+                ));
             }
         }
     }

@@ -132,7 +132,11 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
         Offload::Activations | Offload::Both if nearest.plan.layout.recompute == Recompute::Full => Offload::Activations,
         _ => Offload::None,
     };
-    nearest.replace(|plan| &mut plan.layout.offload, allowed, "the recipes offload parameters with the optimizer's state, or activations of recomputed blocks");
+    nearest.replace(
+        |plan| &mut plan.layout.offload,
+        allowed,
+        "the recipes offload parameters with the optimizer's state, or activations of recomputed blocks",
+    );
     if nearest.plan.precision != DataType::Fp32 {
         nearest.replace(|plan| &mut plan.precision, DataType::Bf16, "the precision is bf16");
     }
@@ -146,7 +150,9 @@ fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorklo
     let lora = lora.filter(|lora| {
         let is_known = Targets::of(lora).is_some();
         if !is_known {
-            nearest.differences.push("adapters are left out: torchtune's are at all parts of attention or of the feed-forward network".into());
+            nearest
+                .differences
+                .push("adapters are left out: torchtune's are at all parts of attention or of the feed-forward network".into());
         }
         is_known
     });
@@ -238,7 +244,13 @@ fn text(plan: &Plan, [package, builder, tokenizer]: [&str; 3], sequence: Option<
          enable_activation_offloading: {}\ncompile: false\nepochs: 1\nmax_steps_per_epoch: 50\ndevice: cuda\ndtype: {}\nmetric_logger:\n  \
          _component_: torchtune.training.metric_logging.DiskLogger\n  log_dir: ${{output_dir}}/logs\nlog_every_n_steps: 1\n\
          log_peak_memory_stats: true\n",
-        if package.starts_with("mistral") { "MISTRAL" } else if package.starts_with("llama3") { "LLAMA3" } else { "LLAMA2" },
+        if package.starts_with("mistral") {
+            "MISTRAL"
+        } else if package.starts_with("llama3") {
+            "LLAMA3"
+        } else {
+            "LLAMA2"
+        },
         layout.micro_batch,
         plan.micro_batches()?,
         layout.zero != 2,

@@ -98,7 +98,11 @@ fn restrict_method(nearest: &mut Nearest, tuner: Tuner, is_zero: bool) {
             MomentFormat::Single,
             "the optimizer's moments are in single precision, as DeepSpeed's own optimizer has them",
         );
-        nearest.replace(|plan| &mut plan.workload.no_master_copy, false, "DeepSpeed keeps parameters in single precision beside others");
+        nearest.replace(
+            |plan| &mut plan.workload.no_master_copy,
+            false,
+            "DeepSpeed keeps parameters in single precision beside others",
+        );
     }
     let is_narrow = nearest.plan.precision == DataType::Bf16;
     if tuner == Tuner::Axolotl {
@@ -152,7 +156,10 @@ fn rename(settings: &mut Map<String, Value>, names: &[(&str, &str)]) {
 }
 
 fn of_axolotl(plan: &Plan, settings: &mut Map<String, Value>, recomputes: bool) {
-    rename(settings, &[("per_device_train_batch_size", "micro_batch_size"), ("optim", "optimizer"), ("max_length", "sequence_len")]);
+    rename(
+        settings,
+        &[("per_device_train_batch_size", "micro_batch_size"), ("optim", "optimizer"), ("max_length", "sequence_len")],
+    );
     settings.remove("dtype");
     settings.insert("gradient_checkpointing".into(), json!(recomputes));
     if settings.remove("fsdp").is_some() {
@@ -187,13 +194,16 @@ fn of_axolotl(plan: &Plan, settings: &mut Map<String, Value>, recomputes: bool) 
 }
 
 fn of_llama_factory(plan: &Plan, settings: &mut Map<String, Value>, recomputes: bool) {
-    rename(settings, &[
-        ("max_length", "cutoff_len"),
-        ("lora_r", "lora_rank"),
-        ("use_liger_kernel", "enable_liger_kernel"),
-        ("lora_target_modules", "lora_target"),
-        ("lora_modules_to_save", "additional_target"),
-    ]);
+    rename(
+        settings,
+        &[
+            ("max_length", "cutoff_len"),
+            ("lora_r", "lora_rank"),
+            ("use_liger_kernel", "enable_liger_kernel"),
+            ("lora_target_modules", "lora_target"),
+            ("lora_modules_to_save", "additional_target"),
+        ],
+    );
     settings.insert("stage".into(), json!("sft"));
     settings.insert("do_train".into(), json!(true));
     let method = if settings.remove("use_peft").is_some() { "lora" } else { "full" };
@@ -226,8 +236,12 @@ fn of_llama_factory(plan: &Plan, settings: &mut Map<String, Value>, recomputes: 
 /// A value in YAML. Numbers have no exponent: PyYAML takes `5e-05` for a text.
 fn yaml(value: &Value) -> String {
     match value {
-        Value::Number(number) if number.is_f64() => number.as_f64().map_or_else(|| number.to_string(), |number| number.to_string()),
-        Value::String(word) if word.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-./".contains(letter)) => word.clone(),
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().map_or_else(|| number.to_string(), |number| number.to_string())
+        }
+        Value::String(word) if word.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-./".contains(letter)) => {
+            word.clone()
+        }
         Value::Array(list) => format!("[{}]", list.iter().map(yaml).collect::<Vec<_>>().join(", ")),
         other => other.to_string(),
     }

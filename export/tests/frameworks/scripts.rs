@@ -138,10 +138,12 @@ fn older_names_of_recomputation_are_read() {
 #[test]
 fn lists_that_loops_build_are_read() {
     let launched = launch("${ARGS[@]}");
-    let plan = |script: &str| read(&format!("{script}\n{launched}")).unwrap_or_else(|error| unreachable!("{script}: {error}")).plan;
+    let plan =
+        |script: &str| read(&format!("{script}\n{launched}")).unwrap_or_else(|error| unreachable!("{script}: {error}")).plan;
     let looped = plan("ARGS=()\nfor flag in --bf16 --sequence-parallel; do\n  ARGS+=(\"$flag\")\ndone");
     assert_eq!((looped.precision, looped.layout.sequence_parallel), (DataType::Bf16, true));
-    let nested = plan("for a in bf; do for b in 16 ; do ARGS+=(--$a$b); done; done; if true; then ARGS+=(--sequence-parallel); fi");
+    let nested =
+        plan("for a in bf; do for b in 16 ; do ARGS+=(--$a$b); done; done; if true; then ARGS+=(--sequence-parallel); fi");
     assert_eq!((nested.precision, nested.layout.sequence_parallel), (DataType::Bf16, true));
     let words = plan("NAMES=\"bf16 sequence-parallel\"\nfor name in $NAMES\ndo\n  ARGS+=(--$name)\ndone");
     assert_eq!((words.precision, words.layout.sequence_parallel), (DataType::Bf16, true));

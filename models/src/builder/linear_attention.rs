@@ -47,14 +47,19 @@ impl GraphBuilder {
         initial: Initialisation,
     ) -> TensorId {
         let [key, value] = [keys, values].map(|tensor| self.dimensions(tensor));
-        let [control, scalar] = [("controls", rule.controls()), ("scalars", rule.scalars())].map(|(name, size)| dimension(name, size));
+        let [control, scalar] =
+            [("controls", rule.controls()), ("scalars", rule.scalars())].map(|(name, size)| dimension(name, size));
         let shape = vec![value[2].extent * value[3].extent, scalar.extent];
         let scalars = self.parameter(format!("{name}.scalars"), vec![value[2], value[3], scalar], shape, initial);
         let mut loops = sequence_loops(&value, Extent::Positions);
         loops.extend([shardable(&value[2], Extent::Heads), shardable(&value[3], Extent::Group)]);
         let half = dimension(key[3].name, key[3].extent / 2);
         loops.extend([whole(&half, Extent::Features), whole(&value[4], Extent::Columns)]);
-        loops.extend([Loop { name: "keys_and_queries", ..whole(&key[3], Extent::Parts) }, whole(&control, Extent::Parts), whole(&scalar, Extent::Parts)]);
+        loops.extend([
+            Loop { name: "keys_and_queries", ..whole(&key[3], Extent::Parts) },
+            whole(&control, Extent::Parts),
+            whole(&scalar, Extent::Parts),
+        ]);
         let [both, control, scalar] = [6, 7, 8].map(|index| Some(LoopId(index)));
         let [batch, sequence, heads, group, _, features] = [0, 1, 2, 3, 4, 5].map(|index| Some(LoopId(index)));
         let of_values = vec![batch, sequence, heads, group, features];

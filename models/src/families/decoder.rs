@@ -10,9 +10,11 @@ mod layers;
 mod linear;
 mod mixers;
 mod parts;
+mod vision;
 
 pub use linear::{LayerKind, LinearAttention, LinearNorm};
 pub use parts::{CapacityFactor, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
+pub use vision::{JoinedPatches, Projector, VisionTower};
 
 use super::{Check, Family};
 use crate::builder::GraphOptions;
@@ -155,6 +157,9 @@ pub struct Decoder {
     /// Linear attention, in the layers whose kind has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub linear: Option<LinearAttention>,
+    /// The part that sees images. Its tokens are among the `sequence` positions of a sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<VisionTower>,
     /// Mixtures of experts. `None`: all layers are dense.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixtures: Option<Mixtures>,
@@ -221,6 +226,7 @@ impl Decoder {
             attention_gate: false,
             layer_kinds: Vec::new(),
             linear: None,
+            vision: None,
             mixtures: None,
             prediction_modules: 0,
             dropout: DropoutRate::NONE,
@@ -387,6 +393,9 @@ impl Family for Decoder {
         self.validate_sizes(check)?;
         self.validate_positions(check)?;
         self.validate_kinds(check)?;
+        if let Some(tower) = &self.vision {
+            tower.validate(self, check)?;
+        }
         match &self.mixtures {
             Some(mixtures) => mixtures.validate(check),
             None => Ok(()),
@@ -404,7 +413,8 @@ impl Family for Decoder {
     fn repeated_layers(&self) -> Option<usize> {
         let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
         let has_equal_windows = self.full_attention_every.is_none() || self.window.is_none();
-        (has_equal_layers && has_equal_windows && self.has_equal_kinds() && self.prediction_modules == 0).then_some(self.layers)
+        (self.vision.is_none() && has_equal_layers && has_equal_windows && self.has_equal_kinds() && self.prediction_modules == 0)
+            .then_some(self.layers)
     }
 
     fn layers_mut(&mut self) -> Option<&mut usize> {
@@ -421,6 +431,7 @@ impl Family for Decoder {
             (self.positions == PositionKind::Alibi, "`positions: alibi`"),
             (self.rope_scaling, "`rope_scaling`"),
             (self.embedding_scale, "`embedding_scale`"),
+            (self.vision.is_some(), "`vision`"),
             (self.sinks, "`sinks`"),
             (self.attention_gate, "`attention_gate`"),
             (self.layer_kinds.iter().any(|kind| kind.has_linear()), "`linear`"),

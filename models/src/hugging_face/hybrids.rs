@@ -1,5 +1,5 @@
-//! Models with linear attention in some layers or all: Qwen3-Next and 3.5, Granite 4, Bamba, Falcon-H1,
-//! Nemotron-H, Mamba-2.
+//! Models with linear attention in some layers or all: Qwen3-Next and 3.5, Granite 4, Bamba,
+//! Falcon-H1, Nemotron-H, Mamba-2.
 
 use super::decoders::{Defaults, LLAMA, common, dense_layers, mixtures, router, silu};
 use super::fields::{ConfigError, Fields, inexpressible};
@@ -12,12 +12,28 @@ use serde_json::{Value, json};
 /// flash-linear-attention and of Transformers).
 const DELTA_CHUNK: usize = 64;
 
+/// The most layers that a file may list.
+const MOST_LAYERS: usize = 10_000;
+
 /// A layer type with the kind of its layer, when it has one.
 fn kinds_of(layers: &[Value], field: &str, known: &[(&str, LayerKind)]) -> Result<Vec<LayerKind>, ConfigError> {
+    if layers.len() > MOST_LAYERS {
+        return Err(inexpressible(field, &json!(layers.len()), "a model has 10,000 layers at most"));
+    }
     let one = |layer: &Value| known.iter().find(|(name, _)| layer == name).map(|(_, kind)| *kind);
     let all: Option<Vec<LayerKind>> = layers.iter().map(one).collect();
     let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
     all.ok_or_else(|| inexpressible(field, &json!(layers), &format!("layers of this type are {}", names.join(", "))))
+}
+
+/// Refuses a list of layers of another length than the model.
+fn is_of_all_layers(listed: Option<usize>, layers: usize) -> Result<(), ConfigError> {
+    match listed {
+        Some(listed) if listed != layers => {
+            Err(inexpressible("layer_types", &json!(format!("{listed} layers")), &format!("`num_hidden_layers` is {layers}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The shortest list whose repetition gives the kinds of all layers.
@@ -60,13 +76,17 @@ fn qwen_parts(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, Confi
         norm: LinearNorm::Heads,
         chunk: DELTA_CHUNK,
     };
+    let listed = kinds.as_ref().map(Vec::len);
     let layer_kinds = match kinds {
         Some(kinds) => shortest(kinds_of(&kinds, "layer_types", &KINDS)?),
-        None => (1..=every).map(|layer| if layer == every { LayerKind::Attention } else { LayerKind::Linear }).collect(),
+        None => (1..=every.min(MOST_LAYERS))
+            .map(|layer| if layer == every { LayerKind::Attention } else { LayerKind::Linear })
+            .collect(),
     };
     let has_bias = fields.flag_or("attention_bias", false)?;
     fields.default_rotary_share(0.25);
     let decoder = common(fields, defaults)?;
+    is_of_all_layers(listed, decoder.layers)?;
     Ok(Decoder {
         qkv_bias: has_bias,
         attention_output_bias: has_bias,
@@ -78,8 +98,7 @@ fn qwen_parts(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, Confi
     })
 }
 
-const QWEN_NEXT: Defaults =
-    Defaults { sequence: 32_768, kv_heads: Some(2), head_dimension: Some(256), ..LLAMA };
+const QWEN_NEXT: Defaults = Defaults { sequence: 32_768, kv_heads: Some(2), head_dimension: Some(256), ..LLAMA };
 
 /// Reads the mixtures of Qwen3-Next and 3.5: a shared expert with a gate of its own.
 fn qwen_mixtures(fields: &mut Fields, [experts, top_k]: [usize; 2]) -> Result<Mixtures, ConfigError> {
@@ -196,6 +215,7 @@ pub(super) fn granite_hybrid(fields: &mut Fields) -> Result<Model, ConfigError> 
         Some(kinds) => Some(kinds),
         None => fields.list("layer_types")?,
     };
+    let listed = kinds.as_ref().map(Vec::len);
     let layer_kinds = match kinds {
         Some(kinds) => shortest(kinds_of(&kinds, "layer_types", &KINDS)?),
         None => vec![LayerKind::Linear],
@@ -213,8 +233,8 @@ pub(super) fn granite_hybrid(fields: &mut Fields) -> Result<Model, ConfigError> 
     router(fields)?;
     fields.note("Granite's scales of embedding, scores, layers and logits are left out: they cost nothing, and results differ");
     let decoder = common(fields, &LLAMA)?;
-    let mixtures =
-        (experts > 0).then(|| Mixtures { shared_ffn: Some(shared), ..mixtures([experts, top_k.max(1), decoder.ffn]) });
+    is_of_all_layers(listed, decoder.layers)?;
+    let mixtures = (experts > 0).then(|| Mixtures { shared_ffn: Some(shared), ..mixtures([experts, top_k.max(1), decoder.ffn]) });
     Ok(Model::Decoder(Decoder {
         ffn: if mixtures.is_some() { decoder.ffn } else { shared },
         qkv_bias: has_bias,
@@ -243,7 +263,7 @@ pub(super) fn bamba(fields: &mut Fields) -> Result<Model, ConfigError> {
         true => LayerKind::Attention,
         false => LayerKind::Linear,
     };
-    let layer_kinds = shortest((0..decoder.layers).map(kind).collect());
+    let layer_kinds = shortest((0..decoder.layers.min(MOST_LAYERS)).map(kind).collect());
     Ok(Model::Decoder(Decoder {
         qkv_bias: has_bias,
         attention_output_bias: has_bias,
@@ -377,14 +397,8 @@ const MAMBA_SEQUENCE: usize = 2048;
 
 pub(super) fn mamba2(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
-    let names: MambaFields = [
-        ("num_heads", 128),
-        ("head_dim", 64),
-        ("n_groups", 8),
-        ("state_size", 128),
-        ("conv_kernel", 4),
-        ("chunk_size", 256),
-    ];
+    let names: MambaFields =
+        [("num_heads", 128), ("head_dim", 64), ("n_groups", 8), ("state_size", 128), ("conv_kernel", 4), ("chunk_size", 256)];
     let linear = mamba(fields, &names, ["use_conv_bias", "use_bias"])?;
     let [layers, hidden] = [fields.size_or("num_hidden_layers", 64)?, fields.size_or("hidden_size", 4096)?];
     let vocab = fields.size_or("vocab_size", 32_768)?;

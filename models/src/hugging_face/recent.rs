@@ -1,5 +1,5 @@
-//! Decoders of 2025 with parts of their own: gpt-oss, OLMo 2 and 3, MiniMax-M2, Seed-OSS, ERNIE 4.5,
-//! EXAONE 4, Hunyuan, Arcee.
+//! Decoders of 2025 with parts of their own: gpt-oss, OLMo 2 and 3, MiniMax-M2, Seed-OSS,
+//! ERNIE 4.5, EXAONE 4, Hunyuan, Arcee.
 
 use super::decoders::{Defaults, LLAMA, common, mixtures, period, router, silu, windowed};
 use super::fields::{ConfigError, Fields, inexpressible};
@@ -46,13 +46,8 @@ pub(super) fn gpt_oss(fields: &mut Fields) -> Result<Model, ConfigError> {
     };
     let decoder = common(fields, &defaults)?;
     let mixtures = Mixtures { router_bias: true, expert_bias: true, ..mixtures([experts, top_k, decoder.ffn]) };
-    let decoder = Decoder {
-        qkv_bias: has_bias,
-        attention_output_bias: has_bias,
-        sinks: true,
-        mixtures: Some(mixtures),
-        ..decoder
-    };
+    let decoder =
+        Decoder { qkv_bias: has_bias, attention_output_bias: has_bias, sinks: true, mixtures: Some(mixtures), ..decoder };
     Ok(Model::Decoder(with_windows(decoder, windows)))
 }
 
@@ -114,13 +109,7 @@ pub(super) fn minimax_m2(fields: &mut Fields) -> Result<Model, ConfigError> {
         ));
     }
     let rotated = fields.optional("rotary_dim")?;
-    let defaults = Defaults {
-        sequence: 196_608,
-        kv_heads: Some(8),
-        head_dimension: Some(128),
-        rope_theta: 5e6,
-        ..LLAMA
-    };
+    let defaults = Defaults { sequence: 196_608, kv_heads: Some(8), head_dimension: Some(128), rope_theta: 5e6, ..LLAMA };
     let decoder = common(fields, &defaults)?;
     let rotary_dimension = rotated.filter(|&rotated| rotated != decoder.head_features()).or(decoder.rotary_dimension);
     Ok(Model::Decoder(Decoder {

@@ -83,7 +83,9 @@ impl Lines {
 /// A value as both notations read it. Numbers have no exponent, which PyYAML takes for a text.
 fn written(value: &Value) -> String {
     match value {
-        Value::Number(number) if number.is_f64() => number.as_f64().map_or_else(|| number.to_string(), |number| format!("{number:?}")),
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().map_or_else(|| number.to_string(), |number| format!("{number:?}"))
+        }
         Value::Array(list) => format!("[{}]", list.iter().map(written).collect::<Vec<_>>().join(", ")),
         other => other.to_string(),
     }
@@ -118,10 +120,15 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
     let mut all: Vec<String> = text.lines().map(String::from).collect();
     let [section @ .., name] = parts else { return text.into() };
     let section = section.join(".");
-    let range = if form.has_headers { of_header(&all, &section) } else { of_mapping(&all, section.split('.').filter(|part| !part.is_empty())) };
+    let range = if form.has_headers {
+        of_header(&all, &section)
+    } else {
+        of_mapping(&all, section.split('.').filter(|part| !part.is_empty()))
+    };
     match range {
         Section::Lines { first, end, indent } => {
-            let found = (first..end).find(|&line| indent_of(&all[line]) == indent && name_of(&all[line], form.separator) == Some(name));
+            let found =
+                (first..end).find(|&line| indent_of(&all[line]) == indent && name_of(&all[line], form.separator) == Some(name));
             let blank = " ".repeat(indent);
             match (found, edit) {
                 (Some(line), Edit::Set(value)) => {
@@ -154,7 +161,8 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
         }
         Section::Missing => {
             if let Edit::Set(value) = edit {
-                let (header, indent) = if form.has_headers { (format!("\n[{section}]"), "") } else { (format!("{section}:"), "  ") };
+                let (header, indent) =
+                    if form.has_headers { (format!("\n[{section}]"), "") } else { (format!("{section}:"), "  ") };
                 all.push(header);
                 all.push(form.line(indent, name, value));
             }
@@ -167,9 +175,15 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
 /// Where the settings of a section are.
 enum Section {
     /// In these lines, with so many blanks before them.
-    Lines { first: usize, end: usize, indent: usize },
+    Lines {
+        first: usize,
+        end: usize,
+        indent: usize,
+    },
     /// In braces on a line.
-    Inline { line: usize },
+    Inline {
+        line: usize,
+    },
     Missing,
 }
 
@@ -180,7 +194,8 @@ fn of_header(all: &[String], section: &str) -> Section {
     if section.is_empty() {
         return Section::Lines { first: 0, end: next(0), indent: 0 };
     }
-    let found = all.iter().position(|line| is_header(line) && line.trim().trim_start_matches('[').split(']').next() == Some(section));
+    let found =
+        all.iter().position(|line| is_header(line) && line.trim().trim_start_matches('[').split(']').next() == Some(section));
     found.map_or(Section::Missing, |line| Section::Lines { first: line + 1, end: next(line + 1), indent: 0 })
 }
 
@@ -212,7 +227,8 @@ fn end_of_value(all: &[String], line: usize, end: usize) -> usize {
     let mut next = line + 1;
     while next < end {
         let text = &all[next];
-        let is_inner = depth > 0 || indent_of(text) > indent || (indent_of(text) == indent && text.trim_start().starts_with("- "));
+        let is_inner =
+            depth > 0 || indent_of(text) > indent || (indent_of(text) == indent && text.trim_start().starts_with("- "));
         if text.trim().is_empty() {
             next += 1;
             continue;

@@ -23,9 +23,10 @@ pub(super) fn change(text: &str, parts: &[&str], edit: Edit<'_>) -> Result<Strin
             Some(member) => return Err(format!("`{}` is no object", member.name)),
             None => {
                 let Edit::Set(value) = edit else { return Ok(text.into()) };
-                let nested = parts[depth + 1..].iter().rev().fold(value.clone(), |inner, part| {
-                    Value::Object([((*part).to_string(), inner)].into_iter().collect())
-                });
+                let nested = parts[depth + 1..]
+                    .iter()
+                    .rev()
+                    .fold(value.clone(), |inner, part| Value::Object([((*part).to_string(), inner)].into_iter().collect()));
                 return Ok(added(text, object, &inside, part, &nested));
             }
         }

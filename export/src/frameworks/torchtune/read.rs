@@ -61,7 +61,10 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     stated.refuse(&["model.use_dora"], "of adapters, plain LoRA and QLoRA are planned")?;
     stated.refuse(&["optimizer_in_bwd", "fsdp_sharding_strategy"], "no plan expresses it, and it decides memory")?;
     for teacher in ["teacher_model", "reward_and_value_model", "ref_policy_model", "base_model_path", "quantizer"] {
-        stated.refuse(&[teacher, &format!("{teacher}.*")], "training with other models, and from quantised weights, is not planned")?;
+        stated.refuse(
+            &[teacher, &format!("{teacher}.*")],
+            "training with other models, and from quantised weights, is not planned",
+        )?;
     }
     let sequence = stated.size("tokenizer.max_seq_len")?;
     stated.neutral(&NEUTRAL);
@@ -82,14 +85,18 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         Some(name) if name.contains("Chunked") || name.contains("LinearCrossEntropy") => LossKernel::Chunked,
         None => LossKernel::Plain,
         Some(name) if name.ends_with("CrossEntropyLoss") => LossKernel::Plain,
-        Some(_) => return Err(stated.unknown("loss._component_", "losses of next tokens: CEWithChunkedOutputLoss, CrossEntropyLoss")),
+        Some(_) => {
+            return Err(stated.unknown("loss._component_", "losses of next tokens: CEWithChunkedOutputLoss, CrossEntropyLoss"));
+        }
     };
     if stated.is_on("compile")? {
         stated.assume("`compile`: kernels are those that the stack `torchtune` is fitted to");
     }
     plan.stack = Stack::new(STACK);
     stated.assume("`stack` torchtune: its own recipes on PyTorch's FSDP2");
-    let known = MODELS.iter().find(|(_, _, own, _)| *own == builder || own.replace("3_1_", "3_") == builder || own.replace("3_1_", "3_3_") == builder);
+    let known = MODELS
+        .iter()
+        .find(|(_, _, own, _)| *own == builder || own.replace("3_1_", "3_") == builder || own.replace("3_1_", "3_3_") == builder);
     let (model, unknown_model) = match known {
         Some((name, ..)) => {
             let model = Model::named(name).map_err(PlanError::from)?;
@@ -113,7 +120,10 @@ fn read_layout(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<L
     let wrong = |reason: String| FrameworkError::Form { reason, hint: "say the cluster with `--topology` and `--nodes`".into() };
     let of_model = tensor.saturating_mul(context);
     if !ranks.is_multiple_of(of_model.saturating_mul(replicate)) {
-        return Err(wrong(format!("{ranks} ranks are no multiple of the dimensions' product, {}", of_model.saturating_mul(replicate))));
+        return Err(wrong(format!(
+            "{ranks} ranks are no multiple of the dimensions' product, {}",
+            of_model.saturating_mul(replicate)
+        )));
     }
     let data = ranks / of_model;
     if let Some(shard) = stated.take("data_parallel_shard_dim").filter(|value| *value != -1)
@@ -123,7 +133,12 @@ fn read_layout(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<L
     }
     let micro_batch = match stated.size("batch_size")?.or(surroundings.micro_batch) {
         Some(size) => size,
-        None => return Err(FrameworkError::Form { reason: "it states no `batch_size`".into(), hint: "add it, or say `--micro-batch`".into() }),
+        None => {
+            return Err(FrameworkError::Form {
+                reason: "it states no `batch_size`".into(),
+                hint: "add it, or say `--micro-batch`".into(),
+            });
+        }
     };
     let reshards = stated.flag("fsdp_reshard_after_forward")?.unwrap_or(true);
     let zero = match (ranks, reshards) {

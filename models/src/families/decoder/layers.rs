@@ -13,10 +13,14 @@ pub(super) const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Graph {
     let mut layers = Layers { builder: GraphBuilder::new(name, options), sizes };
     let positions = vec![dimension(BATCH, options.batch), dimension("sequence", sizes.sequence)];
+    let seen = sizes.vision.map(|tower| layers.vision(options.batch, &tower));
     layers.builder.block("embedding", false);
     let table = layers.table("model.embed_tokens.weight");
     let tokens = layers.builder.input(InputKind::Tokens, positions.clone());
     let mut x = layers.embedding(tokens, table, &positions);
+    if let Some(seen) = seen {
+        x = layers.builder.place_tokens("model.image_tokens", x, seen);
+    }
     for layer in 0..sizes.layers {
         layers.builder.block(format!("layer {layer}"), true);
         x = layers.layer(layer, x);
@@ -320,7 +324,8 @@ impl Layers<'_> {
         let (slots, routing) = self.builder.dispatch(module, x, router, router_bias, &shape);
         let y = match self.sizes.feed_forward.is_gated() {
             true => {
-                let [gate, up] = ["w1", "w3"].map(|matrix| self.expert_product(module, matrix, slots, [experts, inner, hidden], mixtures));
+                let [gate, up] =
+                    ["w1", "w3"].map(|matrix| self.expert_product(module, matrix, slots, [experts, inner, hidden], mixtures));
                 self.gated(&name("experts.act"), gate, up)
             }
             false => {

@@ -45,10 +45,20 @@ pub(in crate::kernel) fn scan_gradient(sizes: &Scan) -> KernelSpec {
     KernelSpec {
         flops: Some(GRADIENT * sizes.flops()),
         model_flops: Some(2.0 * sizes.flops()),
-        ..spec("scan_gradient", sizes, [
-            read("dy", sizes.value_elements()), keys, values, controls, scalars,
-            write("dkeys", sizes.key_elements()), write("dvalues", sizes.value_elements()),
-            write("dcontrols", sizes.control_elements()), write("dscalars", sizes.scalar_elements()).single(),
-        ])
+        ..spec(
+            "scan_gradient",
+            sizes,
+            [
+                read("dy", sizes.value_elements()),
+                keys,
+                values,
+                controls,
+                scalars,
+                write("dkeys", sizes.key_elements()),
+                write("dvalues", sizes.value_elements()),
+                write("dcontrols", sizes.control_elements()),
+                write("dscalars", sizes.scalar_elements()).single(),
+            ],
+        )
     }
 }
