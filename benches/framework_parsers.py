@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Exports plans with Foretell and gives the files to the frameworks' own parsers.
 
-Needs torch, transformers, megatron-core, torchtitan, deepspeed and accelerate from PyPI; no GPU. With --megatron-lm FOLDER, a checkout of
+Needs torch, transformers, megatron-core, torchtitan, deepspeed, accelerate, trl, axolotl, llamafactory and torchtune from PyPI, each for
+its own cases; no GPU. With --megatron-lm FOLDER, a checkout of
 Megatron-LM, its argument parser reads the arguments too. `tests/frameworks.rs` runs it for each framework that can be imported.
 
 Usage: benches/framework_parsers.py --foretell target/debug/foretell [--only FRAMEWORK] [--megatron-lm FOLDER]
@@ -30,7 +31,15 @@ CASES = {
     "torchtitan-fsdp": ("qwen3-32b", 1, "{data: 8, zero: 3, shard_group: 4}"),
     "deepspeed": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, offload: optimizer}"),
     "accelerate": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, recompute: full}"),
+    "trl": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, recompute: full}"),
+    "trl-zero": ("llama3-8b", 1, "{data: 8, zero: 2, micro_batch: 2, offload: optimizer}"),
+    "axolotl": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, recompute: full}"),
+    "llamafactory": ("llama3-8b", 1, "{data: 8, zero: 0, micro_batch: 2, recompute: full}"),
+    "torchtune": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, recompute: full}"),
 }
+
+# Names of `--to` that are not those of the Python package.
+TO = {"llamafactory": "llama-factory"}
 
 
 # Megatron's own checks, with an H100's properties where it asks for those of the GPU.
@@ -102,6 +111,61 @@ def accelerate(folder, _):
     print("  ", config.distributed_type, config.num_processes, arguments.per_device_train_batch_size, arguments.optim)
 
 
+def of_yaml(path):
+    import yaml
+
+    document = yaml.safe_load(path.read_text())
+    # A machine without GPUs trains neither in bf16 nor with FSDP or DeepSpeed.
+    text = {name: value for name, value in document.items() if isinstance(value, str)}
+    assert not any(value.replace(".", "").replace("e-", "").isdigit() for value in text.values()), text
+    return document
+
+
+def trl(folder, _):
+    from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
+
+    document = of_yaml(folder / "trl.yaml")
+    plain = {name: value for name, value in document.items() if name not in ("fsdp", "fsdp_config", "deepspeed")}
+    config = folder / "parsed.yaml"
+    config.write_text(json.dumps({**plain, "bf16": False, "use_cpu": True}))
+    fields = {field.name for field in __import__("dataclasses").fields(SFTConfig)}
+    assert {"fsdp", "fsdp_config", "deepspeed"} <= fields
+    words = ["--config", str(config), "--model_name_or_path", "model", "--dataset_name", "data"]
+    _, arguments, _ = TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(args=words)
+    print("  ", arguments.per_device_train_batch_size, arguments.max_length, arguments.gradient_checkpointing, arguments.learning_rate)
+
+
+def axolotl(folder, _):
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    document = of_yaml(folder / "axolotl.yaml")
+    datasets = [{"path": "data", "type": "alpaca"}]
+    config = AxolotlInputConfig(base_model="model", datasets=datasets, **document)
+    unknown = set(document) - set(AxolotlInputConfig.model_fields)
+    assert not unknown, unknown
+    print("  ", config.micro_batch_size, config.sequence_len, config.optimizer, config.fsdp_config)
+
+
+def llamafactory(folder, _):
+    from llamafactory.hparams import DataArguments, FinetuningArguments, ModelArguments, TrainingArguments
+    from transformers import HfArgumentParser
+
+    document = of_yaml(folder / "llama_factory.yaml")
+    plain = {name: value for name, value in document.items() if name not in ("fsdp", "fsdp_config", "deepspeed")}
+    parser = HfArgumentParser((ModelArguments, DataArguments, TrainingArguments, FinetuningArguments))
+    parsed = parser.parse_dict({**plain, "bf16": False, "model_name_or_path": "model", "dataset": "data", "template": "llama3"})
+    print("  ", parsed[2].per_device_train_batch_size, parsed[1].cutoff_len, parsed[0].disable_gradient_checkpointing, parsed[3].finetuning_type)
+
+
+def torchtune(folder, _):
+    from omegaconf import OmegaConf
+    from torchtune.config import validate
+
+    config = OmegaConf.load(folder / "torchtune.yaml")
+    validate(config)
+    print("  ", config.batch_size, config.tokenizer.max_seq_len, config.optimizer.lr, config.enable_activation_checkpointing)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--foretell", required=True)
@@ -117,7 +181,7 @@ def main():
             folder = pathlib.Path(scratch) / name
             plan = pathlib.Path(scratch) / f"{name}.yaml"
             plan.write_text(PLAN.format(model=model, nodes=nodes, layout=layout))
-            subprocess.run([foretell, "export", "--plan", plan, "--to", framework, "-o", folder], check=True)
+            subprocess.run([foretell, "export", "--plan", plan, "--to", TO.get(framework, framework), "-o", folder], check=True)
             globals()[framework](folder, arguments.megatron_lm)
             print(f"{name}: accepted")
 

@@ -33,6 +33,12 @@ LLAMA31 = dict(rope_parameters=dict(rope_theta=500000.0, rope_type="llama3", fac
 LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=2,
               moe_intermediate_size=48)
 
+DELTA = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16, linear_value_head_dim=24)
+
+# Nemotron 3 Nano's layers (its `hybrid_override_pattern`).
+LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+NANO = [LETTERS[letter] for letter in "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"]
+
 # By name: the class of the configuration, that of the model, and the sizes.
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(n_layer=3, n_embd=64, n_head=4, vocab_size=500, n_positions=128)),
@@ -55,6 +61,81 @@ CASES = {
     "glm4-moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM", decoder(*SMALL, num_key_value_heads=2, n_routed_experts=8, num_experts_per_tok=2,
                                                                 moe_intermediate_size=48, use_qk_norm=True, head_dim=16)),
     "glm-4.5-air": ("Glm4MoeConfig", "Glm4MoeForCausalLM", dict(head_dim=128, attention_bias=True, pad_token_id=151329)),
+    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", decoder(4, 64, 4, 48, 500, 128, num_key_value_heads=2, head_dim=16, num_local_experts=8,
+                                                            sliding_window=32)),
+    "gpt-oss-120b": ("GptOssConfig", "GptOssForCausalLM", dict()),
+    "gpt-oss-20b": ("GptOssConfig", "GptOssForCausalLM", dict(num_hidden_layers=24, num_local_experts=32)),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", decoder(*SMALL, num_key_value_heads=2)),
+    "olmo2-7b": ("Olmo2Config", "Olmo2ForCausalLM", decoder(32, 4096, 32, 11008, 100352, 4096, rms_norm_eps=1e-6, **rope(5e5))),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", decoder(5, 64, 4, 160, 500, 128, num_key_value_heads=2, sliding_window=32)),
+    "olmo3-32b": ("Olmo3Config", "Olmo3ForCausalLM", decoder(64, 5120, 40, 27648, 100278, 65536, num_key_value_heads=8, rms_norm_eps=1e-6)),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", decoder(*SMALL, num_key_value_heads=2, num_experts=8, num_experts_per_tok=2)),
+    "olmoe-7b": ("OlmoeConfig", "OlmoeForCausalLM", dict(intermediate_size=1024)),
+    "minimax-m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=8,
+                                                                      num_experts_per_tok=2)),
+    "minimax-m2-229b": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", dict()),
+    "seed-oss": ("SeedOssConfig", "SeedOssForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=32)),
+    "seed-oss-36b": ("SeedOssConfig", "SeedOssForCausalLM", decoder(64, 5120, 80, 27648, 155136, 524288, num_key_value_heads=8, **rope(1e7))),
+    "ernie4.5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=16, use_bias=True)),
+    "ernie4.5-0.3b": ("Ernie4_5Config", "Ernie4_5ForCausalLM", dict()),
+    "ernie4.5-moe": ("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM", decoder(4, 64, 4, 160, 500, 128, num_key_value_heads=2, moe_num_experts=8, moe_k=2,
+                                                                             moe_intermediate_size=48, moe_layer_end_index=3)),
+    "ernie4.5-21b": ("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM", dict()),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", decoder(5, 64, 4, 160, 500, 128, num_key_value_heads=2, sliding_window=32)),
+    "exaone4-32b": ("Exaone4Config", "Exaone4ForCausalLM", decoder(64, 5120, 40, 27392, 102400, 131072, num_key_value_heads=8, sliding_window_pattern=4,
+                                                                   **rope(1e6))),
+    "hunyuan": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True)),
+    "hunyuan-7b": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", decoder(32, 4096, 32, 14336, 128167, 32768, num_key_value_heads=8, head_dim=128,
+                                                                              tie_word_embeddings=True)),
+    "hunyuan-moe": ("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=32, num_experts=8, moe_topk=2)),
+    "hunyuan-a13b": ("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM", decoder(32, 4096, 32, 3072, 128167, 32768, num_key_value_heads=8, head_dim=128,
+                                                                             num_experts=64, moe_topk=[8] * 32, tie_word_embeddings=True)),
+    "arcee": ("ArceeConfig", "ArceeForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=16)),
+    "arcee-4.5b": ("ArceeConfig", "ArceeForCausalLM", decoder(36, 2560, 20, 18432, 128004, 65536, num_key_value_heads=4, head_dim=128)),
+    "granitemoe": ("GraniteMoeConfig", "GraniteMoeForCausalLM", decoder(*SMALL, num_key_value_heads=2)),
+    "granite3-3b-a800m": ("GraniteMoeConfig", "GraniteMoeForCausalLM", decoder(32, 1536, 24, 512, 49155, 4096, num_key_value_heads=8, num_local_experts=40,
+                                                                              num_experts_per_tok=8, tie_word_embeddings=True)),
+    "qwen3-next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", decoder(5, 64, 4, 160, 500, 128, num_key_value_heads=2, head_dim=16, **DELTA,
+                                                                     num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48,
+                                                                     shared_expert_intermediate_size=40, mlp_only_layers=[0])),
+    "qwen3-next-80b-a3b": ("Qwen3NextConfig", "Qwen3NextForCausalLM", dict(max_position_embeddings=262144,
+                                                                           **rope(1e7, partial_rotary_factor=0.25))),
+    "qwen3.5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", decoder(5, 64, 4, 160, 500, 128, num_key_value_heads=2, head_dim=16, **DELTA)),
+    "qwen3.5-9b": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", dict()),
+    "qwen3.5-moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", dict(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, vocab_size=500,
+                                                                        num_key_value_heads=2, head_dim=16, **DELTA, num_experts=8,
+                                                                        num_experts_per_tok=2, moe_intermediate_size=48,
+                                                                        shared_expert_intermediate_size=40)),
+    "qwen3.5-35b-a3b": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", dict()),
+    "granite-hybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", decoder(
+        3, 64, 4, 48, 500, 128, num_key_value_heads=2, shared_intermediate_size=40, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mamba_n_heads=8, mamba_d_state=16, mamba_n_groups=2, position_embedding_type="rope")),
+    "granite4-tiny": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", decoder(
+        40, 1536, 12, 512, 100352, 131072, num_key_value_heads=4, num_local_experts=62, num_experts_per_tok=6, shared_intermediate_size=1024,
+        mamba_n_heads=48, mamba_d_head=64, mamba_d_state=128, tie_word_embeddings=True,
+        layer_types=["full_attention" if layer in (5, 15, 25, 35) else "linear_attention" for layer in range(40)])),
+    "granite4-micro": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", decoder(
+        40, 2048, 32, 8192, 100352, 131072, num_key_value_heads=8, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=8192,
+        mamba_n_heads=64, mamba_d_head=64, mamba_d_state=128, tie_word_embeddings=True,
+        layer_types=["full_attention" if layer in (10, 13, 17, 27) else "linear_attention" for layer in range(40)])),
+    "bamba": ("BambaConfig", "BambaForCausalLM", decoder(*SMALL, num_key_value_heads=2, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_state=16,
+                                                        mamba_proj_bias=True)),
+    "bamba-9b": ("BambaConfig", "BambaForCausalLM", dict(attn_layer_indices=[9, 18, 27], mamba_d_state=128)),
+    "falcon-h1": ("FalconH1Config", "FalconH1ForCausalLM", decoder(*SMALL, num_key_value_heads=2, mamba_d_ssm=128, mamba_n_heads=8, mamba_d_head=16,
+                                                                  mamba_d_state=16, mamba_n_groups=2, mamba_rms_norm=True)),
+    "falcon-h1-0.5b": ("FalconH1Config", "FalconH1ForCausalLM", decoder(36, 1024, 8, 2048, 32784, 16384, num_key_value_heads=2, head_dim=64, mamba_d_ssm=1536,
+                                                                        mamba_n_heads=24, mamba_d_head=64, mamba_d_state=128)),
+    "nemotron-h": ("NemotronHConfig", "NemotronHForCausalLM", dict(
+        hidden_size=64, vocab_size=500, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=160, max_position_embeddings=128,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "linear_attention"], mamba_num_heads=8, mamba_head_dim=16,
+        ssm_state_size=16, n_groups=2, moe_intermediate_size=48, moe_shared_expert_intermediate_size=40)),
+    "nemotron3-nano-30b": ("NemotronHConfig", "NemotronHForCausalLM", dict(
+        hidden_size=2688, num_attention_heads=32, num_key_value_heads=2, head_dim=128, intermediate_size=1856, max_position_embeddings=262144,
+        layers_block_type=NANO, mamba_num_heads=64, mamba_head_dim=64, n_routed_experts=128, num_experts_per_tok=6, moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712)),
+    "mamba2": ("Mamba2Config", "Mamba2ForCausalLM", dict(num_hidden_layers=3, hidden_size=64, vocab_size=500, num_heads=8, head_dim=16, state_size=16,
+                                                        n_groups=2)),
+    "mamba2-7b": ("Mamba2Config", "Mamba2ForCausalLM", dict()),
     "mistral": ("MistralConfig", "MistralForCausalLM", decoder(*SMALL, num_key_value_heads=2, sliding_window=32)),
     "mistral-7b": ("MistralConfig", "MistralForCausalLM", decoder(32, 4096, 32, 14336, 32000, 32768, rms_norm_eps=1e-5)),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", decoder(*SMALL, num_key_value_heads=2, num_local_experts=4)),
@@ -125,21 +206,24 @@ CASES = {
     "resnet-50": ("ResNetConfig", "ResNetForImageClassification", dict(num_labels=10)),
 }
 
-# Models of images and text, of which the text model counts: the text model's sizes, and those of
-# the part that sees.
+# Models of images and text: the text model's sizes, and those of the part that sees.
 SEES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+SEES_SIGLIP = dict(SEES, model_type="siglip_vision_model", image_size=896, patch_size=14, vision_use_head=False)
+SEES_CLIP = dict(SEES, model_type="clip_vision_model", image_size=32, patch_size=8)
+SIGLIP_SO400M = dict(model_type="siglip_vision_model", hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16,
+                     image_size=896, patch_size=14, vision_use_head=False)
 SEES_QWEN = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64)
 WITH_IMAGES = {
     "llama4-images": ("Llama4Config", "Llama4ForConditionalGeneration", decoder(
         *SMALL, num_key_value_heads=2, head_dim=16, intermediate_size_mlp=100, num_local_experts=2), SEES),
     "llama4-images-tied": ("Llama4Config", "Llama4ForConditionalGeneration", decoder(
         *SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=2, tie_word_embeddings=True), SEES),
-    "gemma3-images": ("Gemma3Config", "Gemma3ForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, head_dim=32), SEES),
+    "gemma3-images": ("Gemma3Config", "Gemma3ForConditionalGeneration", decoder(*SMALL[:5], 512, num_key_value_heads=2, head_dim=32), SEES_SIGLIP),
     "gemma3-4b": ("Gemma3Config", "Gemma3ForConditionalGeneration", dict(
         hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024,
-        rope_scaling=dict(factor=8.0, rope_type="linear")), SEES),
+        rope_scaling=dict(factor=8.0, rope_type="linear")), SIGLIP_SO400M),
     "gemma3-12b": ("Gemma3Config", "Gemma3ForConditionalGeneration", dict(
-        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8, sliding_window=1024), SEES),
+        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8, sliding_window=1024), SIGLIP_SO400M),
     "qwen2-vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, tie_word_embeddings=False),
                  dict(depth=1, embed_dim=32, num_heads=2, hidden_size=64)),
     "qwen2.5-vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, tie_word_embeddings=True), SEES_QWEN),
@@ -148,7 +232,24 @@ WITH_IMAGES = {
                      dict(SEES_QWEN, deepstack_visual_indexes=[0])),
     "qwen3-vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False),
                  dict(SEES_QWEN, deepstack_visual_indexes=[0])),
+    "qwen2.5-vl-7b": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", decoder(
+        28, 3584, 28, 18944, 152064, 128000, num_key_value_heads=4, tie_word_embeddings=False), dict(hidden_size=1280, out_hidden_size=3584)),
+    "qwen3-vl-8b": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", decoder(
+        36, 4096, 32, 12288, 151936, 262144, num_key_value_heads=8, tie_word_embeddings=False), dict(out_hidden_size=4096)),
+    "llava": ("LlavaConfig", "LlavaForConditionalGeneration", dict(model_type="llama", **decoder(*SMALL, num_key_value_heads=2)), SEES_CLIP),
+    "llava-1.5-7b": ("LlavaConfig", "LlavaForConditionalGeneration", dict(model_type="llama", vocab_size=32064, max_position_embeddings=4096, rms_norm_eps=1e-5),
+                     dict(model_type="clip_vision_model", hidden_size=1024, image_size=336, intermediate_size=4096, num_attention_heads=16,
+                          num_hidden_layers=24, patch_size=14, projection_dim=768, vocab_size=32000)),
+    "paligemma": ("PaliGemmaConfig", "PaliGemmaForConditionalGeneration", dict(model_type="gemma", **decoder(
+        *SMALL, num_key_value_heads=1, head_dim=32)), dict(SEES_SIGLIP, image_size=32, patch_size=8)),
+    "mistral3": ("Mistral3Config", "Mistral3ForConditionalGeneration", dict(model_type="mistral", **decoder(*SMALL, num_key_value_heads=2, sliding_window=None)),
+                 dict(SEES, model_type="pixtral", head_dim=16)),
+    "mistral-small-3.1-24b": ("Mistral3Config", "Mistral3ForConditionalGeneration", dict(model_type="mistral", **decoder(
+        40, 5120, 32, 32768, 131072, 131072, num_key_value_heads=8, head_dim=128, sliding_window=None, rms_norm_eps=1e-5)), dict(model_type="pixtral")),
 }
+
+# Of Llama 4 the text model alone is planned.
+TEXT_ALONE = ("llama4",)
 
 
 # Fields that every published file has.
@@ -171,6 +272,15 @@ def text_parameters(config, model):
     return sum(one.numel() for one in {id(one): one for one in all_of_text}.values())
 
 
+def finite(value):
+    """The same without infinite numbers, which JSON has not."""
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return None if value == float("inf") else value
+
+
 def differing(whole, defaults, always):
     return {field: value for field, value in whole.items() if field in always or defaults.get(field, ...) != value}
 
@@ -186,15 +296,16 @@ def main():
         sparse = differing(whole, defaults, ALWAYS)
         case = {"name": name, "parameters": parameters(config, model), "whole": whole, "sparse": sparse}
         print(f"{name:20} {case['parameters']:>16,}")
-        lines.append(json.dumps(case, default=str))
+        lines.append(json.dumps(finite(case), default=str))
     for name, (config_class, model, sizes, sees) in WITH_IMAGES.items():
         config = getattr(transformers, config_class)(text_config=sizes, vision_config=sees)
         whole, defaults = config.to_dict(), getattr(transformers, config_class)().to_dict()
         sparse = differing(whole, defaults, ["model_type"])
         sparse["text_config"] = differing(whole["text_config"], defaults["text_config"], ["model_type"])
-        case = {"name": name, "parameters": text_parameters(config, model), "whole": whole, "sparse": sparse}
+        count = text_parameters if name.startswith(TEXT_ALONE) else parameters
+        case = {"name": name, "parameters": count(config, model), "whole": whole, "sparse": sparse}
         print(f"{name:20} {case['parameters']:>16,}")
-        lines.append(json.dumps(case, default=str))
+        lines.append(json.dumps(finite(case), default=str))
     cases = ",\n".join(lines)
     text = f'{{"transformers": "{transformers.__version__}", "cases": [\n{cases}\n]}}\n'
     if arguments.check:

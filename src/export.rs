@@ -1,14 +1,15 @@
 //! `foretell export`: writes a plan's step in other tools' formats, and the plan as a job of
 //! another framework or of Slurm.
 
-use crate::failure::Failure;
+use crate::choices::usual_precision;
+use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
 use crate::predict::{self, PredictedPlan};
 use crate::trace_file::{self, TraceRanks};
 use clap::{Args, ValueEnum};
-use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, export_job};
+use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, Surroundings, change_file, export_job};
 use foretell_program::{Plan, Profile, Rank};
 use foretell_simulator::CostModel;
 use foretell_units::diagnostic::one_line;
@@ -21,7 +22,8 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   foretell export --plan plan.yaml --to chakra -o traces      (MLCommons Chakra traces, and what ASTRA-sim wants beside them)
   foretell export --plan plan.yaml --to perfetto -o trace.json
-  foretell export --plan plan.yaml --to megatron -o job; cd job; bash run.sh")]
+  foretell export --plan plan.yaml --to megatron -o job; cd job; bash run.sh
+  foretell export --plan plan.yaml --to axolotl --into their.yaml -o changed      (the difference is printed)")]
 pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
@@ -29,6 +31,10 @@ pub struct Arguments {
     /// The format
     #[arg(long, value_enum)]
     to: Target,
+    /// The framework's file that the plan was imported from: its settings change where it has
+    /// them, and the rest of it stays. Output: a folder for the changed file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["profile", "oversubscribe"])]
+    into: Option<PathBuf>,
     /// Measured costs, from `foretell calibrate`, for chakra and perfetto
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -55,6 +61,14 @@ enum Target {
     Deepspeed,
     /// Hugging Face Accelerate's configuration, with a Trainer's arguments
     Accelerate,
+    /// TRL's settings of `trl sft`
+    Trl,
+    /// Axolotl's configuration
+    Axolotl,
+    /// LLaMA-Factory's configuration
+    LlamaFactory,
+    /// A recipe of torchtune
+    Torchtune,
     /// A batch script that runs Foretell on Slurm
     Slurm,
 }
@@ -67,6 +81,10 @@ impl Target {
             Target::Torchtitan => Some(Framework::Torchtitan),
             Target::Deepspeed => Some(Framework::Deepspeed),
             Target::Accelerate => Some(Framework::Accelerate),
+            Target::Trl => Some(Framework::Trl),
+            Target::Axolotl => Some(Framework::Axolotl),
+            Target::LlamaFactory => Some(Framework::LlamaFactory),
+            Target::Torchtune => Some(Framework::Torchtune),
             Target::Slurm => Some(Framework::Slurm),
             Target::Chakra | Target::Perfetto => None,
         }
@@ -78,6 +96,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
     if !matches!(arguments.to, Target::Slurm | Target::Perfetto) {
         loaded.require_equal_steps("a plan in another tool's format")?;
+    }
+    if let Some(original) = &arguments.into {
+        let Some(framework) = arguments.to.framework() else {
+            let message = "a step's trace goes back to no file of settings";
+            return Err(Failure::input(code::OPTION_VALUE, message).hint("leave out `--into`"));
+        };
+        return changed(&loaded, framework, original, &arguments.output, json);
     }
     if let Some(framework) = arguments.to.framework() {
         return job(&loaded, framework, &arguments.output, json);
@@ -151,6 +176,58 @@ fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> 
     output::line(&format!("run it with: cd {}; {}", folder.display(), exported.command))
 }
 
+/// The document of `export --into`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ChangedAnswer {
+    /// The changed file.
+    file: PathBuf,
+    /// Lines that are removed and added, with `-` and `+` before them.
+    changes: Vec<String>,
+    /// How the job differs from the plan that was asked for.
+    differences: Vec<String>,
+}
+
+/// Puts a plan into the file that its job came from, and prints the difference.
+fn changed(loaded: &LoadedPlan, framework: Framework, original: &Path, folder: &Path, json: bool) -> Result<(), Failure> {
+    let text = inputs::read(original)?;
+    let beside = original.parent().unwrap_or(Path::new("."));
+    let read_beside = |name: &str| inputs::read_beside(beside, Path::new(name)).and_then(Result::ok);
+    let topology = &loaded.topology;
+    let surroundings = Surroundings {
+        ranks: topology.device_count(),
+        devices_per_node: topology.device_count() / topology.node_count().max(1),
+        device: topology.device_kinds().first().map_or("h100-sxm-80g", |kind| kind.name.as_str()),
+        precision: usual_precision(topology),
+        micro_batch: None,
+        sequence: None,
+        vocab: None,
+        file: &read_beside,
+    };
+    let changed = change_file(&job_of(loaded), framework, &text, surroundings)
+        .map_err(|error| Failure::of_input(error).in_file(original))?;
+    let name = original.file_name().ok_or_else(|| Failure::input(code::OPTION_VALUE, "`--into` names no file"))?;
+    let file = folder.join(name);
+    output::write(&file, changed.text.as_bytes())?;
+    for difference in &changed.job.differences {
+        output::note(&format!("not the plan that was asked for: {difference}"));
+    }
+    if json {
+        let (changes, differences) = (changed.difference, changed.job.differences);
+        return output::json(&ChangedAnswer { file, changes, differences });
+    }
+    for line in &changed.difference {
+        output::line(line)?;
+    }
+    let what = if changed.difference.is_empty() { "states the plan as it is" } else { "has these changes" };
+    output::line(&format!("{} {what}", file.display()))
+}
+
+fn job_of(loaded: &LoadedPlan) -> Job<'_> {
+    let topology = &loaded.topology;
+    let devices_per_node = topology.device_count() / topology.node_count().max(1);
+    Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node }
+}
+
 /// Writes a plan as a framework's job, and beside it the plan that the job expresses.
 pub fn write_job(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Result<(JobFiles, PlanFile), Failure> {
     let exported = exported(loaded, framework)?;
@@ -178,10 +255,7 @@ pub fn has_other_plan(loaded: &LoadedPlan, framework: Framework, folder: &Path) 
 }
 
 fn exported(loaded: &LoadedPlan, framework: Framework) -> Result<JobFiles, Failure> {
-    let topology = &loaded.topology;
-    let devices_per_node = topology.device_count() / topology.node_count().max(1);
-    let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
-    export_job(&job, framework).map_err(|error| Failure::of_input(error).in_file(&loaded.path))
+    export_job(&job_of(loaded), framework).map_err(|error| Failure::of_input(error).in_file(&loaded.path))
 }
 
 /// The plan that a job expresses, for a file in `folder`, which is there.

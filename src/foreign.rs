@@ -40,7 +40,7 @@ const NODES: Kind = ("Slurm's list of nodes", "use `foretell import slurm-nodes`
 const NVIDIA: Kind = ("the output of `nvidia-smi topo -m`", "use `foretell import nvidia-smi-topo`", None);
 const ROCM: Kind = ("the output of `rocm-smi`", "use `foretell import rocm-smi-topo`", None);
 const NCCL: Kind = ("NCCL's topology dump", "use `foretell import nccl-xml`", None);
-const TORCHTUNE: Kind = ("a recipe of torchtune", "it is not read; use `foretell plan --stack torchtune`", None);
+const TORCHTUNE: Kind = ("a recipe of torchtune", "use `foretell import torchtune`", None);
 const NEMO: Kind =
     ("a configuration of NeMo", "it is not read; give Megatron-LM's arguments to `foretell import megatron-args`", None);
 const NANOTRON: Kind = ("a configuration of nanotron", "it is not read; use `foretell plan --fix` with its sizes", None);
@@ -71,6 +71,7 @@ pub fn refuse_other_kinds(text: &str, form: PlanForm, path: &Path) -> Result<(),
         PlanForm::Deepspeed => DEEPSPEED,
         PlanForm::HuggingFaceTrainer => TRAINER,
         PlanForm::Accelerate => ACCELERATE,
+        PlanForm::Torchtune => TORCHTUNE,
     };
     match recognise(text) {
         // Scripts and lists of settings name each other's words.
@@ -212,7 +213,7 @@ mod tests {
             ("======= ROCm System Management Interface =======\n", "import rocm-smi-topo"),
             ("<system version=\"1\"></system>", "import nccl-xml"),
             ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "import accelerate"),
-            ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "--stack torchtune"),
+            ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "import torchtune"),
             ("trainer:\n  devices: 8\nmodel:\n  mcore_gpt: true\nexp_manager:\n  x: 1\n", "NeMo"),
             ("parallelism:\n  dp: 8\ntokens:\n  x: 1\noptimizer:\n  x: 1\n", "nanotron"),
             ("max_seq_len: 2048\nmodel:\n  name: mpt\nfsdp_config:\n  x: 1\n", "llm-foundry"),

@@ -103,9 +103,12 @@ enum Form {
     DeepspeedJson,
     /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of TRL,
     /// LLaMA-Factory and Axolotl
+    #[value(alias("trl"), alias("axolotl"), alias("llama-factory"))]
     HfTrainer,
     /// Accelerate's configuration
     Accelerate,
+    /// A recipe of torchtune
+    Torchtune,
     /// Traces of PyTorch's profiler: a profile, and with `--run` a measured run
     Kineto,
 }
@@ -119,6 +122,7 @@ impl Form {
             Form::DeepspeedJson => Some(PlanForm::Deepspeed),
             Form::HfTrainer => Some(PlanForm::HuggingFaceTrainer),
             Form::Accelerate => Some(PlanForm::Accelerate),
+            Form::Torchtune => Some(PlanForm::Torchtune),
             _ => None,
         }
     }

@@ -97,6 +97,13 @@ pub fn read_run_file(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_RUN_FILE)
 }
 
+/// How far a compressed trace may grow. Traces of PyTorch's profiler grow 10 to 40 times, and
+/// gzip's limit is 1,032.
+const MOST_GROWTH: u64 = 200;
+
+/// Text that any compressed trace may have.
+const LEAST_LIMIT: u64 = 64 << 20;
+
 /// Reads a trace, which may be compressed with gzip, as PyTorch and we write it.
 pub fn read_trace(path: &Path) -> Result<String, Failure> {
     let bytes = read_bytes(path, MOST_RUN_FILE)?;
@@ -104,11 +111,13 @@ pub fn read_trace(path: &Path) -> Result<String, Failure> {
         return text_of(bytes, path);
     }
     let mut text = Vec::new();
-    // Not more is kept than of a plain trace, whatever the file grows to.
-    let mut limited = MultiGzDecoder::new(bytes.as_slice()).take(MOST_RUN_FILE + 1);
+    // Not more is kept than of a plain trace, nor than traces grow by, whatever the file grows to.
+    let most = (bytes.len() as u64).saturating_mul(MOST_GROWTH).clamp(LEAST_LIMIT, MOST_RUN_FILE);
+    let mut limited = MultiGzDecoder::new(bytes.as_slice()).take(most + 1);
     limited.read_to_end(&mut text).map_err(|error| unreadable(path, &error, "check that the file is whole"))?;
-    if text.len() as u64 > MOST_RUN_FILE {
-        return Err(unreadable(path, &"it has more than 4 GiB of text", "check that it is the file that you mean"));
+    if text.len() as u64 > most {
+        let why = format!("its {} bytes grow to more than {most} of text", bytes.len());
+        return Err(unreadable(path, &why, "check that it is the file that you mean; a plain trace may have 4 GiB"));
     }
     text_of(text, path)
 }

@@ -97,6 +97,7 @@ const FORMS: [Form; 38] = [
     answer::<Scores>("score-answer", "`score --json`."),
     answer::<foretell_score::RolloutScores>("rollout-score-answer", "`score --json` of rows of RL post-training."),
     answer::<export::JobAnswer>("export-answer", "`export --json` of a framework's job."),
+    answer::<export::ChangedAnswer>("export-into-answer", "`export --into --json`."),
     answer::<export::TraceAnswer>("trace-answer", "`export --to perfetto --json`."),
     answer::<export::ChakraAnswer>("chakra-answer", "`export --to chakra --json`."),
     answer::<import::ImportAnswer>("import-answer", "`import --json`."),

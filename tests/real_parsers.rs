@@ -52,6 +52,14 @@ fn accepts(framework: &str, modules: &str, expected: &[&str]) {
 }
 
 #[test]
+fn the_tools_of_fine_tuning_read_the_exported_jobs() {
+    accepts("trl", "trl, peft", &["trl: accepted", "trl-zero: accepted"]);
+    accepts("axolotl", "axolotl.utils.schemas.config", &["axolotl: accepted"]);
+    accepts("llamafactory", "llamafactory.hparams", &["llamafactory: accepted"]);
+    accepts("torchtune", "torchtune.config", &["torchtune: accepted"]);
+}
+
+#[test]
 fn megatron_core_reads_the_exported_pipeline_layout() {
     let layouts = [
         "chunks by stage: [[7], [9], [9], [9]]",

@@ -1,5 +1,5 @@
 //! Plans as other frameworks' jobs, and back: Megatron-Core, torchtitan, DeepSpeed, Accelerate,
-//! and Slurm's start of any of them.
+//! TRL, Axolotl, LLaMA-Factory, torchtune, and Slurm's start of any of them.
 //!
 //! A framework expresses some plans. Each exporter first makes the nearest plan that its framework
 //! expresses, with a sentence for each difference, and then writes that one. What it writes reads
@@ -8,6 +8,7 @@
 
 mod accelerate;
 mod arguments;
+mod changed;
 mod deciding;
 mod deepspeed;
 mod degrees;
@@ -21,8 +22,11 @@ mod shell;
 mod slurm;
 mod stated;
 mod torchtitan;
+mod torchtune;
+mod tuners;
 
 pub use arguments::words;
+pub use changed::{ChangedFile, change_file};
 pub use rules::check_stack;
 
 use foretell_models::Model;
@@ -31,6 +35,7 @@ use foretell_units::DataType;
 use miette::Diagnostic;
 use stated::Account;
 use thiserror::Error;
+use tuners::Tuner;
 
 /// A plan with what a framework needs beside it.
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +206,14 @@ pub enum Framework {
     Deepspeed,
     /// Hugging Face Accelerate.
     Accelerate,
+    /// TRL.
+    Trl,
+    /// Axolotl.
+    Axolotl,
+    /// LLaMA-Factory.
+    LlamaFactory,
+    /// torchtune.
+    Torchtune,
     /// A batch script for Slurm, which runs Foretell itself.
     Slurm,
 }
@@ -215,6 +228,10 @@ pub fn export_job(job: &Job<'_>, framework: Framework) -> Result<JobFiles, Frame
         Framework::Torchtitan => torchtitan::export(job),
         Framework::Deepspeed => deepspeed::export(job),
         Framework::Accelerate => accelerate::export(job),
+        Framework::Trl => tuners::export(job, Tuner::Trl),
+        Framework::Axolotl => tuners::export(job, Tuner::Axolotl),
+        Framework::LlamaFactory => tuners::export(job, Tuner::LlamaFactory),
+        Framework::Torchtune => torchtune::export(job),
         Framework::Slurm => slurm::export(job),
     }?;
     if framework != Framework::Slurm {
@@ -236,6 +253,8 @@ pub enum PlanForm {
     HuggingFaceTrainer,
     /// Accelerate's configuration.
     Accelerate,
+    /// A recipe of torchtune.
+    Torchtune,
 }
 
 /// Reads a plan for a number of ranks.
@@ -255,6 +274,7 @@ pub fn import_plan<'a>(
         PlanForm::Deepspeed => deepspeed::import(text, &surroundings),
         PlanForm::HuggingFaceTrainer => hf_trainer::import(text, &surroundings),
         PlanForm::Accelerate => accelerate::import(text, &surroundings),
+        PlanForm::Torchtune => torchtune::import(text, &surroundings),
     }?;
     if let Some(model) = &imported.model {
         check_stack(model, &imported.plan)?;

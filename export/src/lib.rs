@@ -45,6 +45,7 @@ pub use astra_sim::AstraSim;
 pub use chakra::Chakra;
 pub use error::ExportError;
 pub use frameworks::{
-    Framework, FrameworkError, ImportedPlan, Job, JobFiles, PlanForm, Surroundings, check_stack, export_job, import_plan, words,
+    ChangedFile, Framework, FrameworkError, ImportedPlan, Job, JobFiles, PlanForm, Surroundings, change_file, check_stack,
+    export_job, import_plan, words,
 };
 pub use kineto::{KinetoError, KinetoTrace, MatchedStep, TraceStep, TracedMachine, Unmatched, traced_profile, unmatched};

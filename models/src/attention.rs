@@ -18,6 +18,10 @@ pub struct RelativePositions {
 }
 
 impl RelativePositions {
+    /// Attention sinks (Xiao et al. 2023; gpt-oss): one learned number for each head, which the
+    /// softmax counts like the score of a key without a value. Planned, and not executed.
+    pub const SINKS: Self = Self { buckets: 1, max_distance: 1, bidirectional: false };
+
     /// Returns the bucket of a key `distance` positions after its query. Half of the buckets hold
     /// one distance each, the others hold ranges that grow with the distance.
     ///

@@ -5,6 +5,7 @@
 mod attention;
 mod elementwise;
 mod images;
+mod linear_attention;
 mod loss;
 mod mixture;
 mod norms;
@@ -12,6 +13,7 @@ mod planned;
 mod products;
 mod recurrence;
 mod sequences;
+mod vision;
 
 pub(crate) use attention::AttentionKind;
 pub(crate) use images::Mode;

@@ -163,6 +163,10 @@ impl Backward {
                 let kind = OperatorKind::AttentionGradient { causal, scaled, window, relative, dropout, packed };
                 self.joint_gradient(id, kind, reads, &[0, 1, 2], &[3]);
             }
+            OperatorKind::Scan { rule, chunk } => {
+                let reads = std::iter::once(dy).chain(forward.inputs.iter().cloned()).collect();
+                self.joint_gradient(id, OperatorKind::ScanGradient { rule, chunk }, reads, &[0, 1, 2], &[3]);
+            }
             OperatorKind::Split => {
                 let mut reads = vec![dy];
                 for part in &forward.outputs[1..] {

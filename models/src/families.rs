@@ -21,7 +21,10 @@ mod vgg;
 mod vit;
 
 pub use bert::Bert;
-pub use decoder::{CapacityFactor, Decoder, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
+pub use decoder::{
+    CapacityFactor, Decoder, FeedForward, JoinedPatches, LayerKind, LinearAttention, LinearNorm, Mixtures, NormEpsilon, NormKind,
+    ParallelBlock, PositionKind, Projector, VisionTower,
+};
 pub use gpt::Gpt;
 pub use images::Stem;
 pub use llama::Llama;

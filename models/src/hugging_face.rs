@@ -9,6 +9,7 @@
 mod decoders;
 mod encoders;
 mod fields;
+mod hybrids;
 mod images;
 mod images_and_text;
 mod language;
@@ -16,7 +17,9 @@ mod mixtures;
 mod nearest;
 mod others;
 mod python_json;
+mod recent;
 mod rotary;
+mod vision;
 
 pub use fields::ConfigError;
 
@@ -37,7 +40,7 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read: the name, the Transformers class that is planned, the reader.
-const READERS: [(&str, &str, Reader); 39] = [
+const READERS: [(&str, &str, Reader); 60] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),
     ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
@@ -46,6 +49,27 @@ const READERS: [(&str, &str, Reader); 39] = [
     ("glm", "GlmForCausalLM", others::glm),
     ("glm4", "Glm4ForCausalLM", others::glm4),
     ("glm4_moe", "Glm4MoeForCausalLM", others::glm4_moe),
+    ("gpt_oss", "GptOssForCausalLM", recent::gpt_oss),
+    ("olmo2", "Olmo2ForCausalLM", recent::olmo2),
+    ("olmo3", "Olmo3ForCausalLM", recent::olmo3),
+    ("olmoe", "OlmoeForCausalLM", recent::olmoe),
+    ("minimax_m2", "MiniMaxM2ForCausalLM", recent::minimax_m2),
+    ("seed_oss", "SeedOssForCausalLM", recent::seed_oss),
+    ("ernie4_5", "Ernie4_5ForCausalLM", recent::ernie4_5),
+    ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", recent::ernie4_5_moe),
+    ("exaone4", "Exaone4ForCausalLM", recent::exaone4),
+    ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", recent::hunyuan),
+    ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", recent::hunyuan_moe),
+    ("arcee", "ArceeForCausalLM", recent::arcee),
+    ("granitemoe", "GraniteMoeForCausalLM", recent::granite_moe),
+    ("qwen3_next", "Qwen3NextForCausalLM", hybrids::qwen3_next),
+    ("qwen3_5_text", "Qwen3_5ForCausalLM", hybrids::qwen3_5),
+    ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", hybrids::qwen3_5_moe),
+    ("granitemoehybrid", "GraniteMoeHybridForCausalLM", hybrids::granite_hybrid),
+    ("bamba", "BambaForCausalLM", hybrids::bamba),
+    ("falcon_h1", "FalconH1ForCausalLM", hybrids::falcon_h1),
+    ("nemotron_h", "NemotronHForCausalLM", hybrids::nemotron_h),
+    ("mamba2", "Mamba2ForCausalLM", hybrids::mamba2),
     ("mistral", "MistralForCausalLM", decoders::mistral),
     ("mixtral", "MixtralForCausalLM", decoders::mixtral),
     ("qwen2", "Qwen2ForCausalLM", decoders::qwen2),
@@ -138,12 +162,10 @@ fn read(
     sequence: Option<usize>,
     unknown: Unknown,
 ) -> Result<ImportedModel, ConfigError> {
+    let seen = vision::Outer::of(&object);
     let left_out = images_and_text::keep_text(&mut object)?;
     let unread = Some(&object).filter(|object| !is_readable(type_of(object))).cloned();
     let mut fields = Fields::new(object, sequence)?;
-    if let Some(note) = left_out {
-        fields.note(note);
-    }
     let model_type = fields.model_type().to_string();
     let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
         let hint = way_forward(unread.unwrap_or_default(), sequence);
@@ -151,8 +173,24 @@ fn read(
     };
     fields.architecture(planned)?;
     let model = read(&mut fields)?;
-    let notes = fields.finish(unknown)?;
-    Ok(ImportedModel { model, notes })
+    let mut notes = fields.finish(unknown)?;
+    let Some(left_out) = left_out else { return Ok(ImportedModel { model, notes }) };
+    // What sees images is planned where it is of a known kind, and noted where not.
+    let decoder = model.as_decoder();
+    match seen.zip(decoder).map(|(seen, decoder)| seen.attach(decoder)) {
+        Some(Ok((decoder, note))) => {
+            notes.insert(0, note);
+            Ok(ImportedModel { model: Model::Decoder(decoder), notes })
+        }
+        Some(Err(error)) => {
+            notes.insert(0, format!("{left_out}: {error}"));
+            Ok(ImportedModel { model, notes })
+        }
+        None => {
+            notes.insert(0, left_out);
+            Ok(ImportedModel { model, notes })
+        }
+    }
 }
 
 fn type_of(object: &serde_json::Map<String, serde_json::Value>) -> &str {

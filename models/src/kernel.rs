@@ -23,7 +23,9 @@ mod table;
 pub use control::Control;
 pub(crate) use planned_work::{GradientReads, MOST_PLANNED_READS};
 pub use planned_work::{Planned, PlannedKind};
-pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, WeightLayout, Window, scale_factor};
+pub use sizes::{
+    Activation, EightBits, Epsilon, Mixture, Recurrence, Scan, ScanRule, Smoothing, WeightLayout, Window, scale_factor,
+};
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
@@ -32,7 +34,7 @@ use crate::defaults::{is_one, is_zero, one};
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
 use table::{
-    activations, attention, images, loss, mixtures, movement, norms, planned, products, recurrence, sequences, training,
+    activations, attention, images, loss, mixtures, movement, norms, planned, products, recurrence, scan, sequences, training,
 };
 
 /// One computation on one rank, with all its sizes.
@@ -310,6 +312,15 @@ pub enum Kernel {
         last: bool,
     },
     LstmWeightGradient(Recurrence),
+    /// Linear attention: at each position a state is updated by key and value and read by a query.
+    /// No backend has it.
+    ///
+    /// Reads keys and queries `[batch, positions, key_heads, 2, key_dimension]`, values
+    /// `[batch, positions, key_heads, group, value_dimension]`, controls `[batch, positions,
+    /// key_heads, group, controls]` and the heads' parameters. Writes y like the values.
+    Scan(Scan),
+    /// All gradients of a scan. It recomputes the states.
+    ScanGradient(Scan),
     /// `y = x · times / √square`. It is its own gradient.
     Scale {
         elements: usize,
@@ -548,6 +559,8 @@ impl Kernel {
             Kernel::Lstm(sizes) => fact(&recurrence::lstm(&sizes)),
             Kernel::LstmGradient { sizes, outputs, last } => fact(&recurrence::lstm_gradient(&sizes, outputs, last)),
             Kernel::LstmWeightGradient(sizes) => fact(&recurrence::lstm_weight_gradient(&sizes)),
+            Kernel::Scan(sizes) => fact(&scan::scan(&sizes)),
+            Kernel::ScanGradient(sizes) => fact(&scan::scan_gradient(&sizes)),
             Kernel::Scale { elements, .. } => fact(&activations::scale(elements)),
             Kernel::Multiply { elements } => fact(&activations::multiply(elements)),
             Kernel::Sgd { elements, controlled, momentum, nesterov, .. } => {

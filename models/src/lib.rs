@@ -69,7 +69,7 @@ pub use hugging_face::{
 };
 pub use kernel::{
     Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Planned,
-    PlannedKind, Recurrence, Smoothing, Traffic, WeightLayout, Window, scale_factor,
+    PlannedKind, Recurrence, Scan, ScanRule, Smoothing, Traffic, WeightLayout, Window, scale_factor,
 };
 pub use loss_target::{LossTarget, WEIGHT};
 pub use model::Model;

@@ -89,14 +89,17 @@ fn a_value_that_no_graph_expresses_is_refused() {
 }
 
 #[test]
-fn the_text_model_of_images_and_text_is_read_and_the_rest_noted() {
+fn models_of_images_and_text_are_read_and_what_is_left_out_is_noted() {
     let find = |name: &str| cases().into_iter().find(|case| case["name"] == name).expect("a case")["whole"].clone();
     let read = |config: &Value| from_hugging_face(&config.to_string(), None).map_err(|error| one_line(&error));
     for name in ["llama4-images", "gemma3-4b", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"] {
         let config = find(name);
         let imported = read(&config).expect("it is sound");
-        let left_out = "the part that sees images (`vision_config`) is left out, with its parameters, time and memory";
-        assert!(imported.notes.iter().any(|note| note.contains(left_out)), "{name}: {:?}", imported.notes);
+        let said = match name {
+            "llama4-images" => "the part that sees images (`vision_config`) is left out, with its parameters, time and memory",
+            _ => "a sample has 1 image of ",
+        };
+        assert!(imported.notes.iter().any(|note| note.contains(said)), "{name}: {:?}", imported.notes);
         // Published files leave out what is Transformers' default; older ones have one object.
         let mut older = config.clone();
         let Value::Object(text) = older["text_config"].take() else { unreachable!("an object") };
@@ -446,4 +449,15 @@ fn an_unknown_type_is_read_as_another_where_that_is_asked_for() {
     let deepseek = from_hugging_face(&kimi.to_string(), None).expect("it is sound");
     kimi["model_type"] = json!("kimi_k2");
     assert_eq!(from_hugging_face(&kimi.to_string(), None).expect("it is sound"), deepseek);
+}
+
+#[test]
+fn images_that_do_not_fit_are_left_out_and_that_is_said() {
+    let config = cases().into_iter().find(|case| case["name"] == "llava-1.5-7b").expect("a case")["whole"].to_string();
+    let read = |sequence| from_hugging_face(&config, Some(sequence)).expect("it is sound");
+    let [long, short] = [read(1024), read(512)];
+    let tower = |model: &Model| model.as_decoder().and_then(|decoder| decoder.vision).map(|tower| tower.tokens());
+    assert_eq!((tower(&long.model), tower(&short.model)), (Some(576), None));
+    assert!(short.notes.iter().any(|note| note.contains("an image is 576 tokens, and a sample has 512")), "{:?}", short.notes);
+    assert_eq!(long.model.planned_only(), ["`vision`"]);
 }

@@ -1,11 +1,20 @@
 //! The table of kernels against the graphs of the zoo and of the small examples.
 
-use foretell_models::{GraphOptions, Kernel, Model, WeightLayout, differentiate};
+use foretell_models::{GraphOptions, Kernel, Model, WeightLayout, differentiate, from_hugging_face};
 use foretell_units::DataType;
 
 #[test]
 fn operands_of_kernels_have_the_size_and_storage_of_the_graphs_tensors() {
-    for (name, model) in Model::zoo().chain(Model::examples()) {
+    let document: serde_json::Value = serde_json::from_str(include_str!("hugging_face.json")).expect("it is JSON");
+    let cases = document["cases"].as_array().expect("a list").iter().filter(|case| case["parameters"].as_u64() < Some(1_000_000));
+    let imported: Vec<(String, Model)> = cases
+        .map(|case| {
+            let name = case["name"].as_str().expect("a name").to_string();
+            (name, from_hugging_face(&case["whole"].to_string(), None).expect("it is sound").model)
+        })
+        .collect();
+    let imported = imported.iter().map(|(name, model)| (name.as_str(), model.clone()));
+    for (name, model) in Model::zoo().chain(Model::examples()).chain(imported) {
         let graph = model.graph(name, &GraphOptions { batch: 2, ..GraphOptions::ONE }).expect("it is sound");
         let graph = differentiate(&graph, 2, |_| false);
         for operator in &graph.operators {

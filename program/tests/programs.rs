@@ -1,7 +1,8 @@
 //! Properties of every Program, for random models and layouts.
 
 use foretell_models::{
-    Bert, Compression, Decoder, DropoutRate, Gpt, GraphOptions, Llama, Mixtures, Mlp, Model, Resnet, SampleShape, Stem, Vit,
+    Bert, Compression, Decoder, DropoutRate, FeedForward, Gpt, GraphOptions, LayerKind, LinearAttention, LinearNorm, Llama,
+    Mixtures, Mlp, Model, Resnet, SampleShape, ScanRule, Stem, Vit,
 };
 use foretell_program::{
     AveragingGraph, Axis, BufferId, BufferRole, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction,
@@ -69,6 +70,8 @@ fn models() -> impl Strategy<Value = Model> {
             attention_dropout: DropoutRate::NONE
         })),
         (0usize..3, any::<bool>(), any::<bool>()).prop_map(|(first, tied, kv)| Model::Decoder(latent(first, tied, kv))),
+        (any::<bool>(), 0usize..4, 1usize..3).prop_map(|(delta, norm, keys)| Model::Decoder(hybrid(delta, norm, keys))),
+        any::<bool>().prop_map(|alternates| Model::Decoder(with_sinks(alternates))),
         proptest::sample::select(NETWORKS.map(network).to_vec()),
         // Every family has an example, also those that are not listed here.
         proptest::sample::select(Model::examples().map(|(_, model)| model).collect::<Vec<_>>()),
@@ -90,9 +93,58 @@ fn network(trace: &str) -> Model {
     foretell_models::from_torch(trace, None).expect("it is understood").model
 }
 
-/// A small DeepSeek with all that its versions and Qwen2's mixtures have.
-fn latent(first: usize, tied_embeddings: bool, groups_queries: bool) -> Decoder {
-    let mixtures = Mixtures {
+/// A small hybrid with every kind of layer: Mamba-2 or the gated delta rule, attention with a gate,
+/// mixtures without gates.
+fn hybrid(delta: bool, norm: usize, key_heads: usize) -> Decoder {
+    let linear = LinearAttention {
+        rule: if delta { ScanRule::GatedDelta } else { ScanRule::StateSpace },
+        heads: 4,
+        head_dimension: 4,
+        key_heads,
+        key_dimension: 6,
+        convolution: if delta { 0 } else { 3 },
+        convolution_bias: true,
+        bias: delta,
+        norm: [LinearNorm::None, LinearNorm::Whole, LinearNorm::Groups, LinearNorm::Heads][norm % 4],
+        chunk: 4,
+    };
+    let mixtures = Mixtures { shared_gate: false, unnormalised_gates: false, ..mixtures(1) };
+    let kinds = vec![
+        LayerKind::Linear,
+        LayerKind::AttentionAndLinear,
+        LayerKind::MixtureAlone,
+        LayerKind::AttentionAlone,
+        LayerKind::LinearAlone,
+        LayerKind::DenseAlone,
+    ];
+    Decoder {
+        kv_heads: Some(2),
+        attention_gate: true,
+        query_key_norm_of_all_heads: delta,
+        feed_forward: FeedForward::SquaredRelu,
+        layer_kinds: kinds,
+        linear: Some(linear),
+        mixtures: Some(mixtures),
+        ..Decoder::llama([6, 16, 4, 24, 32, 8])
+    }
+}
+
+/// A small gpt-oss, with OLMo 2's norms.
+fn with_sinks(alternates: bool) -> Decoder {
+    Decoder {
+        kv_heads: Some(2),
+        window: Some(3),
+        full_attention_every: alternates.then_some(2),
+        sinks: true,
+        no_input_norms: alternates,
+        output_norms: alternates,
+        mixtures: Some(Mixtures { router_bias: true, expert_bias: true, shared_ffn: None, shared_gate: false, ..mixtures(0) }),
+        ..Decoder::llama([2, 16, 4, 24, 32, 8])
+    }
+}
+
+fn mixtures(first: usize) -> Mixtures {
+    Mixtures {
         experts: 4,
         top_k: 2,
         ffn: 8,
@@ -101,8 +153,14 @@ fn latent(first: usize, tied_embeddings: bool, groups_queries: bool) -> Decoder 
         every: 1,
         first,
         capacity_factor: Default::default(),
+        router_bias: false,
+        expert_bias: false,
         unnormalised_gates: true,
-    };
+    }
+}
+
+/// A small DeepSeek with all that its versions and Qwen2's mixtures have.
+fn latent(first: usize, tied_embeddings: bool, groups_queries: bool) -> Decoder {
     Decoder {
         kv_heads: groups_queries.then_some(2),
         head_dimension: Some(6),
@@ -113,7 +171,7 @@ fn latent(first: usize, tied_embeddings: bool, groups_queries: bool) -> Decoder 
         value_dimension: Some(5),
         prediction_modules: 1,
         tied_embeddings,
-        mixtures: Some(mixtures),
+        mixtures: Some(mixtures(first)),
         ..Decoder::llama([2, 16, 4, 24, 32, 8])
     }
 }

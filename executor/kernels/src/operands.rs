@@ -156,7 +156,9 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             }
             Ok(())
         }
-        Kernel::Planned(_) => impossible("it is planned and simulated, and not executed"),
+        Kernel::Planned(_) | Kernel::Scan(_) | Kernel::ScanGradient(_) => {
+            impossible("it is planned and simulated, and not executed")
+        }
         Kernel::First { positions: 0, .. } => impossible("there is no first position"),
         Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST_OPERANDS).contains(parts) => {
             impossible("a tensor is split into one to eight")

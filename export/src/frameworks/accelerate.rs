@@ -1,6 +1,6 @@
 //! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
 
-mod method;
+pub(super) mod method;
 mod read;
 
 pub(super) use read::import;
@@ -52,14 +52,16 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 
 /// Replaces settings that Accelerate lacks. Refuses the axes `tensor`, `pipeline`, `context` and
 /// `expert`.
-fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
+pub(super) fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.only_data_parallel()?;
     if nearest.plan.layout.zero == 1 {
         nearest.replace(|plan| &mut plan.layout.zero, 2, "FSDP shards gradients with the optimizer's state: `zero: 2`");
     }
     nearest.replace(|plan| &mut plan.layout.shard_group, None, "all ranks of `data` are one shard group");
     nearest.coarse_recompute(&[Recompute::None, Recompute::Full]);
-    nearest.replace(|plan| &mut plan.layout.offload, Offload::None, "everything stays in device memory");
+    if nearest.plan.layout.offload != Offload::State || nearest.plan.layout.zero != 3 {
+        nearest.replace(|plan| &mut plan.layout.offload, Offload::None, "everything stays in device memory");
+    }
     match nearest.plan.precision {
         DataType::Tf32 => nearest.replace(|plan| &mut plan.precision, DataType::Fp32, "the precision is fp32"),
         DataType::Fp8 => nearest.replace(|plan| &mut plan.precision, DataType::Bf16, "the precision is bf16"),
@@ -89,9 +91,10 @@ fn configuration(plan: &Plan, nodes: usize, per_node: usize) -> String {
     } else {
         let fsdp = format!(
             "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: {}\n  \
-             fsdp_activation_checkpointing: {}\n  fsdp_offload_params: false\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
+             fsdp_activation_checkpointing: {}\n  fsdp_offload_params: {}\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
             layout.zero == 3,
             layout.recompute == Recompute::Full,
+            layout.offload == Offload::State,
         );
         ("FSDP", fsdp)
     };
@@ -104,7 +107,7 @@ fn configuration(plan: &Plan, nodes: usize, per_node: usize) -> String {
 }
 
 /// The arguments of a Trainer.
-fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
+pub(super) fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
     let layout = &plan.layout;
     let training = &plan.training;
     let optimizer = if plan.optimizer == Optimizer::Sgd { "sgd" } else { "adamw_torch_fused" };
@@ -135,6 +138,9 @@ fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
         // FSDP's own recomputation gathers parameters once less than the Trainer's.
         document["fsdp_config"] =
             json!({"version": 2, "reshard_after_forward": layout.zero == 3, "activation_checkpointing": recomputes});
+        if layout.offload == Offload::State {
+            document["fsdp_config"]["offload_params"] = json!(true);
+        }
     } else {
         document["activation_checkpointing"] = json!(recomputes);
     }

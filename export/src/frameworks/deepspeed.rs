@@ -22,7 +22,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     restrict(&mut nearest)?;
     nearest.plan.stack = hf_stack::kept(&job.plan.stack, &hf_stack::DEEPSPEED, "deepspeed-zero");
     let plan = nearest.plan;
-    let text = serde_json::to_string_pretty(&configuration(&plan)?).expect("invariant: a JSON value has a text");
+    let text = configuration_text(&plan)?;
     let [nodes, per_node] = job.nodes()?;
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. The first argument is your training script, which calls\n\
@@ -33,7 +33,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     );
     Ok(JobFiles {
         version: VERSION,
-        files: vec![("deepspeed.json".into(), format!("{text}\n")), ("run.sh".into(), run)],
+        files: vec![("deepspeed.json".into(), text), ("run.sh".into(), run)],
         command: "bash run.sh train.py".into(),
         plan,
         differences: nearest.differences,
@@ -41,7 +41,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 }
 
 /// Replaces what DeepSpeed's configuration lacks.
-fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
+pub(super) fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.only_data_parallel()?;
     // MiCS had them until release 0.19.
     nearest.replace(|plan| &mut plan.layout.shard_group, None, "all ranks of `data` are one shard group");
@@ -69,6 +69,12 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.replace(|plan| &mut plan.training.loss_scale.initial, initial, "the first loss scale is a power of two");
     nearest.whole_bucket();
     Ok(())
+}
+
+/// The text of DeepSpeed's file.
+pub(super) fn configuration_text(plan: &Plan) -> Result<String, FrameworkError> {
+    let text = serde_json::to_string_pretty(&configuration(plan)?).expect("invariant: a JSON value has a text");
+    Ok(format!("{text}\n"))
 }
 
 fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {

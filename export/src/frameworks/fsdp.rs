@@ -3,7 +3,7 @@
 
 use super::FrameworkError;
 use super::stated::Stated;
-use foretell_program::{Layout, Recompute};
+use foretell_program::{Layout, Offload, Recompute};
 use serde_json::{Value, json};
 
 /// Settings that change neither the time of a step nor its memory, or only which of the same
@@ -33,16 +33,38 @@ pub(super) struct Sharding {
     pub(super) zero: usize,
     /// Whether ranks of different nodes hold copies.
     pub(super) is_hybrid: bool,
+    /// Whether parameters and the optimizer's state lie in the host's memory.
+    pub(super) is_offloaded: bool,
 }
 
 impl Sharding {
+    /// FSDP that frees parameters after the forward pass.
+    pub(super) const FULL: Self = Self { zero: 3, is_hybrid: false, is_offloaded: false };
+
     /// Puts the sharding into a layout.
-    pub(super) fn apply(self, layout: &mut Layout, devices_per_node: usize) {
+    pub(super) fn apply(self, layout: &mut Layout, devices_per_node: usize) -> Result<(), FrameworkError> {
         layout.zero = self.zero;
+        if self.is_offloaded {
+            put_offload(layout)?;
+        }
         if self.is_hybrid && layout.data.is_multiple_of(devices_per_node) && layout.data > devices_per_node {
             layout.shard_group = Some(devices_per_node);
         }
+        Ok(())
     }
+}
+
+/// Puts FSDP's offload to host memory into a layout.
+fn put_offload(layout: &mut Layout) -> Result<(), FrameworkError> {
+    if layout.zero == 3 && layout.offload.is_none() {
+        layout.offload = Offload::State;
+        return Ok(());
+    }
+    Err(FrameworkError::Form {
+        reason: "FSDP's offload beside gradients alone that are sharded, or beside activations on the host: no plan has both"
+            .into(),
+        hint: "write `full_shard` (`reshard_after_forward: true`) without offloaded activations, or leave out the offload".into(),
+    })
 }
 
 /// Reads a strategy's name, or its number in Accelerate's older files.
@@ -55,15 +77,15 @@ fn strategy(text: &str) -> Option<Sharding> {
         "hybrid_shard_zero2" | "5" => (2, true),
         _ => return None,
     };
-    Some(Sharding { zero, is_hybrid })
+    Some(Sharding { zero, is_hybrid, is_offloaded: false })
 }
 
 /// Reads the words of a Trainer's `fsdp`: a text, a list, or a switch. `None` if it is off.
 pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, FrameworkError> {
     let words: Vec<String> = match stated.take("fsdp") {
-        None if is_implied(stated) => return Ok(Some(Sharding { zero: 3, is_hybrid: false })),
+        None if is_implied(stated) => return Ok(Some(Sharding::FULL)),
         None | Some(Value::Bool(false)) => return Ok(None),
-        Some(Value::Bool(true)) => return Ok(Some(Sharding { zero: 3, is_hybrid: false })),
+        Some(Value::Bool(true)) => return Ok(Some(Sharding::FULL)),
         Some(Value::String(text)) => text.split_whitespace().map(String::from).collect(),
         Some(Value::Array(list)) => {
             list.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), String::from)).collect()
@@ -71,27 +93,22 @@ pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, Framew
         Some(_) => return Err(stated.wrong("fsdp", "a list of words")),
     };
     let mut found = None;
+    let mut is_offloaded = false;
     for word in words {
         match (word.as_str(), strategy(&word)) {
-            ("true", _) => found = Some(Sharding { zero: 3, is_hybrid: false }),
+            ("true", _) => found = Some(Sharding::FULL),
             ("auto_wrap" | "false", _) => {}
             (_, Some(sharding)) => found = Some(sharding),
-            ("offload", None) => {
-                return Err(FrameworkError::Form {
-                    reason: format!(
-                        "{}: no plan keeps parameters in host memory, as FSDP's `offload` does",
-                        stated.written("fsdp")
-                    ),
-                    hint: "remove `offload` to plan the job with parameters in device memory".into(),
-                });
-            }
+            ("offload", None) => is_offloaded = true,
             _ => {
-                return Err(stated
-                    .unknown("fsdp", "words: full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, auto_wrap"));
+                return Err(stated.unknown(
+                    "fsdp",
+                    "words: full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, auto_wrap, offload",
+                ));
             }
         }
     }
-    Ok(found)
+    Ok(found.or(is_offloaded.then_some(Sharding::FULL)).map(|found| Sharding { is_offloaded, ..found }))
 }
 
 /// Whether a file asks for FSDP2 without the setting `fsdp`. Axolotl's files may.
@@ -112,15 +129,17 @@ pub(super) fn read_config(
     for name in CONFIGURED {
         section.rename(&format!("fsdp_{name}"), name)?;
     }
-    section.refuse(&["offload_params", "cpu_offload", "activation_cpu_offload"], "no plan keeps parameters in host memory")?;
+    section.rename("cpu_offload", "offload_params")?;
+    let is_offloaded = section.is_on("offload_params")?;
+    section.refuse(&["activation_cpu_offload"], "write `activation_offloading` in its place")?;
     section.usual("mixed_precision_policy", &json!("bf16"));
     // FSDP2 has a switch here, and older files a strategy.
     let reshards = section.take("reshard_after_forward");
     let text = reshards.as_ref().map(|value| value.as_str().map_or_else(|| value.to_string(), String::from));
     let from_switch = match text.as_deref() {
         None => None,
-        Some(text) if text.eq_ignore_ascii_case("true") => Some(Sharding { zero: 3, is_hybrid: false }),
-        Some(text) if text.eq_ignore_ascii_case("false") => Some(Sharding { zero: 2, is_hybrid: false }),
+        Some(text) if text.eq_ignore_ascii_case("true") => Some(Sharding::FULL),
+        Some(text) if text.eq_ignore_ascii_case("false") => Some(Sharding { zero: 2, ..Sharding::FULL }),
         Some(text) => Some(strategy(text).ok_or_else(|| section.wrong("reshard_after_forward", "true or false"))?),
     };
     let named = section.take("sharding_strategy").map(|value| value.as_str().map_or_else(|| value.to_string(), String::from));
@@ -137,7 +156,9 @@ pub(super) fn read_config(
             Some(switch) if words.zero > 0 => Sharding { zero: switch.zero, ..words },
             _ => words,
         };
-        from_name.unwrap_or(sharding).apply(layout, devices_per_node);
+        let sharding = from_name.map_or(sharding, |named| Sharding { is_offloaded: sharding.is_offloaded, ..named });
+        let is_offloaded = sharding.is_offloaded || (is_offloaded && sharding.zero > 0);
+        Sharding { is_offloaded, ..sharding }.apply(layout, devices_per_node)?;
         if recomputes && layout.zero > 0 {
             layout.recompute = Recompute::Full;
         }

@@ -164,7 +164,7 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
         stated.absorb(section.finish()?);
         shards
     };
-    if recomputes(stated, &mut layout)? {
+    if recomputes(stated, tool, &mut layout)? {
         layout.recompute = Recompute::Full;
     }
     if let Some(megabytes) = stated.size("ddp_bucket_cap_mb")? {
@@ -184,12 +184,29 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
     let mut plan = Plan::new(layout, global);
     let (precision, loaded) = formats::read_precision(stated, tool, surroundings)?;
     plan.precision = precision;
-    formats::read_optimizer(stated, &mut plan)?;
+    formats::read_optimizer(stated, tool, &mut plan)?;
     Ok((plan, loaded))
 }
 
 /// Whether blocks are recomputed. Puts their offload to host memory into the layout.
-fn recomputes(stated: &mut Stated, layout: &mut Layout) -> Result<bool, FrameworkError> {
+fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bool, FrameworkError> {
+    let is_usual = match tool {
+        Tool::LlamaFactory => !stated.is_on("disable_gradient_checkpointing")?,
+        Tool::Trl => true,
+        Tool::Trainer | Tool::Axolotl => false,
+    };
+    let is_disabled = tool == Tool::LlamaFactory && !is_usual;
+    if is_usual && !stated.has("activation_checkpointing") && !stated.has("fsdp_config.activation_checkpointing") {
+        let what = match tool {
+            Tool::Trl => "TRL recomputes since 0.20 (`gradient_checkpointing`)",
+            _ => "LLaMA-Factory recomputes unless `disable_gradient_checkpointing` is on",
+        };
+        stated.assume(format!("`recompute` full: {what}"));
+        stated.provide("activation_checkpointing", Value::Bool(true));
+    }
+    if is_disabled {
+        stated.provide("activation_checkpointing", Value::Bool(false));
+    }
     // Axolotl's switch has two further values.
     let is_offloaded =
         matches!(stated.take("activation_checkpointing"), Some(Value::String(word)) if word.starts_with("offload"));

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 /// where the text is a list of arguments.
 pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
     let mut script = Script::default();
-    script.read(lexer::tokens(text));
+    script.read(&lexer::tokens(text));
     if script.launches.is_empty() {
         return Ok(script.without_launch());
     }
@@ -132,6 +132,50 @@ struct Script {
     notes: Vec<String>,
 }
 
+/// The most rounds of a loop that are run.
+const MOST_ROUNDS: usize = 256;
+
+/// A loop over words: `for NAME in WORDS; do BODY; done`.
+struct Loop<'a> {
+    name: String,
+    words: Vec<Word>,
+    body: &'a [Token],
+}
+
+impl<'a> Loop<'a> {
+    /// The loop that tokens begin with, and what is behind it.
+    fn begin(tokens: &'a [Token]) -> Option<(Self, &'a [Token])> {
+        let literal = |token: &'a Token| if let Token::Word(word) = token { word.literal() } else { None };
+        let [first, name, within, rest @ ..] = tokens else { return None };
+        if literal(first) != Some("for") || literal(within) != Some("in") {
+            return None;
+        }
+        let name = literal(name)?.to_string();
+        let end = rest.iter().position(|token| !matches!(token, Token::Word(_)))?;
+        let words = rest[..end].iter().filter_map(|token| if let Token::Word(word) = token { Some(word.clone()) } else { None });
+        let words = words.collect();
+        let start = (end..rest.len()).find(|&at| !matches!(rest[at], Token::End))?;
+        if literal(&rest[start]) != Some("do") {
+            return None;
+        }
+        // Keywords count at the beginning of a command alone.
+        let (mut depth, mut begins) = (1, true);
+        for (at, token) in rest.iter().enumerate().skip(start + 1) {
+            let word = literal(token).filter(|_| begins);
+            match word {
+                Some("for" | "while" | "until" | "select") => depth += 1,
+                Some("done") => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return Some((Self { name, words, body: &rest[start + 1..at] }, &rest[at + 1..]));
+            }
+            begins = !matches!(token, Token::Word(_)) || matches!(word, Some("do" | "then" | "else"));
+        }
+        None
+    }
+}
+
 /// What a variable is assigned.
 enum Assigned {
     Text(String),
@@ -149,29 +193,37 @@ impl Assigned {
 }
 
 impl Script {
-    fn read(&mut self, tokens: Vec<Token>) {
+    fn read(&mut self, tokens: &[Token]) {
         let mut command: Vec<Word> = Vec::new();
-        let mut tokens = tokens.into_iter().peekable();
-        while let Some(token) = tokens.next() {
+        let mut rest = tokens;
+        loop {
+            if command.is_empty()
+                && let Some((counted, behind)) = Loop::begin(rest)
+            {
+                self.repeat(&counted);
+                rest = behind;
+            }
+            let Some((token, behind)) = rest.split_first() else { break };
+            rest = behind;
             match token {
                 Token::Word(word) => {
                     let assigned = word.assigned().map(|(name, adds)| (name.to_string(), adds));
                     if let Some((name, adds)) = assigned.filter(|_| word.is_bare_assignment())
-                        && tokens.next_if(|token| matches!(token, Token::Open)).is_some()
+                        && let Some((Token::Open, inside)) = rest.split_first()
                     {
                         // Keywords before it (`then ARGS=(...)`).
                         self.run(std::mem::take(&mut command));
+                        let end = inside.iter().position(|token| matches!(token, Token::Close)).unwrap_or(inside.len());
                         let mut elements = Vec::new();
-                        for token in tokens.by_ref() {
-                            match token {
-                                Token::Close => break,
-                                Token::Word(word) => elements.extend(self.expand(&word)),
-                                _ => {}
+                        for token in &inside[..end] {
+                            if let Token::Word(word) = token {
+                                elements.extend(self.expand(word));
                             }
                         }
+                        rest = inside.get(end + 1..).unwrap_or_default();
                         self.assign(&name, Assigned::Elements(elements), adds);
                     } else {
-                        command.push(word);
+                        command.push(word.clone());
                     }
                 }
                 Token::End | Token::And | Token::Or => {
@@ -186,6 +238,23 @@ impl Script {
             }
         }
         self.run(command);
+    }
+
+    /// Runs the body of a loop for each of its words. A loop over words that are not known, or over
+    /// very many, is a branch that may not be taken.
+    fn repeat(&mut self, counted: &Loop<'_>) {
+        let words: Vec<String> = counted.words.iter().flat_map(|word| self.expand(word)).collect();
+        let is_open = |word: &String| word.contains(['$', '*', '?', '`', '{']);
+        if words.len() > MOST_ROUNDS || words.iter().any(is_open) {
+            self.branches.keyword("for");
+            self.read(counted.body);
+            self.branches.keyword("done");
+            return;
+        }
+        for word in words {
+            self.assign(&counted.name, Assigned::Text(word), false);
+            self.read(counted.body);
+        }
     }
 
     /// Whether the next command is run.

@@ -11,7 +11,8 @@ use super::FrameworkError;
 use super::deciding::may_decide;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use values::{flatten, is_off, yaml_error};
+pub(super) use values::flatten;
+use values::{is_off, yaml_error};
 
 /// How a file writes its settings, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,3 +6,4 @@ mod kineto;
 mod mutations;
 mod plans;
 mod scripts;
+mod spellings;

@@ -11,11 +11,15 @@ use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 
 /// The file from which each framework's plan is read.
-const FORMS: [(Framework, PlanForm, &str); 4] = [
+const FORMS: [(Framework, PlanForm, &str); 8] = [
     (Framework::Megatron, PlanForm::MegatronArguments, "megatron.args"),
     (Framework::Torchtitan, PlanForm::Torchtitan, "torchtitan.toml"),
     (Framework::Deepspeed, PlanForm::Deepspeed, "deepspeed.json"),
     (Framework::Accelerate, PlanForm::HuggingFaceTrainer, "training_arguments.json"),
+    (Framework::Trl, PlanForm::HuggingFaceTrainer, "trl.yaml"),
+    (Framework::Axolotl, PlanForm::HuggingFaceTrainer, "axolotl.yaml"),
+    (Framework::LlamaFactory, PlanForm::HuggingFaceTrainer, "llama_factory.yaml"),
+    (Framework::Torchtune, PlanForm::Torchtune, "torchtune.yaml"),
 ];
 
 fn exported(model: &Model, plan: &Plan, framework: Framework) -> Result<JobFiles, FrameworkError> {

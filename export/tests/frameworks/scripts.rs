@@ -32,7 +32,7 @@ fn arguments_in_variables_are_read_without_a_launch() {
     let asked = Surroundings { sequence: Some(512), ..Surroundings::from(8) };
     let imported = import_plan(&array.replace("--seq-length 1024", ""), PlanForm::MegatronArguments, asked).expect("it is said");
     assert_eq!(imported.model.and_then(|model| model.sample().tokens()).map(|(length, _)| length), Some(512));
-    let of_loop = format!("for i in 1 2; do F=$F,1; done\n{}", launch("--bf16 --swiglu --num-experts 8 --moe-layer-freq $F"));
+    let of_loop = format!("for i in $ROUNDS; do F=$F,1; done\n{}", launch("--bf16 --swiglu --num-experts 8 --moe-layer-freq $F"));
     refused(&of_loop, &["`$F`", "branch"]);
     refused("megatron sft --model org/name --micro_batch_size 1\n", &["`megatron sft`"]);
     refused("llamafactory-cli train job.yaml\n", &["`llamafactory-cli train`", "`job.yaml`"]);
@@ -133,4 +133,20 @@ fn older_names_of_recomputation_are_read() {
     let full = recompute("--bf16 --recompute-granularity full --recompute-method uniform");
     assert_eq!(recompute("--bf16 --checkpoint-activations"), full);
     assert_eq!(recompute("--bf16 --activations-checkpoint-method uniform"), full);
+}
+
+#[test]
+fn lists_that_loops_build_are_read() {
+    let launched = launch("${ARGS[@]}");
+    let plan =
+        |script: &str| read(&format!("{script}\n{launched}")).unwrap_or_else(|error| unreachable!("{script}: {error}")).plan;
+    let looped = plan("ARGS=()\nfor flag in --bf16 --sequence-parallel; do\n  ARGS+=(\"$flag\")\ndone");
+    assert_eq!((looped.precision, looped.layout.sequence_parallel), (DataType::Bf16, true));
+    let nested =
+        plan("for a in bf; do for b in 16 ; do ARGS+=(--$a$b); done; done; if true; then ARGS+=(--sequence-parallel); fi");
+    assert_eq!((nested.precision, nested.layout.sequence_parallel), (DataType::Bf16, true));
+    let words = plan("NAMES=\"bf16 sequence-parallel\"\nfor name in $NAMES\ndo\n  ARGS+=(--$name)\ndone");
+    assert_eq!((words.precision, words.layout.sequence_parallel), (DataType::Bf16, true));
+    // What a loop over files adds is not known.
+    refused(&format!("for one in *.txt; do ARGS+=(--bf16); done\n{launched}"), &["branch or loop"]);
 }

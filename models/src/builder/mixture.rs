@@ -56,6 +56,20 @@ impl GraphBuilder {
         y
     }
 
+    /// Adds the `bias` `[experts, columns]` of each expert to its product `y`
+    /// `[experts, batch, slots, columns]`. The kernel's arithmetic and traffic are those of a bias
+    /// over all experts' columns. No backend has it with the experts outermost.
+    pub(crate) fn expert_bias(&mut self, name: &str, y: TensorId, bias: TensorId) -> TensorId {
+        let dimensions = self.dimensions(y);
+        let roles = [Extent::Columns, Extent::Rows, Extent::Rows, Extent::Columns];
+        let loops = dimensions.iter().zip(roles).map(|(one, role)| shardable(one, role)).collect();
+        let all = walk(0, dimensions.len());
+        let sum = self.activation(name, dimensions, Storage::Precision);
+        let inputs = vec![operand(y, all.clone()), operand(bias, vec![all[0], all[3]])];
+        self.operator(name, OperatorKind::BiasAdd, loops, inputs, vec![operand(sum, all)]);
+        sum
+    }
+
     /// Adds the weights of one matrix of all experts. Ours are stacked. In public each expert has
     /// its own, `{module}.{expert}.{matrix}.weight`.
     pub(crate) fn expert_parameter(
@@ -76,9 +90,16 @@ impl GraphBuilder {
     }
 
     /// Adds the choice of experts for x `[batch, sequence, hidden]` by the router's `weight`
-    /// `[experts, hidden]`, and the dispatch of tokens to slots. Returns the slots
-    /// `[experts, batch, slots, hidden]`.
-    pub(crate) fn dispatch(&mut self, module: &str, x: TensorId, weight: TensorId, shape: &MixtureShape) -> (TensorId, Routing) {
+    /// `[experts, hidden]` and its `bias` `[experts]`, if it has one, and the dispatch of tokens to
+    /// slots. Returns the slots `[experts, batch, slots, hidden]`.
+    pub(crate) fn dispatch(
+        &mut self,
+        module: &str,
+        x: TensorId,
+        weight: TensorId,
+        bias: Option<TensorId>,
+        shape: &MixtureShape,
+    ) -> (TensorId, Routing) {
         let MixtureShape { experts, top, slots_per_sample } = *shape;
         let logits = self.matmul(&format!("{module}.gate"), x, weight, 1, WeightLayout::OutIn);
         let whole = |one: &mut Loop| one.shardable = false;
@@ -86,6 +107,16 @@ impl GraphBuilder {
         if let Some(product) = self.graph.operators.last_mut() {
             product.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
         }
+        let logits = match bias {
+            Some(bias) => {
+                let logits = self.bias_add(&format!("{module}.gate.bias"), logits, bias);
+                if let Some(sum) = self.graph.operators.last_mut() {
+                    sum.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
+                }
+                logits
+            }
+            None => logits,
+        };
         let [batch, sequence, hidden] = {
             let dimensions = self.dimensions(x);
             [dimensions[0], dimensions[1], dimensions[2]]

@@ -1,4 +1,4 @@
-//! Norms over the last dimension.
+//! Norms over the last dimension, or the last few together.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
 use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
@@ -50,18 +50,25 @@ impl GraphBuilder {
 
     /// Adds the division of the last dimension by its root mean square.
     pub(crate) fn rms_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
-        let features = *self.dimensions(x).last().expect("invariant: a tensor has dimensions");
-        let scale = self.parameter(format!("{name}.weight"), vec![features], vec![features.extent], Initialisation::Ones);
+        self.rms_norm_over(name, x, epsilon, 1)
+    }
+
+    /// As [`GraphBuilder::rms_norm`], over the last `normed` dimensions together.
+    pub(crate) fn rms_norm_over(&mut self, name: &str, x: TensorId, epsilon: Epsilon, normed: usize) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let features = dimensions[dimensions.len() - normed..].to_vec();
+        let shape = vec![features.iter().map(|one| one.extent).product()];
+        let scale = self.parameter(format!("{name}.weight"), features, shape, Initialisation::Ones);
         self.rms_norm_with(name, x, epsilon, scale)
     }
 
-    /// As [`GraphBuilder::rms_norm`], with a scale that exists.
+    /// As [`GraphBuilder::rms_norm_over`], over the dimensions of a scale that exists.
     pub(crate) fn rms_norm_with(&mut self, name: &str, x: TensorId, epsilon: Epsilon, scale: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
-        let row_count = dimensions.len() - 1;
-        let features = dimensions[row_count];
+        let row_count = dimensions.len() - self.dimensions(scale).len();
         let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
-        loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
+        let features = dimensions[row_count..].iter();
+        loops.extend(features.map(|one| Loop { shardable: false, ..shardable(one, Extent::Features) }));
         let all = walk(0, dimensions.len());
         let rows = walk(0, row_count);
         let saved = dimensions[..row_count].to_vec();
@@ -71,7 +78,7 @@ impl GraphBuilder {
             name,
             OperatorKind::RmsNorm(epsilon),
             loops,
-            vec![operand(x, all.clone()), operand(scale, vec![Some(LoopId(row_count))])],
+            vec![operand(x, all.clone()), operand(scale, all[row_count..].to_vec())],
             vec![operand(y, all), operand(saved, rows)],
         );
         y

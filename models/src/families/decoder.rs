@@ -7,9 +7,14 @@
 //! must not know how a graph is sharded or computed.
 
 mod layers;
+mod linear;
+mod mixers;
 mod parts;
+mod vision;
 
+pub use linear::{LayerKind, LinearAttention, LinearNorm};
 pub use parts::{CapacityFactor, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
+pub use vision::{JoinedPatches, Projector, VisionTower};
 
 use super::{Check, Family};
 use crate::builder::GraphOptions;
@@ -110,9 +115,15 @@ pub struct Decoder {
     /// Whether queries and keys are normed head by head, as in Qwen3.
     #[serde(default, skip_serializing_if = "is_false")]
     pub query_key_norm: bool,
+    /// Whether that norm is over all heads together, as in OLMo 2.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub query_key_norm_of_all_heads: bool,
     /// Whether each part's output is normed too before it is added, as in Gemma 2.
     #[serde(default, skip_serializing_if = "is_false")]
     pub output_norms: bool,
+    /// Whether the parts' inputs are not normed, as in OLMo 2.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub no_input_norms: bool,
     /// Whether the embedding is normed, as in BLOOM.
     #[serde(default, skip_serializing_if = "is_false")]
     pub embedding_norm: bool,
@@ -132,6 +143,23 @@ pub struct Decoder {
     /// Whether logits are capped softly, as in Gemma 2.
     #[serde(default, skip_serializing_if = "is_false")]
     pub logit_cap: bool,
+    /// Whether each head has a learned number among its scores that stands for no position
+    /// (attention sinks), as in gpt-oss.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sinks: bool,
+    /// Whether a gate made from the layer's input weighs what attention gives, as in Qwen3-Next.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub attention_gate: bool,
+    /// What each layer is made of, over and over from the first layer on. Empty: all layers have
+    /// attention and a feed-forward network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layer_kinds: Vec<LayerKind>,
+    /// Linear attention, in the layers whose kind has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linear: Option<LinearAttention>,
+    /// The part that sees images. Its tokens are among the `sequence` positions of a sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<VisionTower>,
     /// Mixtures of experts. `None`: all layers are dense.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixtures: Option<Mixtures>,
@@ -185,13 +213,20 @@ impl Decoder {
             head_bias: false,
             parallel_block: ParallelBlock::None,
             query_key_norm: false,
+            query_key_norm_of_all_heads: false,
             output_norms: false,
+            no_input_norms: false,
             embedding_norm: false,
             embedding_scale: false,
             window: None,
             full_attention_every: None,
             score_cap: false,
             logit_cap: false,
+            sinks: false,
+            attention_gate: false,
+            layer_kinds: Vec::new(),
+            linear: None,
+            vision: None,
             mixtures: None,
             prediction_modules: 0,
             dropout: DropoutRate::NONE,
@@ -202,6 +237,32 @@ impl Decoder {
     /// Features of a head, without its rotary part. The sizes are sound.
     pub(crate) fn head_features(&self) -> usize {
         self.head_dimension.unwrap_or(self.hidden / self.heads.max(1))
+    }
+
+    /// What a layer is made of.
+    pub(crate) fn kind_of(&self, layer: usize) -> LayerKind {
+        let period = self.layer_kinds.len().max(1);
+        self.layer_kinds.get(layer % period).copied().unwrap_or(LayerKind::Attention)
+    }
+
+    /// Whether all layers are made of the same parts.
+    fn has_equal_kinds(&self) -> bool {
+        self.layer_kinds.windows(2).all(|pair| pair[0] == pair[1])
+    }
+
+    /// Refuses kinds of layers whose parts have no sizes.
+    fn validate_kinds(&self, check: &Check<'_>) -> Result<(), ModelError> {
+        let has = |part: fn(LayerKind) -> bool| self.layer_kinds.iter().any(|&kind| part(kind));
+        if has(LayerKind::has_linear) && self.linear.is_none() {
+            return check.refuse("`layer_kinds` has linear attention, and `linear` is missing".into(), "give `linear` its sizes");
+        }
+        if has(|kind| kind == LayerKind::MixtureAlone) && self.mixtures.is_none() {
+            return check.refuse("`layer_kinds` has mixtures, and `mixtures` is missing".into(), "give `mixtures` its sizes");
+        }
+        if !self.layer_kinds.is_empty() && self.parallel_block != ParallelBlock::None {
+            return check.refuse("`layer_kinds` beside a `parallel_block`".into(), "leave out one of them");
+        }
+        self.linear.as_ref().map_or(Ok(()), |linear| linear.validate(check))
     }
 
     /// The window of a layer, if it hides any position.
@@ -331,6 +392,10 @@ impl Family for Decoder {
     fn validate(&self, check: &Check<'_>) -> Result<(), ModelError> {
         self.validate_sizes(check)?;
         self.validate_positions(check)?;
+        self.validate_kinds(check)?;
+        if let Some(tower) = &self.vision {
+            tower.validate(self, check)?;
+        }
         match &self.mixtures {
             Some(mixtures) => mixtures.validate(check),
             None => Ok(()),
@@ -348,7 +413,8 @@ impl Family for Decoder {
     fn repeated_layers(&self) -> Option<usize> {
         let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
         let has_equal_windows = self.full_attention_every.is_none() || self.window.is_none();
-        (has_equal_layers && has_equal_windows && self.prediction_modules == 0).then_some(self.layers)
+        (self.vision.is_none() && has_equal_layers && has_equal_windows && self.has_equal_kinds() && self.prediction_modules == 0)
+            .then_some(self.layers)
     }
 
     fn layers_mut(&mut self) -> Option<&mut usize> {
@@ -365,6 +431,12 @@ impl Family for Decoder {
             (self.positions == PositionKind::Alibi, "`positions: alibi`"),
             (self.rope_scaling, "`rope_scaling`"),
             (self.embedding_scale, "`embedding_scale`"),
+            (self.vision.is_some(), "`vision`"),
+            (self.sinks, "`sinks`"),
+            (self.attention_gate, "`attention_gate`"),
+            (self.layer_kinds.iter().any(|kind| kind.has_linear()), "`linear`"),
+            (self.feed_forward == FeedForward::SquaredRelu, "`feed_forward: squared_relu`"),
+            (has(|mixtures| mixtures.expert_bias), "`expert_bias`"),
             (self.score_cap, "`score_cap`"),
             (self.logit_cap, "`logit_cap`"),
             (has(|mixtures| mixtures.unnormalised_gates), "`unnormalised_gates`"),

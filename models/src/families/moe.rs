@@ -85,6 +85,8 @@ impl Moe {
             every: self.moe_every,
             first: self.dense_layers,
             capacity_factor: self.capacity_factor,
+            router_bias: false,
+            expert_bias: false,
             unnormalised_gates: false,
         }
     }

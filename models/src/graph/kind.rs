@@ -3,7 +3,7 @@
 use super::loops::{Extent, Slots};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutSite;
-use crate::kernel::{Activation, EightBits, Epsilon, PlannedKind, Smoothing, WeightLayout, Window};
+use crate::kernel::{Activation, EightBits, Epsilon, PlannedKind, ScanRule, Smoothing, WeightLayout, Window};
 
 /// The computation of an operator, except its sizes, which are those of its loops.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,6 +145,16 @@ pub enum OperatorKind {
     },
     LstmWeightGradient {
         initial: bool,
+    },
+    Scan {
+        rule: ScanRule,
+        /// Positions of a chunk.
+        chunk: usize,
+    },
+    ScanGradient {
+        rule: ScanRule,
+        /// Positions of a chunk.
+        chunk: usize,
     },
     Planned {
         kind: PlannedKind,

@@ -5,7 +5,7 @@ use super::loops::{Extent, Loop, Slots};
 use super::operator::{Operand, Operator, Pass};
 use crate::attention::{Attention, Rope};
 use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
-use crate::kernel::{Kernel, MOST_PLANNED_READS, Mixture, Planned, PlannedKind, Recurrence, Window};
+use crate::kernel::{Kernel, MOST_PLANNED_READS, Mixture, Planned, PlannedKind, Recurrence, Scan, Window};
 use std::num::NonZeroU32;
 
 impl Operator {
@@ -21,6 +21,16 @@ impl Operator {
         let positions = size(Extent::Positions);
         let experts = size(Extent::Experts);
         let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
+        let scan = |rule, chunk| Scan {
+            rule,
+            batch: rows,
+            positions,
+            key_heads: size(Extent::Heads),
+            group: size(Extent::Group),
+            key_dimension: features,
+            value_dimension: columns,
+            chunk,
+        };
         // Parts into which ranks have cut the loops of a role.
         let parts = |role: Extent| -> usize {
             let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
@@ -197,6 +207,8 @@ impl Operator {
                 Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
             }
             OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
+            OperatorKind::Scan { rule, chunk } => Kernel::Scan(scan(rule, chunk)),
+            OperatorKind::ScanGradient { rule, chunk } => Kernel::ScanGradient(scan(rule, chunk)),
             OperatorKind::Planned { kind, gradient } => Kernel::Planned(self.planned_work(kind, gradient, extents)),
             OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
             OperatorKind::Scale { times, square } => Kernel::Scale { elements: elements(), times, square },

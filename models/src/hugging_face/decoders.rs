@@ -105,6 +105,8 @@ pub(super) fn mixtures([experts, top_k, ffn]: [usize; 3]) -> Mixtures {
         every: 1,
         first: 0,
         capacity_factor: Default::default(),
+        router_bias: false,
+        expert_bias: false,
         unnormalised_gates: false,
     }
 }
@@ -334,7 +336,7 @@ fn gemma_with_windows(fields: &mut Fields, sequence: usize, every: usize, query_
 }
 
 /// The period of layers that see every position. `None`: no layer does.
-fn period(kinds: &[Value]) -> Result<Option<usize>, ConfigError> {
+pub(super) fn period(kinds: &[Value]) -> Result<Option<usize>, ConfigError> {
     let is_full = |kind: &Value| kind == "full_attention";
     let Some(first) = kinds.iter().position(is_full) else { return Ok(None) };
     let every = first + 1;

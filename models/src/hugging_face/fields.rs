@@ -351,7 +351,7 @@ impl Fields {
     }
 
     /// The value of a field, which counts as read. `None` if it is missing or null.
-    fn take(&mut self, field: &str) -> Option<Value> {
+    pub(super) fn take(&mut self, field: &str) -> Option<Value> {
         self.read.insert(field.into());
         self.object.get(field).filter(|value| !value.is_null()).cloned()
     }

@@ -141,6 +141,38 @@ const INNER: [&str; 5] = ["text_config", "language_config", "llm_config", "think
 /// The most parts within parts.
 const DEEPEST: usize = 4;
 
+/// Types whose projectors are known, so that every field beside the parts is.
+const PROJECTED: [&str; 4] = ["llava", "vipllava", "paligemma", "mistral3"];
+
+/// Their fields beside the parts.
+const OF_PROJECTORS: [&str; 11] = [
+    "hidden_size",
+    "ignore_index",
+    "image_seq_length",
+    "multimodal_projector_bias",
+    "projection_dim",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "tie_word_embeddings",
+    "vision_feature_layer",
+    "vision_feature_select_strategy",
+    "vocab_size",
+];
+
+/// Gives fields that are not understood to the text model, whose reader names them.
+fn keep_unknown(outer: &str, object: &Map<String, Value>, inner: &mut Map<String, Value>) {
+    if !PROJECTED.contains(&outer) {
+        return;
+    }
+    let is_known = |field: &str| {
+        let beside = INNER.contains(&field) || OF_IMAGES.contains(&field) || OF_PROJECTORS.contains(&field);
+        beside || is_neutral(field) || field == "architectures" || field == "output_attentions" || field == "output_hidden_states"
+    };
+    for (field, value) in object.iter().filter(|(field, _)| !is_known(field)) {
+        inner.entry(field.clone()).or_insert_with(|| value.clone());
+    }
+}
+
 /// Replaces the configuration of a model of several parts that is not known by that of its text
 /// model, however deep that lies. Returns a note on the rest.
 fn descend(object: &mut Map<String, Value>) -> Option<String> {
@@ -160,6 +192,7 @@ fn descend(object: &mut Map<String, Value>) -> Option<String> {
                 inner.entry("tie_word_embeddings").or_insert(tied);
             }
             inner.remove("architectures");
+            keep_unknown(&outer, object, &mut inner);
             let text = type_of(&inner);
             *object = inner;
             return Some(format!(

@@ -1,6 +1,7 @@
 //! Sizes and properties that several kernels have: windows, recurrent layers, mixtures of experts,
 //! orders of weights, activations.
 
+use schemars::JsonSchema;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
@@ -217,6 +218,103 @@ impl Recurrence {
     /// Returns the elements of the recurrent weight, `[4 hidden, hidden]`.
     pub fn weight_elements(&self) -> usize {
         4 * self.hidden * self.hidden
+    }
+}
+
+/// Rule by which a layer of linear attention updates its state at each position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScanRule {
+    /// The state decays, and the product of key and value is added: Mamba-2 (Dao and Gu 2024).
+    StateSpace,
+    /// As `state_space`, after what the state holds for the key is taken out: the gated delta rule
+    /// (Yang et al. 2024).
+    GatedDelta,
+}
+
+impl ScanRule {
+    /// Numbers of a head at each position that control the update: the step, or decay and strength.
+    pub fn controls(self) -> usize {
+        match self {
+            Self::StateSpace => 1,
+            Self::GatedDelta => 2,
+        }
+    }
+
+    /// Parameters of a head: decay, bias of the step, and the weight of the value itself in
+    /// Mamba-2.
+    pub fn scalars(self) -> usize {
+        match self {
+            Self::StateSpace => 3,
+            Self::GatedDelta => 2,
+        }
+    }
+}
+
+/// Sizes of linear attention over whole sequences, in chunks: products within a chunk, and a state
+/// `[key_dimension, value_dimension]` for each head that chunks pass on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Scan {
+    /// The update.
+    pub rule: ScanRule,
+    /// Number of sequences.
+    pub batch: usize,
+    /// Positions of a sequence.
+    pub positions: usize,
+    /// Heads of keys and queries on this rank: the groups of Mamba-2.
+    pub key_heads: usize,
+    /// Heads of values for each head of keys.
+    pub group: usize,
+    /// Features of a key and of a query: the state size of Mamba-2.
+    pub key_dimension: usize,
+    /// Features of a value.
+    pub value_dimension: usize,
+    /// Positions of a chunk.
+    pub chunk: usize,
+}
+
+impl Scan {
+    /// Returns the heads of values.
+    pub fn heads(&self) -> usize {
+        self.key_heads * self.group
+    }
+
+    /// Returns the elements of keys and queries together.
+    pub fn key_elements(&self) -> usize {
+        2 * self.batch * self.positions * self.key_heads * self.key_dimension
+    }
+
+    /// Returns the elements of the values, and of the result.
+    pub fn value_elements(&self) -> usize {
+        self.batch * self.positions * self.heads() * self.value_dimension
+    }
+
+    /// Returns the elements of the controls.
+    pub fn control_elements(&self) -> usize {
+        self.batch * self.positions * self.heads() * self.rule.controls()
+    }
+
+    /// Returns the parameters of all heads.
+    pub fn scalar_elements(&self) -> usize {
+        self.heads() * self.rule.scalars()
+    }
+
+    /// Returns the operations of the forward pass, all of them in products.
+    ///
+    /// Within a chunk of Q positions a query meets Q keys, and so does a row of values. A state is
+    /// read and updated once for each position. The delta rule also takes products of keys with
+    /// keys, inverts a triangle of Q x Q (Q²/3 multiply-adds for each position), and applies it to
+    /// keys and values (Yang et al. 2024, section 3.3).
+    pub fn flops(&self) -> f64 {
+        let [chunk, keys, values] = [self.chunk, self.key_dimension, self.value_dimension].map(|extent| extent as f64);
+        let state = keys * values;
+        let by_head = match self.rule {
+            ScanRule::StateSpace => chunk * values + 2.0 * state,
+            ScanRule::GatedDelta => 2.0 * chunk * (keys + values) + chunk * chunk / 3.0 + 3.0 * state,
+        };
+        let by_key_head = chunk * keys;
+        let positions = self.batch as f64 * self.positions as f64;
+        2.0 * positions * (self.heads() as f64 * by_head + self.key_heads as f64 * by_key_head)
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) mod products;
 #[rustfmt::skip]
 pub(super) mod recurrence;
 #[rustfmt::skip]
+pub(super) mod scan;
+#[rustfmt::skip]
 pub(super) mod sequences;
 #[rustfmt::skip]
 pub(super) mod training;

@@ -31,9 +31,17 @@ pub fn is_tied(model: &Model) -> bool {
     }
 }
 
+/// Whether a decoder has parts that no traced architecture has.
+fn has_later_parts(model: &Decoder) -> bool {
+    let of_mixtures = model.mixtures.is_some_and(|mixtures| mixtures.router_bias || mixtures.expert_bias);
+    let of_norms = model.query_key_norm_of_all_heads || model.no_input_norms;
+    of_norms || of_mixtures || model.vision.is_some() || model.sinks || model.attention_gate || !model.layer_kinds.is_empty()
+}
+
 fn of_decoder(model: &Decoder) -> Option<&'static str> {
     let is_plain = model.query_rank.is_none() && model.key_value_rank.is_none() && model.prediction_modules == 0;
-    let is_usual = model.positions == PositionKind::Rotary && !model.embedding_norm && !model.head_bias;
+    let is_usual =
+        model.positions == PositionKind::Rotary && !model.embedding_norm && !model.head_bias && !has_later_parts(model);
     if !is_plain || !is_usual {
         return None;
     }

@@ -77,6 +77,18 @@ pub(super) fn attention_time(
     ((scores + values) * products + moved, 4.0 * products + more_kernels)
 }
 
+/// Returns the time of a scan's products. They are taken to be as efficient as fused attention,
+/// since no scan was measured.
+pub(super) fn scan_products_time(costs: &GpuCosts<'_>, kernel: &Kernel, direction: Direction) -> Seconds {
+    let gpu = &costs.cluster.gpu;
+    let efficiency = match direction {
+        Direction::Forward => gpu.attention[0],
+        Direction::Backward => gpu.attention[1],
+    };
+    let format = if costs.format.is_cast() { ProductFormat::Bf16 } else { costs.format };
+    Seconds::new(kernel.flops().value() / (gpu.peak(format).value() * efficiency))
+}
+
 /// Returns the scale of a fused kernel on these sizes.
 fn fused_scale(costs: &GpuCosts<'_>, sizes: &Attention, scale: f64, for_ampere: bool) -> f64 {
     let is_part = sizes.query_parts > 1 || sizes.ring.is_some() || (sizes.causal && sizes.queries < sizes.keys);

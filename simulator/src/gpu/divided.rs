@@ -6,7 +6,7 @@
 //! parts may have better sizes than the whole. So does skewed routing, which only adds rows.
 //! Launches count only where parts are small enough for the last-level cache.
 
-use super::attention::{Direction, divided_attention_time};
+use super::attention::{Direction, divided_attention_time, scan_products_time};
 use super::category::Category;
 use super::costs::GpuCosts;
 use super::format::ProductFormat;
@@ -51,6 +51,8 @@ impl GpuCosts<'_> {
             Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => {
                 product(&[sizes.batch, sizes.sequence, 4, sizes.hidden, sizes.hidden])
             }
+            Kernel::Scan(_) => scan_products_time(self, kernel, Direction::Forward),
+            Kernel::ScanGradient(_) => scan_products_time(self, kernel, Direction::Backward),
             Kernel::Attention(sizes) => divided_attention_time(self, &sizes, Direction::Forward),
             Kernel::AttentionGradient(sizes) => divided_attention_time(self, &sizes, Direction::Backward),
             kernel => match self.moved(&kernel, accumulate, precision) {

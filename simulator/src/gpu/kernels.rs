@@ -1,7 +1,7 @@
 //! Time of kernels under a software stack, on the device and on the host. It must not know Programs
 //! or links.
 
-use super::attention::{Direction, attention_time};
+use super::attention::{Direction, attention_time, scan_products_time};
 use super::category::Category;
 use super::costs::GpuCosts;
 use super::format::ProductFormat;
@@ -20,6 +20,9 @@ const EIGHT_BIT_GRANULE: usize = 16;
 /// (`benches/vtrain_slopes.py`). That is 68 of 312 TFLOP/s, where products of layers reach about
 /// 213.
 const UNEVEN: f64 = 0.32;
+
+/// Kernels of a scan, forward or backward (`ssd_combined.py` of mamba_ssm).
+const SCAN_KERNELS: f64 = 5.0;
 
 /// Time of an instruction's kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -139,8 +142,19 @@ impl GpuCosts<'_> {
                 };
                 DeviceWork::product(self.product_time(&step) * sizes.sequence as f64, sizes.sequence as f64)
             }
+            Kernel::Scan(_) => self.scan(kernel, Direction::Forward, precision),
+            Kernel::ScanGradient(_) => self.scan(kernel, Direction::Backward, precision),
             kernel => self.memory_bound(&kernel, accumulate, precision),
         }
+    }
+
+    /// Returns the work of a scan: its products, or its traffic if that takes longer. Kernels are
+    /// those of `mamba_chunk_scan_combined`: sums of decays, states of chunks, their passing on,
+    /// products of keys, and the outputs.
+    fn scan(&self, kernel: &Kernel, direction: Direction, precision: DataType) -> DeviceWork {
+        let moving = self.moving_time(kernel.traffic().bytes(precision).value());
+        let time = scan_products_time(self, kernel, direction).max(moving);
+        DeviceWork { time, kernels: SCAN_KERNELS, category: Category::Attention }
     }
 
     /// Returns the work of a product of the given rows, columns and contracted dimension. `cast` is

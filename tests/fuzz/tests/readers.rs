@@ -159,6 +159,8 @@ fn no_job_of_another_framework_makes_the_importers_panic() {
         (Framework::Torchtitan, PlanForm::Torchtitan, "torchtitan.toml"),
         (Framework::Deepspeed, PlanForm::Deepspeed, "deepspeed.json"),
         (Framework::Accelerate, PlanForm::HuggingFaceTrainer, "training_arguments.json"),
+        (Framework::Axolotl, PlanForm::HuggingFaceTrainer, "axolotl.yaml"),
+        (Framework::Torchtune, PlanForm::Torchtune, "torchtune.yaml"),
     ] {
         let layouts = [
             Layout { data: 8, zero: 1, ..Layout::default() },

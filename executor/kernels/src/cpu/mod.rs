@@ -284,7 +284,9 @@ impl Backend for CpuBackend {
                 Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<f32>(call, outer, parts, inner),
                 Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns::<f32>(call, columns, start, part),
                 Kernel::PutColumns { columns, start, part, .. } => movement::put_columns::<f32>(call, columns, start, part),
-                Kernel::Planned(_) => unreachable!("the check of operands refuses it"),
+                Kernel::Planned(_) | Kernel::Scan(_) | Kernel::ScanGradient(_) => {
+                    unreachable!("the check of operands refuses it")
+                }
             }
         }
         Ok(())

@@ -7,13 +7,13 @@ use serde_json::{Map, Value, json};
 
 /// The part of a plan that [`put_back`] writes.
 #[derive(Clone, Debug)]
-pub(super) struct Method {
+pub(in super::super) struct Method {
     lora: Option<Lora>,
     workload: PlannedWorkload,
 }
 
 /// Takes the method out of a plan, and leaves what no setting expresses.
-pub(super) fn taken_out(plan: &Plan) -> (Plan, Method) {
+pub(in super::super) fn taken_out(plan: &Plan) -> (Plan, Method) {
     let mut rest = plan.clone();
     let method = Method { lora: rest.training.lora.take(), workload: plan.workload.clone() };
     let usual = PlannedWorkload::default();
@@ -25,7 +25,7 @@ pub(super) fn taken_out(plan: &Plan) -> (Plan, Method) {
 }
 
 /// Puts the method back into the nearest plan, and says what the settings lack.
-pub(super) fn put_back(method: Method, nearest: &mut Nearest) {
+pub(in super::super) fn put_back(method: Method, nearest: &mut Nearest) {
     let Method { lora, workload } = method;
     let lora = lora.filter(|lora| {
         let is_named = names_of(&lora.targets, &["*"], &[""]).is_some() && names_of(&lora.also_train, &["*"], &["*"]).is_some();

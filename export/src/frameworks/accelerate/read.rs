@@ -129,7 +129,7 @@ fn read_pytorch_part(
     let mut section = stated.section("parallelism_config");
     let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings, &mut layout)?;
     stated.absorb(section.finish()?);
-    let words = Some(Sharding { zero: 3, is_hybrid: false }).filter(|_| kind == "FSDP");
+    let words = Some(Sharding::FULL).filter(|_| kind == "FSDP");
     let section = stated.section("fsdp_config");
     let account = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
     stated.absorb(account);

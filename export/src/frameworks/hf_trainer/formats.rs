@@ -5,6 +5,7 @@ use super::super::{FrameworkError, Surroundings};
 use super::Tool;
 use foretell_program::{MomentFormat, Optimizer, Plan, Training};
 use foretell_units::DataType;
+use serde_json::Value;
 
 /// In which format a model is loaded, and whether kernels compute in it without autocast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub(super) fn read_precision(
     let is_left_to_checkpoint = stated.is_auto("dtype");
     let dtype = stated.text("dtype")?.map(|name| name.trim_start_matches("torch.").to_ascii_lowercase());
     let is_pure = stated.is_on("pure_bf16")?;
-    let (precision, is_mixed) = read_mixed(stated, surroundings)?;
+    let (precision, is_mixed) = read_mixed(stated, tool, surroundings)?;
     let is_loaded_narrow = match dtype.as_deref() {
         // Axolotl loads the model in the format of `bf16`.
         None => tool == Tool::Axolotl && precision == DataType::Bf16,
@@ -63,7 +64,11 @@ pub(super) fn read_precision(
 }
 
 /// The precision, and whether it is mixed.
-fn read_mixed(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<(DataType, bool), FrameworkError> {
+fn read_mixed(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -> Result<(DataType, bool), FrameworkError> {
+    if tool == Tool::Trl && !stated.has("bf16") && !stated.is_on("fp16")? {
+        stated.assume("`precision` bf16: TRL's default where `fp16` is off");
+        stated.provide("bf16", Value::Bool(true));
+    }
     let has_tf32 = stated.is_on("tf32")?;
     // Axolotl's `auto` takes what the devices have.
     if stated.is_auto("bf16") {
@@ -82,13 +87,13 @@ fn read_mixed(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<(D
     }
 }
 
-pub(super) fn read_optimizer(stated: &mut Stated, plan: &mut Plan) -> Result<(), FrameworkError> {
+pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
     let usual = Training::default();
     // A Trainer's own defaults.
     let weight_decay = stated.number("weight_decay")?.unwrap_or(0.0);
     let clip = stated.number("max_grad_norm")?.unwrap_or(1.0);
     plan.training = Training {
-        learning_rate: Some(stated.number("learning_rate")?.unwrap_or(5e-5)),
+        learning_rate: Some(stated.number("learning_rate")?.unwrap_or(if tool == Tool::Trl { 2e-5 } else { 5e-5 })),
         weight_decay,
         beta1: stated.number("adam_beta1")?.unwrap_or(usual.beta1),
         beta2: stated.number("adam_beta2")?.unwrap_or(usual.beta2),

@@ -37,7 +37,13 @@ fn has_megatrons_parts(decoder: &Decoder) -> bool {
         rope_theta: decoder.rope_theta,
         qkv_bias: decoder.qkv_bias,
         query_key_norm: decoder.query_key_norm,
-        mixtures: decoder.mixtures.map(|mixtures| Mixtures { unnormalised_gates: false, shared_gate: false, ..mixtures }),
+        mixtures: decoder.mixtures.map(|mixtures| Mixtures {
+            unnormalised_gates: false,
+            shared_gate: false,
+            router_bias: false,
+            expert_bias: false,
+            ..mixtures
+        }),
         dropout: decoder.dropout,
         attention_dropout: decoder.attention_dropout,
         ..Decoder::llama([layers, hidden, heads, ffn, vocab, sequence])

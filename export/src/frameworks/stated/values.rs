@@ -12,7 +12,7 @@ pub(super) fn yaml_error(text: &str) -> String {
 }
 
 /// Puts the leaves of a value under their paths. Empty objects and lists are leaves.
-pub(super) fn flatten(path: String, value: Value, settings: &mut BTreeMap<String, Value>) {
+pub(in super::super) fn flatten(path: String, value: Value, settings: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(object) if !object.is_empty() => {
             for (name, inner) in object {

@@ -1,6 +1,6 @@
 //! Flavors of torchtitan's model registries that our zoo lacks, as models.
 
-use foretell_models::{Decoder, Model, NormEpsilon};
+use foretell_models::{Decoder, Mixtures, Model, NormEpsilon};
 
 /// Finds a flavor (`1.7B` of `qwen3`).
 pub(super) fn find(module: &str, flavor: &str) -> Option<Model> {
@@ -11,9 +11,55 @@ pub(super) fn find(module: &str, flavor: &str) -> Option<Model> {
         ("qwen3", "4B") => qwen3([36, 2560, 32, 9728], true),
         ("qwen3", "8B") => qwen3([36, 4096, 32, 12_288], false),
         ("qwen3", "14B") => qwen3([40, 5120, 40, 17_408], false),
+        ("qwen3", "30B-A3B") => qwen3_moe([48, 2048, 32, 6144], 768),
+        ("qwen3", "235B-A22B") => qwen3_moe([94, 4096, 64, 12_288], 1536),
+        ("deepseek_v3", "16B") => deepseek([27, 2048, 16, 10_944, 102_400], None, [64, 6, 1408], 2, 1),
+        ("deepseek_v3", "236B") => deepseek([60, 5120, 128, 12_288, 102_400], Some(1536), [160, 6, 1536], 2, 1),
+        ("deepseek_v3", "671B") => deepseek([61, 7168, 128, 18_432, 129_280], Some(1536), [256, 8, 2048], 1, 3),
         _ => return None,
     };
     Some(Model::of_decoder(model))
+}
+
+/// Qwen3's mixtures (the `config.json` of Qwen3-30B-A3B and 235B-A22B).
+fn qwen3_moe(sizes: [usize; 4], expert_ffn: usize) -> Decoder {
+    let mixtures = mixtures([128, 8, expert_ffn], None, 0);
+    Decoder { kv_heads: Some(4), mixtures: Some(mixtures), ..qwen3(sizes, false) }
+}
+
+/// DeepSeek's models (the `config.json` of DeepSeek-V2-Lite, V2 and V3).
+fn deepseek(
+    [layers, hidden, heads, ffn, vocab]: [usize; 5],
+    query_rank: Option<usize>,
+    [experts, top_k, expert_ffn]: [usize; 3],
+    shared: usize,
+    first: usize,
+) -> Decoder {
+    Decoder {
+        head_dimension: Some(128),
+        query_rank,
+        key_value_rank: Some(512),
+        rotary_part: Some(64),
+        norm_epsilon: NormEpsilon::SIXTH,
+        mixtures: Some(mixtures([experts, top_k, expert_ffn], Some(expert_ffn * shared), first)),
+        ..Decoder::llama([layers, hidden, heads, ffn, vocab, 4096])
+    }
+}
+
+fn mixtures([experts, top_k, ffn]: [usize; 3], shared_ffn: Option<usize>, first: usize) -> Mixtures {
+    Mixtures {
+        experts,
+        top_k,
+        ffn,
+        shared_ffn,
+        shared_gate: false,
+        every: 1,
+        first,
+        capacity_factor: Default::default(),
+        router_bias: false,
+        expert_bias: false,
+        unnormalised_gates: false,
+    }
 }
 
 /// Llama 3.2 (the `config.json` of Llama-3.2-1B and 3B).

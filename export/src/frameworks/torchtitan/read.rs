@@ -153,7 +153,12 @@ fn read_model(stated: &mut Stated) -> Result<(Option<Model>, Option<String>), Fr
     };
     let model = match MODELS.into_iter().find(is_meant) {
         Some((name, ..)) => Some(Model::named(name).map_err(PlanError::from)?),
-        None => flavors::find(&module, flavor.as_deref().unwrap_or_default()),
+        // A configuration is named by module and flavor: `qwen3_1_7b`.
+        None => {
+            let of_config = config.as_deref().and_then(|name| name.strip_prefix(&format!("{module}_")));
+            let of_config = of_config.map(|flavor| flavor.replace('_', ".").to_uppercase());
+            flavors::find(&module, &of_config.or_else(|| flavor.clone()).unwrap_or_default())
+        }
     };
     let Some(model) = model else {
         let name = format!("{module} {}", config.or(flavor).unwrap_or_default());

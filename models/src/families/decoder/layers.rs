@@ -1,21 +1,26 @@
 //! The graph of a decoder.
 
-use super::{Decoder, FeedForward, Mixtures, NormKind, ParallelBlock, PositionKind};
+use super::{Decoder, FeedForward, LayerKind, Mixtures, NormKind, ParallelBlock, PositionKind};
+use crate::attention::RelativePositions;
 use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, dimension};
 use crate::graph::{BATCH, Dimension, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::WeightLayout;
 
 /// Initial values of weights.
-const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
+pub(super) const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 /// Builds the forward graph.
 pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Graph {
     let mut layers = Layers { builder: GraphBuilder::new(name, options), sizes };
     let positions = vec![dimension(BATCH, options.batch), dimension("sequence", sizes.sequence)];
+    let seen = sizes.vision.map(|tower| layers.vision(options.batch, &tower));
     layers.builder.block("embedding", false);
     let table = layers.table("model.embed_tokens.weight");
     let tokens = layers.builder.input(InputKind::Tokens, positions.clone());
     let mut x = layers.embedding(tokens, table, &positions);
+    if let Some(seen) = seen {
+        x = layers.builder.place_tokens("model.image_tokens", x, seen);
+    }
     for layer in 0..sizes.layers {
         layers.builder.block(format!("layer {layer}"), true);
         x = layers.layer(layer, x);
@@ -39,9 +44,9 @@ pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Grap
 }
 
 /// A decoder under construction.
-struct Layers<'a> {
-    builder: GraphBuilder,
-    sizes: &'a Decoder,
+pub(super) struct Layers<'a> {
+    pub(super) builder: GraphBuilder,
+    pub(super) sizes: &'a Decoder,
 }
 
 impl Layers<'_> {
@@ -62,7 +67,14 @@ impl Layers<'_> {
     }
 
     /// Adds a product with or without a bias.
-    fn linear(&mut self, name: &str, x: TensorId, contracted: usize, outputs: &[Dimension], has_bias: bool) -> TensorId {
+    pub(super) fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        contracted: usize,
+        outputs: &[Dimension],
+        has_bias: bool,
+    ) -> TensorId {
         self.builder.linear(name, x, contracted, outputs, WEIGHTS, has_bias.then_some(Initialisation::Zeros))
     }
 
@@ -122,13 +134,28 @@ impl Layers<'_> {
 
     fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let normed = self.norm(&name("input_layernorm"), x);
-        let y = self.attention(layer, normed);
+        let kind = self.sizes.kind_of(layer);
+        let normed = self.input_norm(&name("input_layernorm"), x);
+        let y = match self.sizes.linear.filter(|_| kind.has_linear()) {
+            Some(linear) => {
+                let y = self.linear_attention(layer, normed, &linear);
+                match kind.has_attention() {
+                    true => {
+                        let z = self.attention(layer, normed);
+                        self.builder.add(&name("both.sum"), y, z)
+                    }
+                    false => y,
+                }
+            }
+            None if kind.has_attention() => self.attention(layer, normed),
+            None => self.feed_forward(layer, normed),
+        };
         let y = self.added(&name("self_attn"), "post_attention_output_layernorm", y);
         match self.sizes.parallel_block {
+            ParallelBlock::None if kind.is_alone() => self.builder.add(&name("residual"), x, y),
             ParallelBlock::None => {
                 let x = self.builder.add(&name("self_attn.residual"), x, y);
-                let normed = self.norm(&name("post_attention_layernorm"), x);
+                let normed = self.input_norm(&name("post_attention_layernorm"), x);
                 let y = self.feed_forward(layer, normed);
                 let y = self.added(&name("mlp"), "post_feedforward_layernorm", y);
                 self.builder.add(&name("mlp.residual"), x, y)
@@ -144,6 +171,11 @@ impl Layers<'_> {
                 self.builder.add(&name("residual"), x, sum)
             }
         }
+    }
+
+    /// Adds the norm of a part's input, if parts have one.
+    fn input_norm(&mut self, name: &str, x: TensorId) -> TensorId {
+        if self.sizes.no_input_norms { x } else { self.norm(name, x) }
     }
 
     /// Adds what is done to a part's output before it is added to the residual stream.
@@ -172,7 +204,11 @@ impl Layers<'_> {
         let mut q = self.linear(&name("q_proj"), query_input, 1, &query_heads, qkv_bias);
         let mut k = self.linear(&name("k_proj"), key_input, 1, &key_heads, qkv_bias);
         let v = self.linear(&name("v_proj"), key_input, 1, &value_heads, qkv_bias);
-        if self.sizes.query_key_norm {
+        if self.sizes.query_key_norm_of_all_heads {
+            let epsilon = self.sizes.norm_epsilon.epsilon();
+            q = self.builder.rms_norm_over(&name("q_norm"), q, epsilon, query_heads.len());
+            k = self.builder.rms_norm_over(&name("k_norm"), k, epsilon, key_heads.len());
+        } else if self.sizes.query_key_norm {
             q = self.norm(&name("q_norm"), q);
             k = self.norm(&name("k_norm"), k);
         }
@@ -190,12 +226,28 @@ impl Layers<'_> {
             causal: true,
             scaled: true,
             window: self.sizes.window_of(layer),
-            relative: None,
+            relative: self.sinks(&name("sinks"), &query_heads).map(|sinks| (RelativePositions::SINKS, sinks)),
             dropout: self.sizes.attention_dropout,
         };
-        let y = self.builder.attention(&module, [q, k, v], kind);
+        let mut y = self.builder.attention(&module, [q, k, v], kind);
+        if self.sizes.attention_gate {
+            let gate_heads = [&query_heads[..query_heads.len() - 1], &value_heads[1..]].concat();
+            let gate = self.linear(&name("gate_proj"), x, 1, &gate_heads, qkv_bias);
+            y = self.builder.gate(&name("gate"), y, gate);
+        }
         let outputs = [dimension("hidden", hidden)];
         self.linear(&name("o_proj"), y, query_heads.len(), &outputs, self.sizes.attention_output_bias)
+    }
+
+    /// Adds the sinks of the heads, if they have any: a table with one row.
+    fn sinks(&mut self, name: &str, query_heads: &[Dimension]) -> Option<TensorId> {
+        if !self.sizes.sinks {
+            return None;
+        }
+        let heads = &query_heads[..query_heads.len() - 1];
+        let shape = vec![heads.iter().map(|one| one.extent).product()];
+        let row = dimension("sinks", RelativePositions::SINKS.buckets);
+        Some(self.builder.parameter(name.into(), [&[row], heads].concat(), shape, WEIGHTS))
     }
 
     /// Adds DeepSeek's low-rank projection. Returns x if there is no rank.
@@ -207,7 +259,12 @@ impl Layers<'_> {
 
     fn feed_forward(&mut self, layer: usize, x: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        match self.sizes.mixtures.filter(|mixtures| mixtures.includes(layer)) {
+        let is_mixture = |mixtures: &Mixtures| match self.sizes.kind_of(layer) {
+            LayerKind::MixtureAlone => true,
+            LayerKind::DenseAlone => false,
+            _ => mixtures.includes(layer),
+        };
+        match self.sizes.mixtures.filter(is_mixture) {
             Some(mixtures) => self.mixture(&name("block_sparse_moe"), x, mixtures),
             None => self.dense(&name("mlp"), x, self.sizes.ffn),
         }
@@ -227,14 +284,20 @@ impl Layers<'_> {
             }
             ungated => {
                 let up = self.linear(&name("up_proj"), x, 1, &[inner], has_bias);
-                match ungated {
-                    FeedForward::Gelu => self.builder.gelu_exact(&act, up),
-                    FeedForward::Relu => self.builder.relu(&act, up),
-                    _ => self.builder.gelu(&act, up),
-                }
+                self.ungated(&act, ungated, up)
             }
         };
         self.linear(&name("down_proj"), y, 1, &[hidden], has_bias)
+    }
+
+    /// Adds an activation without a gate.
+    fn ungated(&mut self, name: &str, activation: FeedForward, x: TensorId) -> TensorId {
+        match activation {
+            FeedForward::Gelu => self.builder.gelu_exact(name, x),
+            FeedForward::Relu => self.builder.relu(name, x),
+            FeedForward::SquaredRelu => self.builder.squared_relu(name, x),
+            _ => self.builder.gelu(name, x),
+        }
     }
 
     /// Adds the gated product of two equal tensors.
@@ -255,14 +318,22 @@ impl Layers<'_> {
         let [experts, inner, hidden] = [dimension("experts", shape.experts), dimension("ffn", ffn), dimension("hidden", hidden)];
         let public = vec![experts.extent, hidden.extent];
         let router = self.builder.parameter(name("gate.weight"), vec![experts, hidden], public, WEIGHTS);
-        let (slots, routing) = self.builder.dispatch(module, x, router, &shape);
-        let experts_name = name("experts");
-        let [w1, w3, w2] = [("w1", [experts, inner, hidden]), ("w3", [experts, inner, hidden]), ("w2", [experts, hidden, inner])]
-            .map(|(matrix, dimensions)| self.builder.expert_parameter(&experts_name, matrix, dimensions, WEIGHTS));
-        let gate = self.builder.expert_matmul(&name("experts.w1"), slots, w1);
-        let up = self.builder.expert_matmul(&name("experts.w3"), slots, w3);
-        let y = self.gated(&name("experts.act"), gate, up);
-        let y = self.builder.expert_matmul(&name("experts.w2"), y, w2);
+        let router_bias = mixtures
+            .router_bias
+            .then(|| self.builder.parameter(name("gate.bias"), vec![experts], vec![experts.extent], Initialisation::Zeros));
+        let (slots, routing) = self.builder.dispatch(module, x, router, router_bias, &shape);
+        let y = match self.sizes.feed_forward.is_gated() {
+            true => {
+                let [gate, up] =
+                    ["w1", "w3"].map(|matrix| self.expert_product(module, matrix, slots, [experts, inner, hidden], mixtures));
+                self.gated(&name("experts.act"), gate, up)
+            }
+            false => {
+                let up = self.expert_product(module, "w3", slots, [experts, inner, hidden], mixtures);
+                self.ungated(&name("experts.act"), self.sizes.feed_forward, up)
+            }
+        };
+        let y = self.expert_product(module, "w2", y, [experts, hidden, inner], mixtures);
         let y = self.builder.combine(module, y, &routing, sequence, &shape);
         match shared_ffn {
             Some(shared_ffn) => {
@@ -275,5 +346,19 @@ impl Layers<'_> {
             }
             None => y,
         }
+    }
+    /// Adds the product of all experts with one of their matrices `[experts, columns, contracted]`.
+    fn expert_product(&mut self, module: &str, matrix: &str, x: TensorId, sizes: [Dimension; 3], mixtures: Mixtures) -> TensorId {
+        let weight = self.builder.expert_parameter(&format!("{module}.experts"), matrix, sizes, WEIGHTS);
+        let name = format!("{module}.experts.{matrix}");
+        let y = self.builder.expert_matmul(&name, x, weight);
+        if !mixtures.expert_bias {
+            return y;
+        }
+        let [experts, columns, _] = sizes;
+        let name = format!("{name}_bias");
+        let shape = vec![experts.extent, columns.extent];
+        let bias = self.builder.parameter(name.clone(), vec![experts, columns], shape, Initialisation::Zeros);
+        self.builder.expert_bias(&name, y, bias)
     }
 }

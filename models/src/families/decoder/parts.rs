@@ -93,6 +93,15 @@ pub enum FeedForward {
     GeluTanh,
     /// `max(0, x)`.
     Relu,
+    /// `max(0, x)²`, as in Nemotron.
+    SquaredRelu,
+}
+
+impl FeedForward {
+    /// Whether a second product gates the activation.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::GatedSilu | Self::GatedGeluTanh)
+    }
 }
 
 /// Whether attention and the feed-forward network of a layer read the same input.
@@ -141,6 +150,12 @@ pub struct Mixtures {
     /// Slots of an expert over those that balanced routing needs.
     #[serde(default)]
     pub capacity_factor: CapacityFactor,
+    /// Whether the router has a bias, as in gpt-oss.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub router_bias: bool,
+    /// Whether each expert's products have biases, as in gpt-oss.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub expert_bias: bool,
     /// Whether the chosen experts' weights are left as the softmax over all experts gives them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unnormalised_gates: bool,

@@ -1,0 +1,167 @@
+//! An imported job goes back to the file that it came from: the settings that a plan changes are
+//! changed there, and everything else stays as it was written, comments included.
+//!
+//! Which settings change follows from the job that the file states and the job that the plan
+//! states, both as the framework's exporter writes them. The changed file is read again, and must
+//! state the plan.
+
+mod edit;
+mod json_text;
+
+use super::{Framework, FrameworkError, Job, JobFiles, PlanForm, Surroundings, export_job, import_plan};
+use edit::{Edit, Notation};
+use foretell_program::Plan;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A file with a plan's settings in place of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangedFile {
+    /// The text.
+    pub text: String,
+    /// Lines that are removed and added, with `-` and `+` before them.
+    pub difference: Vec<String>,
+    /// The job that the file now states.
+    pub job: JobFiles,
+}
+
+/// The files of a framework's job that users have: the name under which it is exported, its form,
+/// and a word that tells it from the others.
+fn main_file(framework: Framework, original: &str) -> Option<(&'static str, PlanForm, Notation)> {
+    let found = match framework {
+        Framework::Torchtitan => ("torchtitan.toml", PlanForm::Torchtitan, Notation::Toml),
+        Framework::Deepspeed => ("deepspeed.json", PlanForm::Deepspeed, Notation::Json),
+        Framework::Accelerate if original.contains("distributed_type") => {
+            ("accelerate.yaml", PlanForm::Accelerate, Notation::Yaml)
+        }
+        Framework::Accelerate => ("training_arguments.json", PlanForm::HuggingFaceTrainer, Notation::Yaml),
+        Framework::Trl => ("trl.yaml", PlanForm::HuggingFaceTrainer, Notation::Yaml),
+        Framework::Axolotl => ("axolotl.yaml", PlanForm::HuggingFaceTrainer, Notation::Yaml),
+        Framework::LlamaFactory => ("llama_factory.yaml", PlanForm::HuggingFaceTrainer, Notation::Yaml),
+        Framework::Torchtune => ("torchtune.yaml", PlanForm::Torchtune, Notation::Yaml),
+        Framework::Megatron | Framework::Slurm => return None,
+    };
+    let is_json = original.trim_start().starts_with('{');
+    let notation = if is_json && found.2 == Notation::Yaml { Notation::Json } else { found.2 };
+    Some((found.0, found.1, notation))
+}
+
+/// Names of one setting: those that exporters write, and others that files have.
+const NAMES: [(&str, &str); 14] = [
+    ("per_device_train_batch_size", "per_gpu_train_batch_size"),
+    ("gradient_checkpointing", "activation_checkpointing"),
+    ("optimizer", "optim"),
+    ("sequence_len", "max_seq_length"),
+    ("max_length", "max_seq_length"),
+    ("bf16", "bfloat16"),
+    ("dtype", "torch_dtype"),
+    ("lora_rank", "lora_r"),
+    ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"),
+    ("fsdp_config.activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing"),
+    ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params"),
+    ("fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_sharding_strategy"),
+    ("train_micro_batch_size_per_gpu", "micro_batch_per_gpu"),
+    ("bf16.enabled", "bfloat16.enabled"),
+];
+
+/// Puts a plan into the file that its job came from.
+///
+/// # Errors
+/// [`FrameworkError`] if the file is not read, if the framework does not express the plan, or if
+/// the file cannot state it with the changed settings.
+pub fn change_file(
+    job: &Job<'_>,
+    framework: Framework,
+    original: &str,
+    surroundings: Surroundings<'_>,
+) -> Result<ChangedFile, FrameworkError> {
+    let refuse =
+        |reason: String| FrameworkError::Form { reason, hint: "leave out `--into` to write the job as new files".into() };
+    let Some((name, form, notation)) = main_file(framework, original) else {
+        return Err(refuse("scripts and lists of flags are not changed".into()));
+    };
+    let before = import_plan(original, form, surroundings)?;
+    let exported = export_job(job, framework)?;
+    // What the file leaves to a training script is not told apart.
+    let of_file = export_job(&Job { plan: &before.plan, ..*job }, framework)?;
+    let settings = |files: &JobFiles| -> Result<BTreeMap<String, Value>, FrameworkError> {
+        let text = files.files.iter().find(|(file, _)| file == name).map(|(_, text)| text.as_str()).unwrap_or_default();
+        edit::settings(text, notation_of(name)).map_err(refuse)
+    };
+    let [old, new] = [settings(&of_file)?, settings(&exported)?];
+    let mut text = original.to_string();
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    for path in names {
+        let (was, is) = (old.get(path), new.get(path));
+        if was == is || path == "model.config" {
+            continue;
+        }
+        let others = NAMES.iter().filter(|(one, other)| one == path || other == path);
+        let own = std::iter::once(path.as_str()).chain(others.flat_map(|(one, other)| [*one, *other]));
+        let edit = is.map_or(Edit::Remove, Edit::Set);
+        text = edit::apply(&text, notation, own, edit).map_err(refuse)?;
+    }
+    let after = import_plan(&text, form, surroundings)
+        .map_err(|error| refuse(format!("the file cannot state this plan beside its other settings: {error}")))?;
+    if !states(&after.plan, &exported.plan, form) {
+        return Err(refuse(
+            "the file's other settings contradict the plan: with its own values changed it still states another".into(),
+        ));
+    }
+    Ok(ChangedFile { difference: difference(original, &text), text, job: exported })
+}
+
+/// How an exported file writes its settings.
+fn notation_of(name: &str) -> Notation {
+    match name.rsplit('.').next() {
+        Some("json") => Notation::Json,
+        Some("toml") => Notation::Toml,
+        _ => Notation::Yaml,
+    }
+}
+
+/// Whether what was read is the plan, in all that its form states.
+fn states(read: &Plan, plan: &Plan, form: PlanForm) -> bool {
+    let is_same_layout = read.layout.clone().normalised() == plan.layout.clone().normalised();
+    let is_whole = form != PlanForm::Accelerate;
+    let is_same_job = read.global_batch == plan.global_batch
+        && read.optimizer == plan.optimizer
+        && read.training.lora == plan.training.lora
+        && read.workload == plan.workload;
+    is_same_layout && read.precision == plan.precision && (is_same_job || !is_whole)
+}
+
+/// The lines that differ, in order: a longest common subsequence.
+fn difference(before: &str, after: &str) -> Vec<String> {
+    let [old, new]: [Vec<&str>; 2] = [before, after].map(|text| text.lines().collect());
+    let mut common = vec![vec![0_usize; new.len() + 1]; old.len() + 1];
+    for (i, line) in old.iter().enumerate().rev() {
+        for (j, other) in new.iter().enumerate().rev() {
+            common[i][j] = if line == other { common[i + 1][j + 1] + 1 } else { common[i + 1][j].max(common[i][j + 1]) };
+        }
+    }
+    let (mut i, mut j, mut lines) = (0, 0, Vec::new());
+    while i < old.len() || j < new.len() {
+        if i < old.len() && j < new.len() && old[i] == new[j] {
+            (i, j) = (i + 1, j + 1);
+        } else if j == new.len() || (i < old.len() && common[i + 1][j] >= common[i][j + 1]) {
+            lines.push(format!("-{}", old[i]));
+            i += 1;
+        } else {
+            lines.push(format!("+{}", new[j]));
+            j += 1;
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::difference;
+
+    #[test]
+    fn lines_that_differ_are_listed_in_order() {
+        assert_eq!(difference("a\nb\nc\n", "a\nx\nc\nd\n"), ["-b", "+x", "+d"]);
+        assert_eq!(difference("a\n", "a\n"), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,275 @@
+//! Changes of single settings in a text, where it has them: YAML and TOML by lines, JSON by its
+//! values. It must not know frameworks.
+
+use super::json_text;
+use crate::frameworks::stated::flatten;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// How a file writes its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notation {
+    Json,
+    Yaml,
+    Toml,
+}
+
+/// What happens to a setting.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Edit<'a> {
+    Set(&'a Value),
+    Remove,
+}
+
+/// The settings of a text, nested ones under dotted paths.
+pub(super) fn settings(text: &str, notation: Notation) -> Result<BTreeMap<String, Value>, String> {
+    let value: Value = match notation {
+        Notation::Json => serde_json::from_str(text).map_err(|error| error.to_string())?,
+        Notation::Yaml => serde_saphyr::from_str(text).map_err(|error| error.to_string())?,
+        Notation::Toml => toml::from_str(text).map_err(|error| error.to_string())?,
+    };
+    let mut all = BTreeMap::new();
+    if let Value::Object(object) = value {
+        for (name, value) in object {
+            flatten(name, value, &mut all);
+        }
+    }
+    Ok(all)
+}
+
+/// Changes the setting that has one of these paths. A path that is not there is added under its
+/// first name.
+pub(super) fn apply<'a>(
+    text: &str,
+    notation: Notation,
+    paths: impl Iterator<Item = &'a str>,
+    edit: Edit<'_>,
+) -> Result<String, String> {
+    let paths: Vec<&str> = paths.collect();
+    let has = settings(text, notation)?;
+    let own = paths.iter().find(|path| has.contains_key(**path));
+    match (own, edit) {
+        (None, Edit::Remove) => Ok(text.into()),
+        (found, edit) => {
+            let path = found.or(paths.first()).copied().unwrap_or_default();
+            let parts: Vec<&str> = path.split('.').collect();
+            match notation {
+                Notation::Json => json_text::change(text, &parts, edit),
+                Notation::Yaml => Ok(lines(text, &parts, edit, Lines::YAML)),
+                Notation::Toml => Ok(lines(text, &parts, edit, Lines::TOML)),
+            }
+        }
+    }
+}
+
+/// What tells a line's name from its value, and how sections begin.
+#[derive(Clone, Copy)]
+struct Lines {
+    separator: char,
+    has_headers: bool,
+}
+
+impl Lines {
+    const YAML: Self = Self { separator: ':', has_headers: false };
+    const TOML: Self = Self { separator: '=', has_headers: true };
+
+    /// A setting's line.
+    fn line(self, indent: &str, name: &str, value: &Value) -> String {
+        let text = written(value);
+        if self.has_headers { format!("{indent}{name} = {text}") } else { format!("{indent}{name}: {text}") }
+    }
+}
+
+/// A value as both notations read it. Numbers have no exponent, which PyYAML takes for a text.
+fn written(value: &Value) -> String {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().map_or_else(|| number.to_string(), |number| format!("{number:?}"))
+        }
+        Value::Array(list) => format!("[{}]", list.iter().map(written).collect::<Vec<_>>().join(", ")),
+        other => other.to_string(),
+    }
+}
+
+fn indent_of(line: &str) -> usize {
+    line.len() - line.trim_start().len()
+}
+
+/// The name that a line states. `None` for comments and blank lines.
+fn name_of(line: &str, separator: char) -> Option<&str> {
+    let (name, _) = line.trim_start().split_once(separator)?;
+    let name = name.trim().trim_matches(['"', '\'']);
+    (!name.is_empty() && !name.starts_with('#') && !name.starts_with('-')).then_some(name)
+}
+
+/// Where the comment of a line begins.
+fn comment_of(line: &str) -> Option<&str> {
+    let mut quote = None;
+    for (place, letter) in line.char_indices() {
+        match (quote, letter) {
+            (None, '"' | '\'') => quote = Some(letter),
+            (Some(open), letter) if open == letter => quote = None,
+            (None, '#') if line[..place].ends_with(' ') => return line.get(place..),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
+    let mut all: Vec<String> = text.lines().map(String::from).collect();
+    let [section @ .., name] = parts else { return text.into() };
+    let section = section.join(".");
+    let range = if form.has_headers {
+        of_header(&all, &section)
+    } else {
+        of_mapping(&all, section.split('.').filter(|part| !part.is_empty()))
+    };
+    match range {
+        Section::Lines { first, end, indent } => {
+            let found =
+                (first..end).find(|&line| indent_of(&all[line]) == indent && name_of(&all[line], form.separator) == Some(name));
+            let blank = " ".repeat(indent);
+            match (found, edit) {
+                (Some(line), Edit::Set(value)) => {
+                    let last = end_of_value(&all, line, end);
+                    let comment = comment_of(&all[line]).map(|comment| format!("  {comment}")).unwrap_or_default();
+                    let changed = form.line(&blank, name, value) + &comment;
+                    all.splice(line..last, [changed]);
+                }
+                (Some(line), Edit::Remove) => {
+                    let last = end_of_value(&all, line, end);
+                    all.drain(line..last);
+                }
+                (None, Edit::Set(value)) => {
+                    // Behind the section's last line that is not blank.
+                    let last = (first..end).rev().find(|&line| !all[line].trim().is_empty()).map_or(first, |line| line + 1);
+                    all.insert(last, form.line(&blank, name, value));
+                }
+                (None, Edit::Remove) => {}
+            }
+        }
+        Section::Inline { line } => {
+            let value = all[line].split_once(form.separator).map(|(_, value)| value.to_string()).unwrap_or_default();
+            let mut object: serde_json::Map<String, Value> = serde_saphyr::from_str(&value).unwrap_or_default();
+            match edit {
+                Edit::Set(value) => _ = object.insert((*name).into(), value.clone()),
+                Edit::Remove => _ = object.remove(*name),
+            }
+            let start = all[line].split_once(form.separator).map(|(start, _)| start.to_string()).unwrap_or_default();
+            all[line] = format!("{start}{} {}", form.separator, Value::Object(object));
+        }
+        Section::Missing => {
+            if let Edit::Set(value) = edit {
+                let (header, indent) =
+                    if form.has_headers { (format!("\n[{section}]"), "") } else { (format!("{section}:"), "  ") };
+                all.push(header);
+                all.push(form.line(indent, name, value));
+            }
+        }
+    }
+    let end = if text.ends_with('\n') { "\n" } else { "" };
+    all.join("\n") + end
+}
+
+/// Where the settings of a section are.
+enum Section {
+    /// In these lines, with so many blanks before them.
+    Lines {
+        first: usize,
+        end: usize,
+        indent: usize,
+    },
+    /// In braces on a line.
+    Inline {
+        line: usize,
+    },
+    Missing,
+}
+
+/// The lines under a header of TOML.
+fn of_header(all: &[String], section: &str) -> Section {
+    let is_header = |line: &String| line.trim_start().starts_with('[');
+    let next = |from: usize| (from..all.len()).find(|&line| is_header(&all[line])).unwrap_or(all.len());
+    if section.is_empty() {
+        return Section::Lines { first: 0, end: next(0), indent: 0 };
+    }
+    let found =
+        all.iter().position(|line| is_header(line) && line.trim().trim_start_matches('[').split(']').next() == Some(section));
+    found.map_or(Section::Missing, |line| Section::Lines { first: line + 1, end: next(line + 1), indent: 0 })
+}
+
+/// The lines of a nested mapping of YAML.
+fn of_mapping<'a>(all: &[String], parts: impl Iterator<Item = &'a str>) -> Section {
+    let (mut first, mut end, mut indent) = (0, all.len(), 0);
+    for part in parts {
+        let found = (first..end).find(|&line| indent_of(&all[line]) == indent && name_of(&all[line], ':') == Some(part));
+        let Some(line) = found else { return Section::Missing };
+        let value = all[line].split_once(':').map(|(_, value)| value.trim()).unwrap_or_default();
+        if value.starts_with('{') {
+            return Section::Inline { line };
+        }
+        let last = end_of_value(all, line, end);
+        let inner = (line + 1..last).find(|&inner| name_of(&all[inner], ':').is_some());
+        indent = inner.map_or(indent + 2, |inner| indent_of(&all[inner]));
+        (first, end) = (line + 1, last);
+    }
+    Section::Lines { first, end, indent }
+}
+
+/// The line behind a setting's value: lists and deeper lines belong to it, and brackets that are
+/// still open.
+fn end_of_value(all: &[String], line: usize, end: usize) -> usize {
+    let indent = indent_of(&all[line]);
+    let open = |text: &str| text.matches(['[', '{']).count() as isize - text.matches([']', '}']).count() as isize;
+    let mut depth = open(&all[line]);
+    let mut last = line + 1;
+    let mut next = line + 1;
+    while next < end {
+        let text = &all[next];
+        let is_inner =
+            depth > 0 || indent_of(text) > indent || (indent_of(text) == indent && text.trim_start().starts_with("- "));
+        if text.trim().is_empty() {
+            next += 1;
+            continue;
+        }
+        if !is_inner {
+            break;
+        }
+        depth += open(text);
+        next += 1;
+        last = next;
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn set(text: &str, notation: Notation, path: &str, value: Value) -> String {
+        apply(text, notation, std::iter::once(path), Edit::Set(&value)).expect("it is sound")
+    }
+
+    #[test]
+    fn a_setting_of_yaml_changes_where_it_is() {
+        let text = "# mine\na: 1  # why\nlist:\n- x\n- y\nouter:\n    inner: true\n\nlast: z\n";
+        assert_eq!(set(text, Notation::Yaml, "a", json!(2)), text.replace("a: 1", "a: 2"));
+        assert_eq!(set(text, Notation::Yaml, "list", json!(["q"])), text.replace("list:\n- x\n- y\n", "list: [\"q\"]\n"));
+        assert_eq!(set(text, Notation::Yaml, "outer.inner", json!(false)), text.replace("inner: true", "inner: false"));
+        assert_eq!(set(text, Notation::Yaml, "outer.more", json!(0.5)), text.replace("true\n", "true\n    more: 0.5\n"));
+        assert_eq!(set(text, Notation::Yaml, "new.part", json!(3)), format!("{text}new:\n  part: 3\n"));
+        assert_eq!(set("o: {x: 1}\n", Notation::Yaml, "o.x", json!(2)), "o: {\"x\":2}\n");
+        let without = apply(text, Notation::Yaml, ["list", "a"].into_iter(), Edit::Remove).expect("it is sound");
+        assert_eq!(without, text.replace("list:\n- x\n- y\n", ""));
+    }
+
+    #[test]
+    fn a_setting_of_toml_changes_in_its_section() {
+        let text = "[training]\nsteps = 10 # few\n\n[parallelism]\ntensor = 2\n";
+        assert_eq!(set(text, Notation::Toml, "training.steps", json!(20)), text.replace("10 # few", "20  # few"));
+        assert_eq!(set(text, Notation::Toml, "training.more", json!("x")), text.replace("few\n", "few\nmore = \"x\"\n"));
+        assert_eq!(set(text, Notation::Toml, "other.x", json!(1)), format!("{text}\n[other]\nx = 1\n"));
+    }
+}

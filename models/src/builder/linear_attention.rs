@@ -1,0 +1,108 @@
+//! Linear attention: the causal convolution before it, the scan, and the norm after it.
+
+use super::{GraphBuilder, dimension, operand, shardable, walk};
+use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, SEQUENCE, TensorId};
+use crate::kernel::{PlannedKind, ScanRule};
+use crate::storage::Storage;
+
+/// A loop that ranks do not shard.
+fn whole(one: &Dimension, role: Extent) -> Loop {
+    Loop { shardable: false, ..shardable(one, role) }
+}
+
+/// The loops over samples and positions. A position needs those before it, so ranks shard samples
+/// alone.
+fn sequence_loops(dimensions: &[Dimension], role: Extent) -> Vec<Loop> {
+    debug_assert!(dimensions[0].name == BATCH && dimensions[1].name == SEQUENCE);
+    vec![shardable(&dimensions[0], Extent::Rows), whole(&dimensions[1], role)]
+}
+
+impl GraphBuilder {
+    /// Adds a causal convolution of each feature of x `[batch, sequence, features..]` with `taps`
+    /// numbers of its own, of which one is a bias if there is one. The activation after it is part
+    /// of its kernel (`causal_conv1d`).
+    pub(crate) fn causal_convolution(&mut self, name: &str, x: TensorId, taps: usize, initial: Initialisation) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let features = &dimensions[2..];
+        let window = dimension("window", taps);
+        let shape = vec![features.iter().map(|one| one.extent).product(), taps];
+        let weight = self.parameter(format!("{name}.weight"), [features, &[window]].concat(), shape, initial);
+        let mut loops = sequence_loops(&dimensions, Extent::Rows);
+        loops.extend(features.iter().map(|one| shardable(one, Extent::Columns)));
+        loops.push(whole(&window, Extent::Contracted));
+        let [all, weights] = [walk(0, dimensions.len()), walk(2, features.len() + 1)];
+        let inputs = vec![(x, all.clone()), (weight, weights)];
+        self.planned(name, PlannedKind::GroupedConvolution, loops, inputs, (dimensions, all))
+    }
+
+    /// Adds a scan over keys and queries `[batch, sequence, heads, features]`, values
+    /// `[batch, sequence, heads, group, features]` and controls
+    /// `[batch, sequence, heads, group, controls]`. The result is like the values.
+    pub(crate) fn scan(
+        &mut self,
+        name: &str,
+        [keys, values, controls]: [TensorId; 3],
+        rule: ScanRule,
+        chunk: usize,
+        initial: Initialisation,
+    ) -> TensorId {
+        let [key, value] = [keys, values].map(|tensor| self.dimensions(tensor));
+        let [control, scalar] =
+            [("controls", rule.controls()), ("scalars", rule.scalars())].map(|(name, size)| dimension(name, size));
+        let shape = vec![value[2].extent * value[3].extent, scalar.extent];
+        let scalars = self.parameter(format!("{name}.scalars"), vec![value[2], value[3], scalar], shape, initial);
+        let mut loops = sequence_loops(&value, Extent::Positions);
+        loops.extend([shardable(&value[2], Extent::Heads), shardable(&value[3], Extent::Group)]);
+        let half = dimension(key[3].name, key[3].extent / 2);
+        loops.extend([whole(&half, Extent::Features), whole(&value[4], Extent::Columns)]);
+        loops.extend([
+            Loop { name: "keys_and_queries", ..whole(&key[3], Extent::Parts) },
+            whole(&control, Extent::Parts),
+            whole(&scalar, Extent::Parts),
+        ]);
+        let [both, control, scalar] = [6, 7, 8].map(|index| Some(LoopId(index)));
+        let [batch, sequence, heads, group, _, features] = [0, 1, 2, 3, 4, 5].map(|index| Some(LoopId(index)));
+        let of_values = vec![batch, sequence, heads, group, features];
+        let inputs = vec![
+            operand(keys, vec![batch, sequence, heads, both]),
+            operand(values, of_values.clone()),
+            operand(controls, vec![batch, sequence, heads, group, control]),
+            operand(scalars, vec![heads, group, scalar]),
+        ];
+        let y = self.activation(name, value, Storage::Precision);
+        self.operator(name, OperatorKind::Scan { rule, chunk }, loops, inputs, vec![operand(y, of_values)]);
+        y
+    }
+
+    /// Adds a norm of x over its last two dimensions, with a scale for each element of its last
+    /// three: the groups of Mamba-2 normed apart.
+    pub(crate) fn group_norm(&mut self, name: &str, x: TensorId) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let scaled = dimensions.len() - 3;
+        let shape = vec![dimensions[scaled..].iter().map(|one| one.extent).product()];
+        let scale = self.parameter(format!("{name}.weight"), dimensions[scaled..].to_vec(), shape, Initialisation::Ones);
+        let mut loops: Vec<Loop> = dimensions[..=scaled].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.extend(dimensions[scaled + 1..].iter().map(|one| whole(one, Extent::Features)));
+        let all = walk(0, dimensions.len());
+        let inputs = vec![(x, all.clone()), (scale, all[scaled..].to_vec())];
+        self.planned(name, PlannedKind::Normalisation, loops, inputs, (dimensions, all))
+    }
+
+    /// Adds `y = x · σ(gate)` of equal tensors.
+    pub(crate) fn gate(&mut self, name: &str, x: TensorId, gate: TensorId) -> TensorId {
+        self.elementwise_planned(name, PlannedKind::Combination, &[x, gate])
+    }
+
+    /// Adds `y = max(0, x)²`.
+    pub(crate) fn squared_relu(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.elementwise_planned(name, PlannedKind::Function, &[x])
+    }
+
+    fn elementwise_planned(&mut self, name: &str, kind: PlannedKind, inputs: &[TensorId]) -> TensorId {
+        let dimensions = self.dimensions(inputs[0]);
+        let loops = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let all = walk(0, dimensions.len());
+        let inputs = inputs.iter().map(|&tensor| (tensor, all.clone())).collect();
+        self.planned(name, kind, loops, inputs, (dimensions, all))
+    }
+}

@@ -1,0 +1,50 @@
+//! Linear attention in the graph of a decoder.
+
+use super::layers::{Layers, WEIGHTS};
+use super::{LinearAttention, LinearNorm};
+use crate::builder::dimension;
+use crate::graph::{Dimension, TensorId};
+use crate::kernel::ScanRule;
+
+impl Layers<'_> {
+    /// Adds linear attention. Transformers makes gate, keys, values and controls by one product or
+    /// by four. Here they are four, so that `tensor` can shard each by heads.
+    pub(super) fn linear_attention(&mut self, layer: usize, x: TensorId, sizes: &LinearAttention) -> TensorId {
+        let part = match sizes.rule {
+            ScanRule::StateSpace => "mamba",
+            ScanRule::GatedDelta => "linear_attn",
+        };
+        let module = format!("model.layers.{layer}.{part}");
+        let name = |part: &str| format!("{module}.{part}");
+        let heads = [dimension("heads", sizes.key_heads), dimension("group", sizes.heads / sizes.key_heads)];
+        let by_head = |last: Dimension| [&heads[..], &[last]].concat();
+        let values = by_head(dimension("head_dimension", sizes.head_dimension));
+        let keys = [heads[0], dimension("state", 2 * sizes.key_dimension)];
+        let gate = self.linear(&name("in_proj_z"), x, 1, &values, sizes.bias);
+        let values = self.linear(&name("in_proj_x"), x, 1, &values, sizes.bias);
+        let keys = self.linear(&name("in_proj_keys"), x, 1, &keys, sizes.bias);
+        let controls = by_head(dimension("controls", sizes.rule.controls()));
+        let controls = self.linear(&name("in_proj_controls"), x, 1, &controls, sizes.bias);
+        let [keys, values] = [("conv1d.keys", keys), ("conv1d.values", values)].map(|(part, y)| match sizes.convolution {
+            0 => y,
+            taps => self.builder.causal_convolution(&name(part), y, taps + usize::from(sizes.convolution_bias), WEIGHTS),
+        });
+        let chunk = sizes.chunk.min(self.sizes.sequence);
+        let y = self.builder.scan(&name("scan"), [keys, values, controls], sizes.rule, chunk, WEIGHTS);
+        let epsilon = self.sizes.norm_epsilon.epsilon();
+        // Mamba-2 norms what the gate has weighed, the delta rule weighs what is normed: as much
+        // work.
+        let y = match sizes.norm {
+            LinearNorm::Heads => self.builder.rms_norm(&name("norm"), y, epsilon),
+            _ => y,
+        };
+        let y = self.builder.silu_multiply(&name("gate"), gate, y);
+        let y = match sizes.norm {
+            LinearNorm::Whole => self.builder.rms_norm_over(&name("norm"), y, epsilon, 3),
+            LinearNorm::Groups => self.builder.group_norm(&name("norm"), y),
+            LinearNorm::None | LinearNorm::Heads => y,
+        };
+        let hidden = [dimension("hidden", self.sizes.hidden)];
+        self.linear(&name("out_proj"), y, 3, &hidden, sizes.bias)
+    }
+}
