@@ -177,6 +177,7 @@ fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
         }
     }
     let (memory, outside) = memory_within(&job, &run.cluster, run.cluster.gpu.memory).ok()?;
+    job.pages_out = memory.pages_out;
     let time = repeated_time(&job, &run.cluster, memory.flushes).ok()?;
     Some((time, TracedPrediction { memory, outside }))
 }

@@ -92,7 +92,17 @@ impl TracedPlan {
         if offloads_optimizer && !matches!(optimizer, TracedOptimizer::AdamWFused | TracedOptimizer::AdamWForeach) {
             return Err(Untraced::new("`offload: optimizer` with another optimizer than AdamW in single precision"));
         }
+        let workload = &plan.workload;
+        if workload.updates_in_backward && (sharding != Sharding::Replicated || micro_batches > 1) {
+            return Err(Untraced::new("`updates_in_backward` on several ranks, or over several micro-batches"));
+        }
+        if offloads_optimizer && workload.updates_in_backward {
+            return Err(Untraced::new("`updates_in_backward` with offloading"));
+        }
         let job = TracedJob {
+            updates_in_backward: workload.updates_in_backward,
+            // torchtune's recipes do not, unless they are told to.
+            clips_gradients: tables.get("framework").is_none_or(|framework| framework != "torchtune"),
             micro_batches,
             offloads_optimizer,
             offloads_parameters: plan.layout.offload == Offload::State,
@@ -172,6 +182,9 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
         Offload::State if layout.zero == 3 && (wrapper == Wrapping::DeepSpeed || layout.data > 1) => {}
         other => return Err(Untraced::new(format!("`offload: {}`", other.name()))),
     }
+    if wrapper == Wrapping::DeepSpeed && (plan.workload.paged_moments || plan.workload.updates_in_backward) {
+        return Err(Untraced::new("paged moments and updates in the backward pass under DeepSpeed"));
+    }
     if wrapper == Wrapping::DeepSpeed && plan.workload.no_master_copy {
         return Err(Untraced::new("DeepSpeed's states in sixteen bits"));
     }
@@ -189,7 +202,14 @@ fn is_before_release_5(tables: &BTreeMap<String, String>) -> bool {
 fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOptimizer, Untraced> {
     // The fused one is the Trainer's default since release 5, and DeepSpeed's own always.
     let is_older = is_before_release_5(tables) && !tables.contains_key("wrapper");
+    if plan.workload.paged_moments && plan.workload.moments != MomentFormat::EightBit {
+        return Err(Untraced::new("`paged_moments` of other moments than those in eight bits"));
+    }
     match (plan.optimizer, plan.workload.moments) {
+        (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) if plan.workload.paged_moments => {
+            Ok(TracedOptimizer::AdamWPaged)
+        }
+        (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Factored) => Ok(TracedOptimizer::Adafactor),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) if is_older => Ok(TracedOptimizer::AdamWForeach),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) => Ok(TracedOptimizer::AdamWFused),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) => Ok(TracedOptimizer::AdamWEightBits),
@@ -355,10 +375,13 @@ impl TableKey {
             ("kernels", &[kernels]),
             ("head", if is_tied(model) { &["tied", "usual"] } else { &["usual"] }),
             ("attention", attention),
+            ("compiled", &["none"]),
         ];
         // What the framework's entry says of a key goes before the usual values.
         let values = usual.map(|(name, values)| {
             let own = given(name).into_iter().filter(|own| !values.contains(own));
+            // An eager step is no stand-in for a compiled one.
+            let values = if name == "compiled" && given(name).is_some() { &[] } else { values };
             (name, own.chain(values.iter().copied()).map(str::to_owned).collect())
         });
         let newest = Some(NEWEST).filter(|newest| given("version") != Some(newest));

@@ -123,6 +123,10 @@ impl Wrapper {
             for bytes in emitter.job.optimizer.state_bytes(elements, stored) {
                 emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
             }
+            let paged = emitter.job.optimizer.paged_bytes(elements);
+            if paged > 0 {
+                emitter.send(RankEvent::PagedMemory { bytes: paged });
+            }
         }
         if sharding == Sharding::Ddp {
             // The buckets that gradients are copied to, all the time.
@@ -381,7 +385,13 @@ impl RankState for Wrapper {
             }
             return;
         }
-        let bytes = emitter.elements(parameter.index) * emitter.stored(parameter).bytes();
+        let (elements, width) = (emitter.elements(parameter.index), emitter.stored(parameter).bytes());
+        let bytes = elements * width;
+        if emitter.job.updates_in_backward {
+            emitter.job.optimizer.step(emitter, &[(elements, width)]);
+            emitter.release(id);
+            return;
+        }
         if self.whole.iter().any(|&(known, _)| known == parameter) {
             // Added to what earlier micro-batches left.
             emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
@@ -412,6 +422,9 @@ impl RankState for Wrapper {
 
     fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.reduce_rest(emitter);
+        if emitter.job.updates_in_backward {
+            return;
+        }
         if emitter.job.offloads_optimizer {
             let elements = self.trained.iter().map(|(elements, _)| elements).sum();
             emitter.send(RankEvent::HostUpdate { elements, by: HostOptimizer::PyTorch });

@@ -2,9 +2,9 @@
 
 from . import older
 
-ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head", "version"]
+ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head", "version", "compiled"]
 USUAL = {"framework": "hf", "attention": "flash", "checkpoint": "none", "precision": "bf16", "adapter": "none", "loss": "model",
-         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual", "version": "latest"}
+         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual", "version": "latest", "compiled": "none"}
 
 
 def complete(key):

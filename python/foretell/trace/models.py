@@ -217,7 +217,7 @@ def build(name, z, layers, key, recorder=None):
         lora = LoraConfig(r=z["r"], lora_alpha=2 * z["r"], target_modules=targets, task_type="CAUSAL_LM",
                           lora_dropout=0.05 if "dropout" in words else 0.0)
         model = get_peft_model(model, lora, autocast_adapter_dtype="bf16" not in words)
-    if key["checkpoint"] != "none":
+    if key["checkpoint"] != "none" and key["compiled"] == "none":   # else the compiler has them
         if key["adapter"] != "none":
             model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": key["checkpoint"] == "full-reentrant"})

@@ -8,7 +8,7 @@ import types
 import torch
 from torch._subclasses import FakeTensorMode
 
-from . import cuda, losses, models, older
+from . import compiled, cuda, losses, models, older
 from .recorder import Recorder, in_place_sums, log_triton
 
 
@@ -163,9 +163,11 @@ def trace(name, z, layers, key):
         model = models.build(name, z, layers, key, recorder)
         stacks = stacks_of(model, layers) if architecture.layered else {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
-        parameters, seen = [], {}
+        parameters, seen, whole = [], {}, compiled.is_whole(key)
+        places = {}
         for (long, p), (stack, layer, short) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers)):
             recorder.ignore(p)
+            places[long] = (layer, short)
             is_parameter = isinstance(p, torch.nn.Parameter)
             parameters.append(types.SimpleNamespace(
                 stack=stack, layer=layer, name=short, dtype=p.dtype, shape=tuple(p.shape),
@@ -173,19 +175,21 @@ def trace(name, z, layers, key):
                 tied=seen.get(id(p))))
             if id(p) not in seen:
                 seen[id(p)] = short
-                if p.requires_grad:
+                if p.requires_grad and not whole:
                     p.register_post_accumulate_grad_hook(lambda p, short=short: recorder.gradient(short, p))
         del tensors, p
-        marked = mark_layers(recorder, stacks)
+        marked = None if whole else mark_layers(recorder, stacks)
         if key["version"] in older.RELEASES and key["checkpoint"] != "none":
             older.mark_checkpoints(model, marked)
         if not architecture.loss:
             train_forward(model, key)
+        if key["compiled"] != "none":
+            compiled.apply(model, key, recorder, stacks, places)
         gc.collect()
         gc.disable()
         data = models.inputs(architecture, z, key)
         with recorder:
-            run(recorder, model, data, {**key, "chunk": z.get("q")}, architecture.loss or compute_loss)
+            run(recorder, model, data, {**key, "chunk": z.get("q"), "recorder": recorder}, architecture.loss or compute_loss)
             data.clear()
             events = in_place_sums(list(recorder.events))
         gc.enable()

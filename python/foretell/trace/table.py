@@ -53,7 +53,7 @@ def names_of(key):
     from . import losses
     from .models import find
     architecture = find(key)
-    here, there = (architecture.sizes(s, key) for s in (sizes.PROBE, sizes.CHECK))
+    here, there = (architecture.sizes(s, key) for s in sizes.of(key)[:2])
     names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *architecture.atoms), architecture.constants,
                        ("c",) + (("E",) if key["experts"] == "eager" else ()))
     if key["loss"] == "trl-fused":
@@ -99,9 +99,10 @@ def tokens(text):
     return set(re.findall(r"(?<![A-Za-z_.])[A-Za-z](?![A-Za-z_0-9.])", text))
 
 
-def check(key, text, layers=CHECK_LAYERS, base=sizes.OTHER):
+def check(key, text, layers=CHECK_LAYERS, base=None):
     """Compares a table with a fresh trace at other sizes -> dictionary of figures."""
     from . import losses, models, replay, step
+    base = base or sizes.of(key)[2]
     if key["kernels"].startswith("foak"):
         base = {**base, "v": WIDE_VOCABULARY}
     here = models.find(key).sizes(base, key)

@@ -1,9 +1,11 @@
 """torchtune's own Llama (0.6) as its full and LoRA recipes train it.
 
-Logits come in eight chunks; layers are checkpointed by wrappers.
+Logits come in eight chunks, with `loss=whole` all at once; layers are checkpointed by wrappers.
 """
 
 import torch
+
+from . import compiled
 
 
 def model(z, layers, key):
@@ -21,7 +23,8 @@ def model(z, layers, key):
         made = lora_llama3_1(["q_proj", "k_proj", "v_proj", "output_proj"], apply_lora_to_mlp=True, lora_rank=z["r"],
                              lora_alpha=2 * z["r"], lora_dropout=0.0, **sizes)
         set_trainable_params(made, get_adapter_params(made))
-    made.set_num_output_chunks(8)
+    if key["loss"] != "whole":
+        made.set_num_output_chunks(8)
     if key["checkpoint"] == "full":
         training.set_activation_checkpointing(made, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
     return made
@@ -34,6 +37,13 @@ def loss(model, inputs, key):
     logits = model(inputs["input_ids"])
     ignored = torch.full((labels.shape[0], 1), -100, dtype=labels.dtype)
     labels = torch.hstack((labels[..., 1:], ignored))
-    value = CEWithChunkedOutputLoss()(logits, labels)
+    compile_it = (lambda f: compiled.Compiled(f, key["recorder"])) if key["compiled"] == "inductor" else (lambda f: f)
+    if isinstance(logits, list):
+        chunked = CEWithChunkedOutputLoss()
+        chunked.compute_cross_entropy = compile_it(chunked.compute_cross_entropy)
+        value = chunked(logits, labels)
+    else:
+        entropy = compile_it(torch.nn.functional.cross_entropy)
+        value = entropy(logits.reshape(-1, logits.size(-1)), labels.reshape(-1))
     del logits
     return value, None

@@ -100,6 +100,7 @@ pub fn traced_within(
         // The limit decides whether a layout is taken; the framework has the whole device.
         (memory, _) = memory_within(&job, cluster, device)?;
     }
+    let job = TracedJob { pages_out: memory.pages_out, ..job };
     let time = repeated_time(&job, cluster, memory.flushes)?;
     let memory_use = memory_use(&memory, outside, job.ranks, topology);
     let prediction = prediction(plan, model, &time, memory.host, topology).with_memory(memory_use.clone());
@@ -123,6 +124,7 @@ pub fn memory_within(job: &TracedJob, cluster: &Cluster, device: Bytes) -> Resul
     let few = TracedJob { micro_batches: job.micro_batches.min(DISTINCT_PASSES), ..job.clone() };
     let mut memory = traced_memory(&few, None)?;
     memory.runs_out = memory.allocated > limit;
+    memory.pages_out = memory.paged > Bytes::ZERO && memory.allocated + memory.paged > limit;
     let fits_by_sum = !memory.runs_out;
     if memory.reserved > limit && fits_by_sum {
         let passes = job.micro_batches.div_ceil(few.micro_batches.max(1)) as u64;
