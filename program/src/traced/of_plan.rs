@@ -52,7 +52,8 @@ pub struct TracedPlan {
 impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
     /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
-    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters.
+    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters; nor
+    /// are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen bits.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
@@ -74,6 +75,10 @@ impl TracedPlan {
             // One rank's state is whole at stage 0 and 1 alike.
             (Wrapping::DeepSpeed, zero, _) => Sharding::Zero { stage: zero.clamp(1, 3) as u8 },
             (Wrapping::PyTorch, _, 0 | 1) => Sharding::Replicated,
+            (Wrapping::PyTorch, 3, _) if tables.get("wrapper").is_some_and(|wrapper| wrapper == "fsdp2") => {
+                // The format of gradients is that of the parameters, but for what is stored wider.
+                Sharding::Fsdp2 { reduce: if stores_wide(tables) { Element::F32 } else { Element::Bf16 } }
+            }
             (Wrapping::PyTorch, 3, _) => Sharding::Fsdp1,
             (Wrapping::PyTorch, ..) => Sharding::Ddp,
         };
@@ -81,7 +86,8 @@ impl TracedPlan {
             Wrapping::DeepSpeed => plan.precision != DataType::Fp32,
             // Some frameworks train in the narrow format alone, and say so in their entry.
             Wrapping::PyTorch => {
-                let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16");
+                let says_narrow =
+                    tables.get("precision").is_some_and(|precision| precision == "bf16") && !stores_wide(tables);
                 (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None
             }
         };
@@ -194,6 +200,11 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
     Ok(layout.data)
 }
 
+/// Whether a framework gathers parameters in sixteen bits and stores them in single precision.
+fn stores_wide(tables: &BTreeMap<String, String>) -> bool {
+    tables.get("stored").is_some_and(|stored| stored == "f32")
+}
+
 /// Whether the release of transformers is one before 5.
 fn is_before_release_5(tables: &BTreeMap<String, String>) -> bool {
     tables.get("version").is_some_and(|version| version.starts_with("4."))
@@ -201,7 +212,7 @@ fn is_before_release_5(tables: &BTreeMap<String, String>) -> bool {
 
 fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOptimizer, Untraced> {
     // The fused one is the Trainer's default since release 5, and DeepSpeed's own always.
-    let is_older = is_before_release_5(tables) && !tables.contains_key("wrapper");
+    let is_older = is_before_release_5(tables) && Wrapping::of(tables) == Wrapping::PyTorch;
     if plan.workload.paged_moments && plan.workload.moments != MomentFormat::EightBit {
         return Err(Untraced::new("`paged_moments` of other moments than those in eight bits"));
     }

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import inductor
 
-WHOLE = ("hf", "nanogpt")               # frameworks that compile the whole model
+WHOLE = ("hf", "nanochat", "nanogpt")               # frameworks that compile the whole model
 _TENSOR = object()
 _layer = None                           # the layer whose forward pass is being traced, if it is checkpointed, and its policy
 
@@ -78,7 +78,7 @@ def aot(function, examples, recorder, names=(), cut=None):
     _stamp_nodes()
 
     def partition(joint, inputs, **options):
-        compile_fx._recursive_joint_graph_passes(joint)
+        joint = compile_fx._recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=torch.device("cpu"))
         return min_cut_rematerialization_partition(joint, inputs, **{**options, "compiler": "inductor"})
 
     def compiler(is_backward):

@@ -122,6 +122,7 @@ def _timm_vit(z, layers, key):
 FIXED = tuple(n for n in range(3, 2049) if n % sizes_.PROBE["b"])      # an image network's fixed sizes
 OTHER_FRAMEWORKS = {
     ("nanogpt", "gpt2"): Architecture(WIDE + " p", None, make=plain.Gpt, loss=plain.gpt_loss, tied_width=True),
+    ("nanochat", "nanochat"): Architecture(WIDE, None, make=plain.Chat, loss=plain.chat_loss, tied_width=True),
     ("torchtitan", "llama"): Architecture(LLAMA, None, make=plain.Titan, loss=plain.titan_loss),
     ("torchtune", "llama"): Architecture(LLAMA, None, make=tune.model, loss=tune.loss, tied_width=True, atoms=("s/8",)),
     ("torchvision", "resnet50"): _resnet("resnet50"),

@@ -134,7 +134,8 @@ def can_trace(key):
 
 
 def key_line(key):
-    return "key " + " ".join(f"{k}={v}" for k, v in key.items())
+    """A key as tables state it. Eager steps say nothing of a compiler."""
+    return "key " + " ".join(f"{k}={v}" for k, v in key.items() if (k, v) != ("compiled", "none"))
 
 
 def file_name(key):
