@@ -2,11 +2,12 @@
 
 A compiled function or module runs as PyTorch's own autograd function; its two generated functions write their kernels into the
 log, and keep for the backward pass what the partitioner kept. torchtitan and torchtune compile each layer, nanoGPT and Hugging
-Face's Trainer the whole model with its loss; then the statements of the generated functions are cut into layers.
+Face's Trainer the whole model with its loss: that is cut at the borders of layers, so that layers are alike (`_in_parts`).
 """
 
-import ast
+import contextlib
 import functools
+import operator
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import inductor
 
-WHOLE = ("hf", "nanochat", "nanogpt")               # frameworks that compile the whole model
+WHOLE = ("hf", "nanochat", "nanogpt")   # frameworks that compile the whole model
 _TENSOR = object()
 _layer = None                           # the layer whose forward pass is being traced, if it is checkpointed, and its policy
 
@@ -22,14 +23,15 @@ _layer = None                           # the layer whose forward pass is being 
 class Compiled:
     """A function or a module's forward as `torch.compile` would make it. Layers that are alike share one `cache`."""
 
-    def __init__(self, function, recorder, module=None, cache=None, cut=None):
-        self.function, self.recorder, self.module, self.cut = function, recorder, module, cut
+    def __init__(self, function, recorder, module=None, cache=None, only=None):
+        self.function, self.recorder, self.module, self.only = function, recorder, module, only
         self.cache = {} if cache is None else cache
 
     def tensors(self):
         if self.module is None:
             return {}
-        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return {name: t for name, t in tensors.items() if self.only is None or name in self.only}
 
     def __call__(self, *args, **kwargs):
         own = self.tensors()
@@ -42,7 +44,9 @@ class Compiled:
         if key not in self.cache:
             self.cache[key] = self._compile(own, given, rest, spec)
         run, out_spec = self.cache[key]
-        return tree_unflatten(run(*own.values(), *given), out_spec[0])
+        outs = iter(run(*own.values(), *given))
+        shape, rest = out_spec
+        return tree_unflatten([next(outs) if r is _TENSOR else r for r in rest], shape)
 
     def _compile(self, own, given, rest, spec):
         names, out_spec = list(own), []
@@ -54,9 +58,10 @@ class Compiled:
             else:
                 with torch.nn.utils.stateless._reparametrize_module(self.module, mine, tie_weights=True):
                     out = self.function(*args, **kwargs)
-            outs, out_spec[:] = (lambda pair: (pair[0], [pair[1]]))(tree_flatten(out))
-            return tuple(outs)
-        return aot(flat_function, [*own.values(), *given], self.recorder, names, self.cut), out_spec
+            outs, shape = tree_flatten(out)
+            out_spec[:] = [shape, [_TENSOR if isinstance(x, torch.Tensor) else x for x in outs]]
+            return tuple(x for x in outs if isinstance(x, torch.Tensor))
+        return aot(flat_function, [*own.values(), *given], self.recorder), out_spec
 
 
 class _Function(torch.nn.Module):
@@ -68,7 +73,7 @@ class _Function(torch.nn.Module):
         return self.function(*args)
 
 
-def aot(function, examples, recorder, names=(), cut=None):
+def aot(function, examples, recorder):
     """A function of tensors, compiled for its example inputs."""
     from torch._functorch.aot_autograd import aot_module_simplified
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -83,10 +88,10 @@ def aot(function, examples, recorder, names=(), cut=None):
 
     def compiler(is_backward):
         def compile_graph(gm, inputs):
-            code = inductor.lower(gm, inputs, is_backward)
-            marks = cut(code, names, is_backward) if cut else None
+            with _disable_current_modes():                      # the backward pass may be compiled when it first runs
+                code = inductor.lower(gm, inputs, is_backward)
             def run(args):
-                return code.run(recorder, args, marks)
+                return code.run(recorder, args)
             run._boxed_call = True
             return run
         return compile_graph
@@ -94,11 +99,17 @@ def aot(function, examples, recorder, names=(), cut=None):
     torch.compiler._is_compiling_flag, before = True, torch.compiler._is_compiling_flag
     try:
         with _disable_current_modes():
+            examples = [_like(t) for t in examples]             # what is compiled keeps its examples alive
             return aot_module_simplified(_Function(function), examples, fw_compiler=compiler(False), bw_compiler=compiler(True),
                                          inference_compiler=compiler(False), partition_fn=partition,
                                          decompositions=select_decomp_table())
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def _like(t):
+    with t.fake_mode if hasattr(t, "fake_mode") else contextlib.nullcontext():
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, requires_grad=t.requires_grad)
 
 
 # ---- checkpoints inside of what is compiled
@@ -111,7 +122,9 @@ def _stamp_nodes():
         node = plain(self, op, target, *args, **kwargs)
         if _layer is not None and op == "call_function":
             number, policy = _layer
-            node.meta["ac_graph_id"], node.meta["recompute"] = number, policy(target)
+            of = node.args[0] if target is operator.getitem else None
+            node.meta["ac_graph_id"] = number
+            node.meta["recompute"] = of.meta.get("recompute", policy(target)) if of is not None else policy(target)
         return node
     torch.fx.Graph.create_node = create_node
 
@@ -130,16 +143,16 @@ def checkpointed(function, number, make_policy):
 
 def everything():
     from torch.utils.checkpoint import CheckpointPolicy
-    return lambda operator: CheckpointPolicy.PREFER_RECOMPUTE
+    return lambda target: CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def all_but_every_other_product():
     """torchtitan's selective checkpointing: attention and every other matrix product are kept."""
     from torch.utils.checkpoint import CheckpointPolicy
     aten, seen = torch.ops.aten, [0]
-    def policy(operator):
-        kept = operator in (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default)
-        if operator is aten.mm.default:
+    def policy(target):
+        kept = target in (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default)
+        if target is aten.mm.default:
             seen[0] += 1
             kept = seen[0] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
@@ -148,63 +161,74 @@ def all_but_every_other_product():
 
 # ---- models
 
-def is_whole(key):
-    return key["compiled"] == "inductor" and key["framework"] in WHOLE
-
-
-def apply(model, key, recorder, stacks, parameters):
-    """Compiles a model as its framework does. `parameters` maps long names to (layer or None, name in the table)."""
+def apply(model, key, recorder, stacks, places):
+    """Compiles a model as its framework does. `places` maps the long names of parameters to (layer or None, name in the table)."""
     inside = key["framework"] != "torchtune"                    # whose checkpoints are around what is compiled
     layers = [m for _, ms in stacks.values() for m in ms]
     make_policy = {"none": None, "full": everything, "selective": all_but_every_other_product}[key["checkpoint"]]
-    if make_policy and inside:
-        for number, layer in enumerate(layers):
-            layer.forward = checkpointed(layer.forward, number, make_policy)
-    if is_whole(key):
-        model.forward = Compiled(model.forward, recorder, model, cut=cutting(recorder, parameters, len(layers)))
-        return
     cache = {}
-    for layer in layers:
+    for number, layer in enumerate(layers):
         inner = getattr(layer, "_checkpoint_wrapped_module", layer)
-        inner.forward = Compiled(inner.forward, recorder, inner, cache)
+        function = checkpointed(inner.forward, number, make_policy) if make_policy and inside else inner.forward
+        inner.forward = Compiled(function, recorder, inner, cache)
+    if key["framework"] in WHOLE:
+        rest = {name for name, (layer, _) in places.items() if layer is None}
+        model.forward = _in_parts(model, layers, key, recorder, rest)
 
 
-def cutting(recorder, parameters, layers):
-    """Cuts a whole model's generated functions into the parts of a table.
+class _Reached(Exception):
+    """The first layer is reached, with these arguments."""
 
-    A layer's part begins with the first statement that reads one of its parameters, or names the gradient of one.
+
+def _in_parts(model, layers, key, recorder, rest):
+    """The forward of a model whose code is compiled as a whole: what is before its layers, each layer, and what is behind them.
+
+    So what crosses a layer's border is kept where the whole model's partitioner could compute it again from the layers before.
     """
-    def cut(code, names, is_backward):
-        owner = {f"primals_{i + 1}": parameters[name] for i, name in enumerate(names) if name in parameters}
-        gradients = {}
-        if is_backward:
-            outputs = zip(code.outputs(), names)
-            gradients = {name: parameters[of] for name, of in outputs if name is not None and of in parameters}
-        owner |= gradients
-        todo, is_over = list(range(layers)), False
-        if is_backward:
-            todo.reverse()
-        marks, last_use = {}, {}
-        for i, statement in enumerate(code.statements[:-1]):
-            used = code.names(statement)
-            last_use |= {name: i for name in used & set(gradients)}
-            if isinstance(statement, ast.Delete) or "args" in used:
-                continue
-            touched = {owner[n][0] for n in used if n in owner}
-            if todo and todo[0] in touched:
-                marks.setdefault(i, []).append(functools.partial(_enter, recorder, "layer", todo.pop(0)))
-            elif not todo and not is_over and None in touched:
-                is_over = True
-                marks.setdefault(i, []).append(functools.partial(_enter, recorder, "end", None))
-        for name, i in last_use.items():
-            marks.setdefault(i + 1, []).insert(0, functools.partial(_gradient, recorder, name, gradients[name][1]))
-        return {i: (lambda names, calls=calls: [call(names) for call in calls]) for i, calls in marks.items()}
-    return cut
+    whole = model.forward
+    def before(*args, **kwargs):
+        def stop(*args, **kwargs):
+            raise _Reached(args, kwargs)
+        with _replaced(layers[:1], stop):
+            try:
+                whole(*args, **kwargs)
+            except _Reached as reached:
+                return reached.args
+        raise ValueError("the model never calls its first layer")
+
+    def behind(hidden, *args, **kwargs):
+        with _replaced(layers, lambda *_, **__: hidden if plain else (hidden,)):
+            return whole(*args, **kwargs)
+
+    plain = True
+    start, end = (Compiled(f, recorder, model, only=rest) for f in (before, behind))
+    autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=key["precision"] in ("autocast", "mixed"))
+
+    def forward(*args, **kwargs):
+        nonlocal plain
+        given, options = start(*args, **kwargs)
+        hidden, more = given[0], given[1:]
+        del given
+        with autocast():
+            for layer in layers:
+                hidden = layer(hidden, *more, **options)
+                plain = isinstance(hidden, torch.Tensor)
+                hidden = hidden if plain else hidden[0]
+        del more, options
+        return end(hidden, *args, **kwargs)
+    return forward
 
 
-def _enter(recorder, part, layer, _):
-    recorder.enter(part, layer)
-
-
-def _gradient(recorder, name, parameter, names):
-    recorder.gradient_of(parameter, names[name])
+@contextlib.contextmanager
+def _replaced(layers, function):
+    """Calls of the layers are calls of the function; the classes' own calls stay marked."""
+    kinds = {type(layer) for layer in layers}
+    before = {kind: kind.__call__ for kind in kinds}
+    chosen = set(map(id, layers))
+    for kind, call in before.items():
+        kind.__call__ = lambda self, *a, call=call, **k: function(*a, **k) if id(self) in chosen else call(self, *a, **k)
+    try:
+        yield
+    finally:
+        for kind, call in before.items():
+            kind.__call__ = call

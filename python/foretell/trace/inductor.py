@@ -60,25 +60,29 @@ def _accesses(nodes, kernel):
     """What a kernel does with each of its arguments: a list of (reads, writes), numbers of elements; None is all of it."""
     from torch._inductor.dependencies import MemoryDep
     definitions, call, *_ = kernel.args.python_argdefs()
-    elements = {}
+    seen = {"reads": {}, "writes": {}}
     for node in nodes:
-        for way, deps in (("r", getattr(node, "read_writes", None) and node.read_writes.reads),
-                          ("w", getattr(node, "read_writes", None) and node.read_writes.writes)):
-            for dep in deps or ():
-                size = int(dep.get_numel()) if isinstance(dep, MemoryDep) else None
-                elements.setdefault((dep.name, way), {})[str(getattr(dep, "index", ""))] = size
-    def of(name, way):
-        sizes = elements.get((name, way), {}).values()
-        return None if not sizes or None in sizes else sum(sizes)
+        for way, places in seen.items():
+            for dep in getattr(getattr(node, "read_writes", None), way, ()):
+                place, size = (str(dep.index), int(dep.get_numel())) if isinstance(dep, MemoryDep) else ("", None)
+                places.setdefault(dep.name, {})[place] = size
+    def elements(names, way, otherwise):
+        sizes = [size for name in names for size in seen[way].get(name, {}).values()]
+        return otherwise if not sizes else None if None in sizes else sum(sizes)
+    shared = {b.inner_name: b.other_names for b in kernel.args.inplace_buffers.values() if hasattr(b, "other_names")}
     answer = []
     for definition, name in zip(definitions, call):
         inner = getattr(definition, "name", str(definition))
-        kind = next((k for k in ("in_out_ptr", "out_ptr", "in_ptr") if inner.startswith(k)), None)
-        if kind is None:
+        if inner.startswith("in_out_ptr"):                      # a buffer that takes the place of another
+            names = shared.get(inner, [name])
+            made = set(seen["writes"])
+            answer.append((elements([n for n in names if n not in made], "reads", 0), elements(names, "writes", None)))
+        elif inner.startswith("in_ptr"):
+            answer.append((elements([name], "reads", None), 0))
+        elif inner.startswith(("out_ptr", "ws_ptr")):
+            answer.append((0, elements([name], "writes", None)))
+        else:
             answer.append(None)
-            continue
-        reads = kind != "out_ptr"
-        answer.append((of(name, "r") if reads else 0, of(name, "w") if kind != "in_ptr" else 0))
     return answer
 
 
@@ -95,6 +99,7 @@ def _moved(gm):
 def lower(gm, examples, is_backward):
     """-> `Code` of an ATen graph whose example inputs are tensors without data."""
     from torch._inductor import compile_fx
+    from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
@@ -114,61 +119,39 @@ def lower(gm, examples, is_backward):
     with V.set_fake_mode(mode), torch.no_grad():
         graph = GraphLowering(gm, example_inputs=inputs, is_inference=False, is_backward=is_backward, graph_id=0)
         graph.kernels_seen = {}
-        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
+        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]), V.set_debug_handler(DebugContext()):
             graph.run(*inputs)
             made = graph.codegen()
     source = made[0]
-    return Code(getattr(source, "value", source), graph.kernels_seen, [n.name for n in gm.graph.nodes if n.op == "placeholder"])
+
+    return Code(getattr(source, "value", source), graph.kernels_seen)
 
 
 class Code:
-    """A generated function. `run(recorder, args, marks)` runs it on tensors without data.
+    """A generated function, which runs on tensors without data."""
 
-    `marks` maps a statement's number to a function that is called before it; see `statements`.
-    """
-
-    def __init__(self, source, kernels, inputs):
-        self.source, self.kernels, self.inputs = source, kernels, inputs
+    def __init__(self, source, kernels):
+        self.kernels = kernels
         function = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name == "call")
         function.args.args = [a for a in function.args.args if a.arg != "self"]
         body = []
         for statement in function.body:
             body += statement.body if isinstance(statement, ast.With) else [statement]
-        self.statements = [s for s in body if not _is_of_device(s)]
-        self.function = function
-        self._compiled = {}
+        function.body = [s for s in body if not _is_of_device(s)]
+        module = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))
+        self._compiled = compile(module, "<inductor>", "exec")
 
-    def names(self, statement):
-        return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-
-    def outputs(self):
-        """For each output the name that it has when the function returns, or None."""
-        value = self.statements[-1].value
-        first = lambda node: next((n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id != "reinterpret_tensor"), None)
-        return [first(e) for e in value.elts]
-
-    def run(self, recorder, args, marks=None):
-        marks = marks or {}
-        key = tuple(sorted(marks))
-        if key not in self._compiled:
-            body = []
-            for i, statement in enumerate(self.statements):
-                if i in marks:
-                    body.append(ast.parse(f"_mark({i}, locals())").body[0])
-                body.append(statement)
-            self.function.body = body
-            module = ast.fix_missing_locations(ast.Module(body=[self.function], type_ignores=[]))
-            self._compiled[key] = compile(module, "<inductor>", "exec")
+    def run(self, recorder, args):
         space = _namespace(recorder, self.kernels)
-        space["_mark"] = lambda i, names: marks[i](names)
-        exec(self._compiled[key], space)
+        exec(self._compiled, space)
+        recorder.events.append(Kernel("inductor.call", (), ()))
         with recorder.inside_compiled():
             return space["call"](args)
 
 
 def _is_of_device(statement):
     text = ast.unparse(statement)
-    return text.startswith(("torch.cuda.", "assert_size_stride(", "assert_alignment(", "stream0 = "))
+    return text.startswith(("torch.cuda.", "assert_", "stream0 = "))
 
 
 class _Fused:
@@ -215,7 +198,6 @@ def _namespace(recorder, kernels):
     empty = lambda size, stride, dtype, *_: torch.empty_strided(size, stride, dtype=dtype)
     space = {"torch": torch, "aten": torch.ops.aten, "inductor_ops": torch.ops.inductor, "reinterpret_tensor": reinterpret,
              "empty_strided_cuda": empty, "empty_strided_cpu": empty, "stream0": None, "device": torch.device,
-             "get_raw_stream": lambda *_: None, "extern_kernels": _Extern(recorder), "rand_strided": empty, "math": __import__("math"),
-             "assert_size_stride": lambda *_: None, "assert_alignment": lambda *_: None}
+             "get_raw_stream": lambda *_: None, "extern_kernels": _Extern(recorder), "rand_strided": empty, "math": __import__("math")}
     space |= {name: _Fused(recorder, accesses) for name, accesses in kernels.items()}
     return space

@@ -268,7 +268,7 @@ def titan_loss(model, inputs, key):
     pred = model(inputs["input_ids"])
     cross_entropy = lambda pred, labels: F.cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))
     if key["compiled"] == "inductor":
-        cross_entropy = compiled.Compiled(cross_entropy, key["recorder"])
+        cross_entropy = compiled.Compiled(cross_entropy, key["recorder"], cache=key["recorder"].compiled)
     loss = cross_entropy(pred, inputs["labels"])
     del pred
     return loss, None

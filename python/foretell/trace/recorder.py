@@ -145,6 +145,7 @@ class Recorder(TorchDispatchMode):
         self.events, self.expert_rows, self.phase, self.part = [], expert_rows, "forward", ""
         self._ids, self._known, self._next = {}, {}, 0
         self._library = "aten"
+        self.compiled = {}              # code that was compiled in an earlier step
 
     # ---- memory
     def ignore(self, t):

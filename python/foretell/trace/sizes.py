@@ -10,7 +10,7 @@ CHECK = dict(b=4, s=1408, d=64, k=2, g=3, h=672, f=1728, v=5120, r=8, E=8, t=4, 
 OTHER = dict(b=6, s=2112, d=128, k=3, g=4, h=768, f=2048, v=32000, r=16, E=6, t=3, m=256, e=512, w=3000, p=4224, u=832, c=7)
 # The same for compiled steps: what is fused and kept depends on sizes, so these are a usual model's, and multiples of 64, as no
 # tensor is padded then.
-COMPILED_PROBE = dict(b=19, s=64 * 37, d=64 * 3, k=7, g=3, h=64 * 61, f=64 * 211, v=64 * 1009, r=23, p=64 * 47, c=9)
+COMPILED_PROBE = dict(b=19, s=64 * 37, d=64 * 3, k=7, g=5, h=64 * 97, f=64 * 337, v=64 * 2003, r=23, p=64 * 47, c=9)
 COMPILED_CHECK = dict(b=5, s=64 * 23, d=64, k=11, g=4, h=64 * 41, f=64 * 113, v=64 * 509, r=8, p=64 * 29, c=5)
 COMPILED_OTHER = dict(b=6, s=2112, d=128, k=6, g=4, h=2560, f=8192, v=32000, r=16, p=4224, c=7)
 

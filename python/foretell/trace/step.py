@@ -163,8 +163,7 @@ def trace(name, z, layers, key):
         model = models.build(name, z, layers, key, recorder)
         stacks = stacks_of(model, layers) if architecture.layered else {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
-        parameters, seen, whole = [], {}, compiled.is_whole(key)
-        places = {}
+        parameters, seen, places = [], {}, {}
         for (long, p), (stack, layer, short) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers)):
             recorder.ignore(p)
             places[long] = (layer, short)
@@ -175,21 +174,29 @@ def trace(name, z, layers, key):
                 tied=seen.get(id(p))))
             if id(p) not in seen:
                 seen[id(p)] = short
-                if p.requires_grad and not whole:
+                if p.requires_grad:
                     p.register_post_accumulate_grad_hook(lambda p, short=short: recorder.gradient(short, p))
         del tensors, p
-        marked = None if whole else mark_layers(recorder, stacks)
+        marked = mark_layers(recorder, stacks)
         if key["version"] in older.RELEASES and key["checkpoint"] != "none":
             older.mark_checkpoints(model, marked)
         if not architecture.loss:
             train_forward(model, key)
         if key["compiled"] != "none":
             compiled.apply(model, key, recorder, stacks, places)
+        options = {**key, "chunk": z.get("q"), "recorder": recorder}
+        loss_of = architecture.loss or compute_loss
+        if key["compiled"] != "none":                           # the first step compiles, which keeps tensors alive
+            with recorder:
+                run(recorder, model, models.inputs(architecture, z, key), options, loss_of)
+            model.zero_grad()
+            gc.collect()
+            recorder.events.clear()
         gc.collect()
         gc.disable()
         data = models.inputs(architecture, z, key)
         with recorder:
-            run(recorder, model, data, {**key, "chunk": z.get("q"), "recorder": recorder}, architecture.loss or compute_loss)
+            run(recorder, model, data, options, loss_of)
             data.clear()
             events = in_place_sums(list(recorder.events))
         gc.enable()

@@ -37,7 +37,7 @@ def loss(model, inputs, key):
     logits = model(inputs["input_ids"])
     ignored = torch.full((labels.shape[0], 1), -100, dtype=labels.dtype)
     labels = torch.hstack((labels[..., 1:], ignored))
-    compile_it = (lambda f: compiled.Compiled(f, key["recorder"])) if key["compiled"] == "inductor" else (lambda f: f)
+    compile_it = (lambda f: compiled.Compiled(f, key["recorder"], cache=key["recorder"].compiled)) if key["compiled"] == "inductor" else (lambda f: f)
     if isinstance(logits, list):
         chunked = CEWithChunkedOutputLoss()
         chunked.compute_cross_entropy = compile_it(chunked.compute_cross_entropy)
