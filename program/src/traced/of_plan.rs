@@ -289,7 +289,8 @@ const NEWEST: &str = "latest";
 /// The settings that a table is found by. Where one has several values, the first that was traced
 /// counts.
 struct TableKey {
-    is_recomputed: bool,
+    /// `none`, `full` or `selective`.
+    recomputes: &'static str,
     adapters: Adapters,
     is_quantised: bool,
     has_dropout: bool,
@@ -348,9 +349,12 @@ impl TableKey {
         if adapters == Adapters::FewerOfAttention {
             stands_in.push("adapters on some of attention's layers are predicted as adapters on all of these".into());
         }
-        let is_recomputed = match plan.layout.recompute {
-            Recompute::None => false,
-            Recompute::Full => true,
+        let has_policy = tables.get("framework").is_some_and(|framework| framework == "torchtitan");
+        let recomputes = match plan.layout.recompute {
+            Recompute::None => "none",
+            Recompute::Full => "full",
+            // torchtitan's own policy.
+            Recompute::Selective if has_policy => "selective",
             _ => return Err(Untraced::new("recomputation in part")),
         };
         let attention: &[_] = match workload.attention {
@@ -397,7 +401,7 @@ impl TableKey {
         });
         let newest = Some(NEWEST).filter(|newest| given("version") != Some(newest));
         Ok(Self {
-            is_recomputed,
+            recomputes,
             adapters,
             is_quantised,
             has_dropout: workload.adapter_dropout,
@@ -413,10 +417,9 @@ impl TableKey {
     fn of_version(&self, version: &str) -> Vec<(&'static str, Vec<String>)> {
         let is_newest = version == NEWEST;
         // Reentrant checkpoints are the default of transformers before 5.
-        let checkpoint: &[_] = match (self.is_recomputed, is_newest) {
-            (false, _) => &["none"],
-            (true, true) => &["full"],
-            (true, false) => &["full-reentrant", "full"],
+        let checkpoint: &[_] = match (self.recomputes, is_newest) {
+            ("full", false) => &["full-reentrant", "full"],
+            _ => &[self.recomputes],
         };
         // Older releases were traced with dropout on adapters, which most recipes had.
         let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.casts_adapters);

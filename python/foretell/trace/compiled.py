@@ -78,12 +78,15 @@ def aot(function, examples, recorder):
     from torch._functorch.aot_autograd import aot_module_simplified
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor import compile_fx
+    from torch._guards import detect_fake_mode
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.virtualized import V
     inductor.install()
     _stamp_nodes()
 
     def partition(joint, inputs, **options):
-        joint = compile_fx._recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=torch.device("cpu"))
+        with V.set_fake_mode(detect_fake_mode(inputs)):
+            joint = compile_fx._recursive_joint_graph_passes(joint, skip_invoke_subgraph=True, input_device=torch.device("cpu"))
         return min_cut_rematerialization_partition(joint, inputs, **{**options, "compiler": "inductor"})
 
     def compiler(is_backward):

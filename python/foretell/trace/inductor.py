@@ -68,7 +68,9 @@ def _accesses(nodes, kernel):
                 places.setdefault(dep.name, {})[place] = size
     def elements(names, way, otherwise):
         sizes = [size for name in names for size in seen[way].get(name, {}).values()]
-        return otherwise if not sizes else None if None in sizes else sum(sizes)
+        if not sizes or None in sizes:
+            return None if sizes else otherwise
+        return sum(n for n in sizes if n > 64) or sum(sizes)    # without single elements at the edges
     shared = {b.inner_name: b.other_names for b in kernel.args.inplace_buffers.values() if hasattr(b, "other_names")}
     answer = []
     for definition, name in zip(definitions, call):

@@ -6,7 +6,7 @@ only where they differ. An allocation has the same number in every layer in whic
 stands for a pile of equal allocations, and a release takes one from the pile.
 """
 
-import difflib, os
+import difflib
 
 from . import loops
 from .dtypes import WIDTHS
@@ -207,7 +207,6 @@ def split(events, layers, names, alternating=False):
         for i in range(2, layers - 1):
             if body[i] != body[1]:
                 difference = next(x for x in difflib.unified_diff(body[1], body[i], lineterm="", n=0) if x[0] in "+-" and x[:3] not in ("+++", "---"))
-                if os.environ.get("LEFT"): [open(f"/tmp/ct/body{k}","w").write("\n".join(x)) for k, x in enumerate(body)]
                 raise ValueError(f"{part.name}: layers 1 and {i} differ: {difference}")
         variants = [("first", body[0]), ("", body[1]), ("last", body[-1])]
         if part.name.startswith("backward"):

@@ -182,7 +182,7 @@ class Recorder(TorchDispatchMode):
         full = Tensor(like.dtype, like.shape, (False,) * len(like.shape))
         if full.bytes != size:
             full = _padded(t, like.dtype)
-            size = full.bytes if 0 <= full.bytes - size < 64 else size
+            size = full.bytes if 0 <= full.bytes - size < 256 else size
         self._ids[key] = (number, weakref.ref(storage, gone))
         self.events.append(Allocation(number, size, full if full.bytes == size else None))
 

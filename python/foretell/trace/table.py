@@ -54,7 +54,7 @@ def names_of(key):
     from .models import find
     architecture = find(key)
     here, there = (architecture.sizes(s, key) for s in sizes.of(key)[:2])
-    names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *(("s/16", "s/32", "s/64") if key["compiled"] != "none" else ()), *architecture.atoms), architecture.constants,
+    names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *(("s/16", "s/32", "s/64", "s+16") if key["compiled"] != "none" else ()), *architecture.atoms), architecture.constants,
                        ("c",) + (("E",) if key["experts"] == "eager" else ()))
     if key["compiled"] != "none":                               # parts of a reduction
         names.constants |= set(range(3, 64)) - {x for n in here.values() for x in (n, 2 * n)} - {here.get("n", 1) // here.get("k", 1)}
@@ -112,7 +112,6 @@ def check(key, text, layers=CHECK_LAYERS, base=None):
     if key["loss"] == "trl-fused":                              # compare with what was traced
         text = text.replace(str(losses.FUSED_TILE), str(losses.TRACED_TILE))
     true, told = replay.replay_events(events), replay.replay(replay.Table(text), here, layers)
-    if os.environ.get("LEFT"): print("WRONG", [(k, true.kernels.get(k), told.kernels.get(k)) for k in {*true.kernels, *told.kernels} if true.kernels.get(k) != told.kernels.get(k)])
     wrong = [k for k in {*true.kernels, *told.kernels} if list(true.kernels.get(k, ())) != list(told.kernels.get(k, ()))]
     return {"peak": true.peak, "peak_error": told.peak / true.peak - 1, "forward_error": told.forward_end / max(1, true.forward_end) - 1,
             "kernels": sum(n for n, _ in true.kernels.values()), "kernels_told": sum(n for n, _ in told.kernels.values()),
