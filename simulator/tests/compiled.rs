@@ -43,6 +43,8 @@ fn compiled_steps_allocate_what_a_fresh_trace_does() {
     let nanogpt = table(&[("framework", "nanogpt"), ("compiled", "inductor")]);
     let gpt2 = sizes(12, &[("b", 12), ("s", 1024), ("p", 1024), ("h", 768), ("n", 12), ("d", 64), ("f", 3072), ("v", 50304)]);
     assert_eq!(peak(&nanogpt, &gpt2), 7_872_796_160);
+    let TracedJob { table, sizes, .. } = torchtune("inductor", "full");
+    assert_eq!(peak(&table, &sizes), 16_094_143_488);
 }
 
 const LLAMA_3_8B: [(&str, usize); 8] =

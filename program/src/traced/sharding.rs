@@ -96,7 +96,11 @@ impl Wrapper {
                 // A unit has one flat parameter.
                 Sharding::Fsdp1 => *flat.entry((parameter.layer.unwrap_or(layers), is_trained, stored)).or_default() += shard,
                 _ => {
-                    emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+                    if emitter.job.offloads_parameters {
+                        emitter.send(RankEvent::HostMemory { bytes: shard * stored });
+                    } else {
+                        emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+                    }
                     if is_trained {
                         trained.push((shard, stored));
                     }
