@@ -1,124 +1,87 @@
-//! Steps under `torch.compile`, and optimizers that run in the backward pass or page their states.
+//! Compiled Programs on clusters of the library.
 #![allow(clippy::unwrap_used)]
 
-use foretell_models::operator_tables::{Element, OperatorTable, StepEvent, TableSizes};
-use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
-use foretell_simulator::gpu::Profiles;
-use foretell_simulator::gpu::traced::{TracedTime, traced_memory, traced_time};
-use foretell_units::Bytes;
-use std::collections::HashMap;
-use std::sync::Arc;
+use foretell_models::Model;
+use foretell_program::{Layout, Plan, Schedule, compile};
+use foretell_simulator::{CostModel, Folding, Options, Oversubscription, critical_path, predict, simulate};
+use foretell_topologies::Topology;
+use foretell_units::{Picoseconds, Seconds};
 
-fn table(key: &[(&str, &str)]) -> Arc<OperatorTable> {
-    Arc::new(OperatorTable::library(key).unwrap().unwrap())
+fn plan(layout: Layout, global_batch: usize) -> Plan {
+    let text = format!("{{\"global_batch\": {global_batch}}}");
+    Plan { layout, ..serde_json::from_str(&text).unwrap() }
 }
 
-fn sizes(layers: usize, symbols: &[(&str, usize)]) -> TableSizes {
-    let empty = TableSizes { layers, ..TableSizes::default() };
-    symbols.iter().fold(empty, |sizes, &(symbol, size)| sizes.with(symbol, size))
-}
-
-/// The most bytes that a step has beside its parameters, in blocks of 512.
-fn peak(table: &OperatorTable, sizes: &TableSizes) -> u64 {
-    let (mut live, mut now, mut peak) = (HashMap::new(), 0, 0);
-    let expanded = table.expand(sizes, |event| match event {
-        StepEvent::Allocate { id, bytes } => {
-            let bytes = bytes.next_multiple_of(512);
-            live.insert(id, bytes);
-            now += bytes;
-            peak = peak.max(now);
+#[test]
+fn every_small_layout_of_resnet18_can_be_predicted() {
+    let model = Model::named("resnet18").unwrap();
+    let topology = Topology::library("hgx-h200").unwrap();
+    let costs = CostModel::new(None, &topology);
+    let mut foretold = 0;
+    for (data, tensor, pipeline) in [(1, 1, 1), (8, 1, 1), (1, 2, 1), (2, 2, 2), (1, 1, 4), (4, 1, 2)] {
+        for schedule in Schedule::ALL {
+            let virtual_stages = if schedule.allows(1) { 1 } else { 2 };
+            let layout = Layout { data, tensor, pipeline, virtual_stages, schedule, micro_batch: 4, ..Layout::default() };
+            let Ok(compiled) = compile(&model, "resnet18", &plan(layout, 128)) else { continue };
+            let program = &compiled.training;
+            let (prediction, simulation) = predict(program, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
+            assert!(prediction.mfu > 0.0 && prediction.mfu < 1.0, "{data} {tensor} {pipeline}: {prediction:?}");
+            let total: Picoseconds = prediction.breakdown_seconds.total().into();
+            assert!(total.0.abs_diff(simulation.step.0) < 1000);
+            let path = critical_path(&simulation.timeline, program).unwrap();
+            assert_eq!(path.segments.first().unwrap().start, Picoseconds::ZERO);
+            assert!(prediction.step_seconds > Seconds::ZERO);
+            foretold += 1;
         }
-        StepEvent::Release { id } => now -= live.remove(&id).unwrap(),
-        StepEvent::Workspace { bytes } => peak = peak.max(now + bytes),
-        _ => {}
-    });
-    expanded.unwrap();
-    peak
-}
-
-/// A trace at these sizes on 29 November 2026 (torch 2.15), not the trace that the table was made
-/// of.
-#[test]
-fn compiled_steps_allocate_what_a_fresh_trace_does() {
-    let nanogpt = table(&[("framework", "nanogpt"), ("compiled", "inductor")]);
-    let gpt2 = sizes(12, &[("b", 12), ("s", 1024), ("p", 1024), ("h", 768), ("n", 12), ("d", 64), ("f", 3072), ("v", 50304)]);
-    assert_eq!(peak(&nanogpt, &gpt2), 7_872_796_160);
-    let TracedJob { table, sizes, .. } = torchtune("inductor", "full");
-    assert_eq!(peak(&table, &sizes), 16_094_143_488);
-}
-
-const LLAMA_3_8B: [(&str, usize); 8] =
-    [("b", 2), ("s", 2048), ("h", 4096), ("n", 32), ("k", 8), ("d", 128), ("f", 14336), ("v", 128_256)];
-
-fn torchtune(compiled: &str, checkpoint: &str) -> TracedJob {
-    let table = table(&[
-        ("framework", "torchtune"),
-        ("precision", "bf16"),
-        ("adapter", "none"),
-        ("loss", "model"),
-        ("checkpoint", checkpoint),
-        ("compiled", compiled),
-    ]);
-    let sizes = sizes(32, &LLAMA_3_8B);
-    TracedJob::new(table, sizes, 1, Sharding::Replicated, Element::Bf16, TracedOptimizer::AdamWFused)
-}
-
-fn time(job: &TracedJob) -> TracedTime {
-    let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 1, None).unwrap();
-    traced_time(job, &cluster, 0).unwrap()
+    }
+    assert!(foretold >= 20, "only {foretold} layouts were compiled");
 }
 
 #[test]
-fn a_compiled_step_has_fewer_kernels_moves_less_and_keeps_less() {
-    let (eager, compiled) = (torchtune("none", "none"), torchtune("inductor", "none"));
-    let (slow, fast) = (time(&eager), time(&compiled));
-    assert!(fast.launches * 3 < slow.launches * 2, "{} beside {}", fast.launches, slow.launches);
-    assert!(fast.memory_bound.value() < 0.7 * slow.memory_bound.value(), "{} beside {}", fast.memory_bound, slow.memory_bound);
-    // The products are the same.
-    assert!((fast.arithmetic / slow.arithmetic - 1.0).abs() < 0.02, "{} beside {}", fast.arithmetic, slow.arithmetic);
-    let kept = |job| traced_memory(job, None).unwrap().allocated;
-    assert!(kept(&compiled) < kept(&eager), "{} beside {}", kept(&compiled), kept(&eager));
-}
-
-#[test]
-fn generated_code_launches_faster_than_eager_python() {
-    let tiny = |compiled| {
-        let job = torchtune(compiled, "none");
-        time(&TracedJob { sizes: job.sizes.clone().with("s", 16).with("b", 1), ..job })
+fn more_devices_make_a_step_shorter() {
+    let model = Model::named("resnet18").unwrap();
+    let topology = Topology::library("hgx-h200").unwrap();
+    let costs = CostModel::new(None, &topology);
+    let step = |data| {
+        let layout = Layout { data, micro_batch: 16, ..Layout::default() };
+        let compiled = compile(&model, "resnet18", &plan(layout, 128)).unwrap();
+        simulate(&compiled.training, &topology, &costs, &Options::default()).unwrap().step
     };
-    let (eager, compiled) = (tiny("none"), tiny("inductor"));
-    assert!(compiled.step.value() < 0.8 * eager.step.value(), "{} beside {}", compiled.step, eager.step);
-}
-
-/// Gradients of 8 billion parameters in sixteen bits are 16 GB; in the backward pass few live at once.
-#[test]
-fn updates_in_the_backward_pass_drop_gradients() {
-    let usual = TracedJob { optimizer: TracedOptimizer::AdamWEightBits, ..torchtune("inductor", "full") };
-    let early = TracedJob { updates_in_backward: true, ..usual.clone() };
-    let [whole, dropped] = [&usual, &early].map(|job| traced_memory(job, None).unwrap().allocated.value());
-    assert!(whole - dropped > 10e9, "{whole} beside {dropped}");
-    assert_eq!(time(&usual).forward_flops, time(&early).forward_flops);
+    let steps = [1, 2, 4, 8].map(step);
+    assert!(steps.windows(2).all(|pair| pair[1] < pair[0]), "{steps:?}");
+    assert!(steps[3].0 * 8 > steps[0].0, "eight devices are at most eight times as fast: {steps:?}");
 }
 
 #[test]
-fn paged_states_leave_the_allocator_and_travel_only_without_room() {
-    let usual = TracedJob { optimizer: TracedOptimizer::AdamWEightBits, ..torchtune("inductor", "full") };
-    let paged = TracedJob { optimizer: TracedOptimizer::AdamWPaged, ..usual.clone() };
-    let (whole, apart) = (traced_memory(&usual, None).unwrap(), traced_memory(&paged, None).unwrap());
-    assert!(apart.paged > Bytes::new(15_000_000_000), "{}", apart.paged);
-    let moved = whole.allocated.value() - apart.allocated.value();
-    assert!((moved / apart.paged.value() - 1.0).abs() < 0.01, "{moved} beside {}", apart.paged);
-    assert_eq!(time(&usual).step, time(&paged).step);
-    let travels = time(&TracedJob { pages_out: true, ..paged.clone() });
-    assert!(travels.step > time(&paged).step, "{}", travels.step);
-}
-
-#[test]
-fn adafactor_has_hardly_any_states_and_passing_copies_of_a_parameter() {
-    let adam = torchtune("inductor", "full");
-    let adafactor = TracedJob { optimizer: TracedOptimizer::Adafactor, ..adam.clone() };
-    let [two, none] = [&adam, &adafactor].map(|job| traced_memory(job, None).unwrap().allocated.value());
-    // Two moments in sixteen bits, less four copies of the largest parameter in single precision.
-    let largest = 16.0 * 4096.0 * 128_256.0;
-    assert!((two - none - (32.1e9 - largest)).abs() < 2e9, "{two} beside {none}");
+fn shorter_bubbles_make_shorter_steps() {
+    let model = Model::named("gpt2-xl").unwrap();
+    let topology = Topology::library("dgx-a100-80g").unwrap();
+    let costs = CostModel::new(None, &topology);
+    // 50 blocks: the embedding costs nothing, the head almost as much as three layers. Stages are
+    // as equal as blocks allow.
+    let step = |schedule: Schedule, virtual_stages: usize| {
+        let layout = Layout { pipeline: 8, schedule, virtual_stages, micro_batch: 1, ..Layout::default() };
+        let mut plan = plan(layout, 16);
+        plan.precision = foretell_units::DataType::Bf16;
+        plan.optimizer = foretell_program::Optimizer::AdamW;
+        let compiled = compile(&model, "gpt2-xl", &plan).unwrap();
+        let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
+        let most = compiled.arenas().into_iter().map(|arena| arena.value()).fold(0.0, f64::max);
+        println!(
+            "{schedule} {virtual_stages}: step {}, bubble {}, at most {:.2} GB a rank",
+            prediction.step_seconds,
+            prediction.breakdown_seconds.bubble,
+            most / 1e9
+        );
+        prediction.step_seconds
+    };
+    let gpipe = step(Schedule::Gpipe, 1);
+    let one = step(Schedule::OneForwardOneBackward, 1);
+    let interleaved = step(Schedule::Interleaved, 2);
+    let interleaved_more = step(Schedule::Interleaved, 4);
+    let h1 = step(Schedule::ZeroBubbleH1, 1);
+    let v = step(Schedule::ZeroBubbleV, 2);
+    assert!((gpipe.value() / one.value() - 1.0).abs() < 0.02);
+    assert!(interleaved < one && interleaved_more < one);
+    assert!(h1 < one && v < h1);
 }

@@ -396,7 +396,7 @@ impl TableKey {
         let values = usual.map(|(name, values)| {
             let own = given(name).into_iter().filter(|own| !values.contains(own));
             // An eager step is no stand-in for a compiled one.
-            let values = if name == "compiled" && given(name).is_some() { &[] } else { values };
+            let values: &[&str] = if name == "compiled" && given(name).is_some() { &[] } else { values };
             (name, own.chain(values.iter().copied()).map(str::to_owned).collect())
         });
         let newest = Some(NEWEST).filter(|newest| given("version") != Some(newest));
