@@ -130,6 +130,10 @@ def _compiled():
     wide = dict(precision=["autocast", "mixed", "bf16"], **usual)
     yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], precision=["bf16"],
                         adapter=["none", "lora-all"], loss=["model", "whole"], **usual)
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], precision=["bf16"], head=["tied"],
+                        loss=["model", "whole"], compiled=["inductor", "none"], checkpoint=["none", "full"])
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], precision=["bf16"], head=["tied"],
+                        adapter=["lora-all"], compiled=["inductor"], checkpoint=["none", "full"])
     yield from _product(architecture=["gpt2"], framework=["nanogpt"], attention=["sdpa"], precision=["autocast"],
                         compiled=["inductor"])
     yield from _product(architecture=["nanochat"], framework=["nanochat"], attention=["sdpa"], precision=["autocast"],

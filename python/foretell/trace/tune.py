@@ -12,15 +12,17 @@ def model(z, layers, key):
     """The builder's model; `lora-all` adapts every linear layer of attention and feed-forward."""
     from torchtune import modules, training
     from torchtune.models.llama3_1 import _position_embeddings as position_embeddings, llama3_1, lora_llama3_1
+    from torchtune.models.llama3_2._component_builders import llama3_2, lora_llama3_2
     from torchtune.modules.peft import get_adapter_params, set_trainable_params
     # It reads the values of frequencies, which do not exist here.
     position_embeddings.Llama3ScaledRoPE.apply_scaling = lambda self, freqs, *_: freqs
     sizes = dict(vocab_size=z["v"], num_layers=layers, num_heads=z["n"], num_kv_heads=z["k"], embed_dim=z["h"],
                  max_seq_len=z["s"], intermediate_dim=z["f"])
+    plain, adapted = (llama3_2, lora_llama3_2) if key["head"] == "tied" else (llama3_1, lora_llama3_1)
     if key["adapter"] == "none":
-        made = llama3_1(**sizes)
+        made = plain(**sizes)
     else:
-        made = lora_llama3_1(["q_proj", "k_proj", "v_proj", "output_proj"], apply_lora_to_mlp=True, lora_rank=z["r"],
+        made = adapted(["q_proj", "k_proj", "v_proj", "output_proj"], apply_lora_to_mlp=True, lora_rank=z["r"],
                              lora_alpha=2 * z["r"], lora_dropout=0.0, **sizes)
         set_trainable_params(made, get_adapter_params(made))
     if key["loss"] != "whole":
