@@ -79,6 +79,13 @@ pub struct TracedJob {
     /// Whether parameters lie there too while no layer uses them (DeepSpeed's `offload_param` at
     /// stage 3, FSDP's `CPUOffload`).
     pub offloads_parameters: bool,
+    /// Whether each parameter is updated, and its gradient dropped, as soon as that is made.
+    pub updates_in_backward: bool,
+    /// Whether gradients are clipped by their norm before the update.
+    pub clips_gradients: bool,
+    /// Whether the device has no room for states in memory that it shares with its host: they come in
+    /// and leave with every update.
+    pub pages_out: bool,
     /// Forward passes without gradients between the two passes of each micro-batch, such as those
     /// of a reference that preferences are compared with.
     pub passes_without_gradients: usize,
@@ -204,6 +211,11 @@ pub enum RankEvent<'a> {
         /// Bytes.
         bytes: u64,
     },
+    /// The rank takes memory that device and host share, for good.
+    PagedMemory {
+        /// Bytes.
+        bytes: u64,
+    },
     /// A copy between device and host, on a stream of the device, after the kernels before.
     HostCopy {
         /// Bytes.
@@ -293,6 +305,9 @@ impl TracedJob {
             micro_batches: 1,
             offloads_optimizer: false,
             offloads_parameters: false,
+            updates_in_backward: false,
+            clips_gradients: true,
+            pages_out: false,
             passes_without_gradients: 0,
             has_reference: false,
             separate_experts: false,

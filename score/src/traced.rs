@@ -11,7 +11,7 @@ use crate::run::Run;
 use crate::traced_prediction::TracedPrediction;
 use foretell_models::Model;
 use foretell_program::traced::TracedPlan;
-use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, PlannedWorkload};
+use foretell_program::{AttentionKernel, Lora, LossKernel, MomentFormat, NamePatterns, Optimizer, Plan, PlannedWorkload};
 use foretell_simulator::gpu::ProductFormat;
 use foretell_simulator::gpu::traced::TracedTime;
 use foretell_simulator::{memory_within, repeated_time};
@@ -87,14 +87,23 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let is_hugging_face = HUGGING_FACE.into_iter().any(framework);
     let is_plain = framework("ddp") && says(&row.model, "bert");
     let is_torchtune = framework("torchtune");
-    let is_other = ["scattermoe", "compiled", "unsloth", "megatron"].into_iter().any(framework);
+    let is_other = ["scattermoe", "unsloth", "megatron", "thunder", "modded"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
-    let is_compiled = cell("compiled") == "1" || says(&row.notes, "compile");
+    let is_compiled = cell("compiled") == "1" || framework("compiled") || says(&row.notes, "compile");
+    // Its script is one that people run on its own; the table's name says so where the framework does not.
+    let is_nanogpt = is_compiled && says(&row.model, "gpt-2") && (framework("nanogpt") || says(&row.table, "nanogpt"));
     let offloads_activations = matches!(cell("offload"), "checkpoints" | "activations");
     // TF32 has other rates than the tables' single precision.
-    let is_left_out = is_other || is_compiled || offloads_activations || run.format == ProductFormat::Tf32;
-    if !(is_hugging_face || is_plain || is_torchtune) || is_left_out {
+    let is_left_out = is_other || offloads_activations || run.format == ProductFormat::Tf32;
+    if !(is_hugging_face || is_plain || is_torchtune || is_nanogpt) || is_left_out {
         return None;
+    }
+    let owned = |keys: Vec<(&str, &str)>| -> BTreeMap<String, String> {
+        let compiled = is_compiled.then_some(("compiled", "inductor"));
+        keys.into_iter().chain(compiled).map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    if is_nanogpt {
+        return Some(owned(vec![("framework", "nanogpt"), ("architecture", "gpt2"), ("dropout", "none")]));
     }
     let name = row.model.to_lowercase();
     let named = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word));
@@ -102,10 +111,13 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let like_llama = (row.number("gated_ffn") == Some(1.0) && row.count("experts").is_none()).then_some(("", "llama"));
     let (_, architecture) = named.or(like_llama)?;
     if is_torchtune {
-        let keys = [("framework", "torchtune"), ("architecture", architecture), ("precision", "bf16")];
-        return Some(keys.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect());
+        // Its tables call the loss in chunks, its usual one, the model's own.
+        let loss = if loss(row) == LossKernel::Chunked { "model" } else { "whole" };
+        let keys = vec![("framework", "torchtune"), ("architecture", architecture), ("precision", "bf16"), ("loss", loss)];
+        return Some(owned([keys, vec![("wrapper", "fsdp2")]].concat()));
     }
-    let release = release(row);
+    // Compiled steps were traced with the newest release alone.
+    let release = if is_compiled { "latest" } else { release(row) };
     let mut keys = vec![("framework", "hf"), ("version", release), ("architecture", architecture)];
     // Without autocast, adapters too: inferred from the rows' measured memory.
     if row.notes.contains("refs/a100_80gb.csv") {
@@ -117,7 +129,7 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     if cell("kernels") == "foak" {
         keys.push(("kernels", if loss(row) == LossKernel::Liger { "foak-liger" } else { "foak" }));
     }
-    Some(keys.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    Some(owned(keys))
 }
 
 /// Whether DeepSpeed shards parameters and updates them.
@@ -134,6 +146,12 @@ fn plan(row: &Row, run: &Run) -> Plan {
     // DeepSpeed's optimizers have a copy in single precision of parameters in sixteen bits.
     plan.workload.no_master_copy = !is_deepspeed(row) && (stores_narrow(row) || says(&row.framework, "torchtune"));
     let says_flash = says(cell("attention"), "flash") || says(&row.notes, "flash attention");
+    let says_note = |text: &str| row.notes.to_lowercase().contains(text);
+    if says_note("adamw8bit") || says_note("adamw 8 bit") {
+        (plan.workload.moments, plan.workload.paged_moments) = (MomentFormat::EightBit, says_note("pagedadamw"));
+        plan.optimizer = Optimizer::AdamW;
+    }
+    plan.workload.updates_in_backward = says_note("optimizer in backward");
     plan.workload.attention = match cell("attention") {
         "eager" => Some(AttentionKernel::Eager),
         _ if plan.precision == DataType::Fp32 => None,
@@ -177,6 +195,7 @@ fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
         }
     }
     let (memory, outside) = memory_within(&job, &run.cluster, run.cluster.gpu.memory).ok()?;
+    job.pages_out = memory.pages_out;
     let time = repeated_time(&job, &run.cluster, memory.flushes).ok()?;
     Some((time, TracedPrediction { memory, outside }))
 }

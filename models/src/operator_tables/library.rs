@@ -70,14 +70,18 @@ impl Library {
 }
 
 impl OperatorTable {
-    /// The library's table whose key has all of these values.
+    /// The library's table whose key has all of these values; of a compiled step only if `compiled`
+    /// is among them.
     ///
     /// # Errors
     /// [`TableError`] if it cannot be read, which a test excludes.
     pub fn library(wanted: &[(&str, &str)]) -> Result<Option<Self>, TableError> {
+        let of_eager = |name: &str| (name == "compiled").then_some("none");
+        let is_compiled = wanted.iter().any(|(name, _)| *name == "compiled");
         let found = (0..LIBRARY.tables.len()).find(|&table| {
             let key = LIBRARY.key_of(table);
-            wanted.iter().all(|(name, value)| key.get(name) == Some(value))
+            let has = |name: &str, value: &str| key.get(name).copied().or_else(|| of_eager(name)) == Some(value);
+            wanted.iter().all(|(name, value)| has(name, value)) && (is_compiled || has("compiled", "none"))
         });
         found.map(|table| Self::parse(&LIBRARY.table(table))).transpose()
     }

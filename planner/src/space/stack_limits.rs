@@ -71,16 +71,8 @@ const LIMITS: &[(&str, StackLimits)] = &[
     ("llama-factory", OF_FSDP),
     ("accelerate", OF_FSDP),
     ("mosaicml-composer", OF_FSDP),
-    (
-        "ddp",
-        StackLimits {
-            splits_models: false,
-            shards_state: false,
-            offloads: false,
-            schedules: PLAIN,
-            reason: "DDP copies the whole model to each rank (Li et al. 2020, \"PyTorch Distributed\")",
-        },
-    ),
+    ("ddp", OF_DDP),
+    ("nanogpt", OF_DDP),
 ];
 
 const OF_MEGATRON: StackLimits = StackLimits {
@@ -114,6 +106,14 @@ const OF_TORCHTITAN: StackLimits = StackLimits {
     offloads: false,
     schedules: TORCHTITAN,
     reason: "no ZB-H1, which torch/distributed/pipelining/schedules.py does not have",
+};
+
+const OF_DDP: StackLimits = StackLimits {
+    splits_models: false,
+    shards_state: false,
+    offloads: false,
+    schedules: PLAIN,
+    reason: "DDP copies the whole model to each rank (Li et al. 2020, \"PyTorch Distributed\")",
 };
 
 const OF_FSDP: StackLimits = StackLimits {

@@ -42,6 +42,14 @@ pub struct PlannedWorkload {
     /// The number format of the optimizer's moments.
     #[serde(skip_serializing_if = "MomentFormat::is_single")]
     pub moments: MomentFormat,
+    /// True if the moments lie in memory that device and host share, which leaves the device where it
+    /// has no room (bitsandbytes' paged optimizers), under a stack.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub paged_moments: bool,
+    /// True if a parameter is updated, and its gradient dropped, as soon as the backward pass has made
+    /// that (torchtune's `optimizer_in_bwd`), under a stack.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub updates_in_backward: bool,
     /// The attention kernel, under a stack whose users choose it; the stack's usual one if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKernel>,
@@ -71,6 +79,8 @@ impl PlannedWorkload {
             ("attention", self.attention.is_some()),
             ("base_bits", self.base_bits.is_some()),
             ("preference", self.preference.is_some()),
+            ("paged_moments", self.paged_moments),
+            ("updates_in_backward", self.updates_in_backward),
             ("adapter_dropout", self.adapter_dropout),
             // The last: profiles know what a loss in parts keeps.
             ("loss", !self.loss.is_plain()),
@@ -136,6 +146,9 @@ pub enum MomentFormat {
     /// Eight bits, with a scale in single precision for each block of 256 (Dettmers et al. 2022;
     /// bitsandbytes, torchao).
     EightBit,
+    /// The second one alone, as one number for each row and column, in single precision (Adafactor:
+    /// Shazeer and Stern 2018).
+    Factored,
 }
 
 impl MomentFormat {
@@ -149,6 +162,7 @@ impl MomentFormat {
             Self::Single => 4.0,
             Self::Half => 2.0,
             Self::EightBit => 1.0 + 4.0 / 256.0,
+            Self::Factored => 0.0,
         }
     }
 }

@@ -52,7 +52,8 @@ pub struct TracedPlan {
 impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
     /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
-    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters.
+    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters; nor
+    /// are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen bits.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
@@ -101,6 +102,10 @@ impl TracedPlan {
             // One rank's state is whole at stage 0 and 1 alike.
             (Wrapping::DeepSpeed, zero, _) => Sharding::Zero { stage: zero.clamp(1, 3) as u8 },
             (Wrapping::PyTorch, _, 0 | 1) => Sharding::Replicated,
+            (Wrapping::PyTorch, 3, _) if tables.get("wrapper").is_some_and(|wrapper| wrapper == "fsdp2") => {
+                // The format of gradients is that of the parameters, but for what is stored wider.
+                Sharding::Fsdp2 { reduce: if stores_wide(tables) { Element::F32 } else { Element::Bf16 } }
+            }
             (Wrapping::PyTorch, 3, _) => Sharding::Fsdp1,
             (Wrapping::PyTorch, ..) => Sharding::Ddp,
         };
@@ -108,7 +113,7 @@ impl TracedPlan {
             Wrapping::DeepSpeed => plan.precision != DataType::Fp32,
             // Some frameworks train in the narrow format alone, and say so in their entry.
             Wrapping::PyTorch => {
-                let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16");
+                let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16") && !stores_wide(tables);
                 (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None
             }
         };
@@ -119,7 +124,17 @@ impl TracedPlan {
         if offloads_optimizer && !matches!(optimizer, TracedOptimizer::AdamWFused | TracedOptimizer::AdamWForeach) {
             return Err(Untraced::new("`offload: optimizer` with another optimizer than AdamW in single precision"));
         }
+        let workload = &plan.workload;
+        if workload.updates_in_backward && (sharding != Sharding::Replicated || micro_batches > 1) {
+            return Err(Untraced::new("`updates_in_backward` on several ranks, or over several micro-batches"));
+        }
+        if offloads_optimizer && workload.updates_in_backward {
+            return Err(Untraced::new("`updates_in_backward` with offloading"));
+        }
         let job = TracedJob {
+            updates_in_backward: workload.updates_in_backward,
+            // torchtune's recipes do not, unless they are told to.
+            clips_gradients: tables.get("framework").is_none_or(|framework| framework != "torchtune"),
             micro_batches,
             offloads_optimizer,
             offloads_parameters: plan.layout.offload == Offload::State,
@@ -211,6 +226,9 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
         Offload::State if layout.zero == 3 && (wrapper == Wrapping::DeepSpeed || layout.data > 1) => {}
         other => return Err(Untraced::new(format!("`offload: {}`", other.name()))),
     }
+    if wrapper == Wrapping::DeepSpeed && (plan.workload.paged_moments || plan.workload.updates_in_backward) {
+        return Err(Untraced::new("paged moments and updates in the backward pass under DeepSpeed"));
+    }
     if wrapper == Wrapping::DeepSpeed && plan.workload.no_master_copy {
         return Err(Untraced::new("DeepSpeed's states in sixteen bits"));
     }
@@ -220,6 +238,11 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
     Ok(layout.data)
 }
 
+/// Whether a framework gathers parameters in sixteen bits and stores them in single precision.
+fn stores_wide(tables: &BTreeMap<String, String>) -> bool {
+    tables.get("stored").is_some_and(|stored| stored == "f32")
+}
+
 /// Whether the release of transformers is one before 5.
 fn is_before_release_5(tables: &BTreeMap<String, String>) -> bool {
     tables.get("version").is_some_and(|version| version.starts_with("4."))
@@ -227,8 +250,15 @@ fn is_before_release_5(tables: &BTreeMap<String, String>) -> bool {
 
 fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOptimizer, Untraced> {
     // The fused one is the Trainer's default since release 5, and DeepSpeed's own always.
-    let is_older = is_before_release_5(tables) && !tables.contains_key("wrapper");
+    let is_older = is_before_release_5(tables) && Wrapping::of(tables) == Wrapping::PyTorch;
+    if plan.workload.paged_moments && plan.workload.moments != MomentFormat::EightBit {
+        return Err(Untraced::new("`paged_moments` of other moments than those in eight bits"));
+    }
     match (plan.optimizer, plan.workload.moments) {
+        (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) if plan.workload.paged_moments => {
+            Ok(TracedOptimizer::AdamWPaged)
+        }
+        (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Factored) => Ok(TracedOptimizer::Adafactor),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) if is_older => Ok(TracedOptimizer::AdamWForeach),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) => Ok(TracedOptimizer::AdamWFused),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) => Ok(TracedOptimizer::AdamWEightBits),
@@ -297,7 +327,8 @@ const NEWEST: &str = "latest";
 /// The settings that a table is found by. Where one has several values, the first that was traced
 /// counts.
 struct TableKey {
-    is_recomputed: bool,
+    /// `none`, `full` or `selective`.
+    recomputes: &'static str,
     adapters: Adapters,
     is_quantised: bool,
     has_dropout: bool,
@@ -356,9 +387,12 @@ impl TableKey {
         if adapters == Adapters::FewerOfAttention {
             stands_in.push("adapters on some of attention's layers are predicted as adapters on all of these".into());
         }
-        let is_recomputed = match plan.layout.recompute {
-            Recompute::None => false,
-            Recompute::Full => true,
+        let has_policy = tables.get("framework").is_some_and(|framework| framework == "torchtitan");
+        let recomputes = match plan.layout.recompute {
+            Recompute::None => "none",
+            Recompute::Full => "full",
+            // torchtitan's own policy.
+            Recompute::Selective if has_policy => "selective",
             _ => return Err(Untraced::new("recomputation in part")),
         };
         let attention: &[_] = match workload.attention {
@@ -394,15 +428,18 @@ impl TableKey {
             ("kernels", &[kernels]),
             ("head", if is_tied(model) { &["tied", "usual"] } else { &["usual"] }),
             ("attention", attention),
+            ("compiled", &["none"]),
         ];
         // What the framework's entry says of a key goes before the usual values.
         let values = usual.map(|(name, values)| {
             let own = given(name).into_iter().filter(|own| !values.contains(own));
+            // An eager step is no stand-in for a compiled one.
+            let values: &[&str] = if name == "compiled" && given(name).is_some() { &[] } else { values };
             (name, own.chain(values.iter().copied()).map(str::to_owned).collect())
         });
         let newest = Some(NEWEST).filter(|newest| given("version") != Some(newest));
         Ok(Self {
-            is_recomputed,
+            recomputes,
             adapters,
             is_quantised,
             has_dropout: workload.adapter_dropout,
@@ -418,10 +455,9 @@ impl TableKey {
     fn of_version(&self, version: &str) -> Vec<(&'static str, Vec<String>)> {
         let is_newest = version == NEWEST;
         // Reentrant checkpoints are the default of transformers before 5.
-        let checkpoint: &[_] = match (self.is_recomputed, is_newest) {
-            (false, _) => &["none"],
-            (true, true) => &["full"],
-            (true, false) => &["full-reentrant", "full"],
+        let checkpoint: &[_] = match (self.recomputes, is_newest) {
+            ("full", false) => &["full-reentrant", "full"],
+            _ => &[self.recomputes],
         };
         // Older releases were traced with dropout on adapters, which most recipes had.
         let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.casts_adapters);

@@ -1,4 +1,7 @@
 //! What optimizers hold, and what they allocate while they update.
+//!
+//! Sources: `torch/optim/adamw.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes from which states
+//! are narrow or paged); `transformers/optimization.py` (Adafactor).
 
 use super::{AllocationStream, Contents, Emitter, RankEvent};
 
@@ -12,35 +15,54 @@ pub enum TracedOptimizer {
     AdamWFused,
     /// AdamW with states in eight bits, in blocks of 256 with one scale each (bitsandbytes).
     AdamWEightBits,
+    /// The same with its moments, but not their scales, in memory that device and host share.
+    AdamWPaged,
+    /// Adafactor without a first moment, as Hugging Face's Trainer has it.
+    Adafactor,
     /// SGD with momentum.
     Sgd,
 }
 
+/// Elements from which bitsandbytes keeps states in eight bits, and in paged memory.
+const NARROW_FROM: u64 = 4096;
+const PAGED_FROM: u64 = 100_000;
+
 impl TracedOptimizer {
-    /// Bytes of states per trained element of `width` bytes.
+    /// Bytes of states on the device per trained element of `width` bytes.
     pub(super) fn state_bytes(self, elements: u64, width: u64) -> Vec<u64> {
+        let scales = elements.div_ceil(256) * 4;
         match self {
             TracedOptimizer::AdamWForeach | TracedOptimizer::AdamWFused => vec![elements * width; 2],
-            // Parameters below 4,096 elements keep states in single precision.
-            TracedOptimizer::AdamWEightBits if elements < 4096 => vec![elements * 4; 2],
-            TracedOptimizer::AdamWEightBits => vec![elements, elements.div_ceil(256) * 4, elements, elements.div_ceil(256) * 4],
+            TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged if elements < NARROW_FROM => vec![elements * 4; 2],
+            TracedOptimizer::AdamWPaged if elements >= PAGED_FROM => vec![scales, scales],
+            TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged => vec![elements, scales, elements, scales],
+            // Rows and columns are not known here, those of a square are close.
+            TracedOptimizer::Adafactor => vec![4 * elements.isqrt(); 2],
             TracedOptimizer::Sgd => vec![elements * width],
         }
+    }
+
+    /// Bytes of states that may leave the device.
+    pub(super) fn paged_bytes(self, elements: u64) -> u64 {
+        if self == TracedOptimizer::AdamWPaged && elements >= PAGED_FROM { 2 * elements } else { 0 }
     }
 
     /// Emits an update of trained tensors, given the elements and width of each, with the clipping
     /// of gradients before it.
     pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
-        let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
-        let count = held.len() as u64;
-        emitter.send(RankEvent::Moves { name: "gradients' norm", bytes, launches: 1 + count / 30 });
-        emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 2 * bytes, launches: 1 + count / 60 });
+        if emitter.job.clips_gradients {
+            let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
+            let count = held.len() as u64;
+            emitter.send(RankEvent::Moves { name: "gradients' norm", bytes, launches: 1 + count / 30 });
+            emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 2 * bytes, launches: 1 + count / 60 });
+        }
         self.step(emitter, held);
     }
 
     /// Emits the update alone.
     pub(super) fn step<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
         let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
+        let all: u64 = held.iter().map(|&(elements, _)| elements).sum();
         let count = held.len() as u64;
         match self {
             TracedOptimizer::AdamWForeach => {
@@ -58,9 +80,28 @@ impl TracedOptimizer {
             TracedOptimizer::AdamWFused => {
                 emitter.send(RankEvent::Moves { name: "AdamW", bytes: 7 * bytes, launches: 1 + count / 40 })
             }
-            TracedOptimizer::AdamWEightBits => {
-                let elements: u64 = held.iter().map(|&(elements, _)| elements).sum();
-                emitter.send(RankEvent::Moves { name: "AdamW in eight bits", bytes: 3 * bytes + 4 * elements, launches: count });
+            TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged => {
+                let paged: u64 = held.iter().map(|&(elements, _)| self.paged_bytes(elements)).sum();
+                if emitter.job.pages_out && paged > 0 {
+                    // In before the update, and out to make room for the next tensor's.
+                    emitter.send(RankEvent::HostCopy { bytes: 2 * paged, stream: AllocationStream::Compute });
+                }
+                emitter.send(RankEvent::Moves { name: "AdamW in eight bits", bytes: 3 * bytes + 4 * all, launches: count });
+            }
+            TracedOptimizer::Adafactor => {
+                for &(elements, width) in held {
+                    // Gradient and parameter in single precision, where they are not; the square, the
+                    // update that is made of it.
+                    let copies = if width < 4 { 4 } else { 2 };
+                    let ids: Vec<u64> = (0..copies)
+                        .map(|_| emitter.allocate(4 * elements, Contents::OptimizerStates, AllocationStream::Compute))
+                        .collect();
+                    // Square 2, addition 2, means 2, outer product 1, times the gradient 3, norm 1, two
+                    // scalings 4, subtraction 3; casts.
+                    let casts = if width < 4 { 4 * elements * 2 + 4 * elements * width / 4 } else { 0 };
+                    emitter.send(RankEvent::Moves { name: "Adafactor", bytes: 18 * 4 * elements + casts, launches: 20 });
+                    ids.into_iter().for_each(|id| emitter.release(id));
+                }
             }
             TracedOptimizer::Sgd => {
                 emitter.send(RankEvent::Moves { name: "SGD", bytes: 5 * bytes, launches: 2 * (1 + count / 40) })

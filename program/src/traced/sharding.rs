@@ -99,7 +99,11 @@ impl Wrapper {
                 // A unit has one flat parameter.
                 Sharding::Fsdp1 => *flat.entry((parameter.layer.unwrap_or(layers), is_trained, stored)).or_default() += shard,
                 _ => {
-                    emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+                    if emitter.job.offloads_parameters {
+                        emitter.send(RankEvent::HostMemory { bytes: shard * stored });
+                    } else {
+                        emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+                    }
                     if is_trained {
                         trained.push((shard, stored));
                     }
@@ -125,6 +129,10 @@ impl Wrapper {
             }
             for bytes in emitter.job.optimizer.state_bytes(elements, stored) {
                 emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
+            }
+            let paged = emitter.job.optimizer.paged_bytes(elements);
+            if paged > 0 {
+                emitter.send(RankEvent::PagedMemory { bytes: paged });
             }
         }
         if sharding == Sharding::Ddp {
@@ -393,7 +401,13 @@ impl RankState for Wrapper {
             }
             return;
         }
-        let bytes = emitter.elements(parameter.index) * emitter.stored(parameter).bytes();
+        let (elements, width) = (emitter.elements(parameter.index), emitter.stored(parameter).bytes());
+        let bytes = elements * width;
+        if emitter.job.updates_in_backward {
+            emitter.job.optimizer.step(emitter, &[(elements, width)]);
+            emitter.release(id);
+            return;
+        }
         if self.whole.iter().any(|&(known, _)| known == parameter) {
             // Added to what earlier micro-batches left.
             emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
@@ -424,6 +438,9 @@ impl RankState for Wrapper {
 
     fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.reduce_rest(emitter);
+        if emitter.job.updates_in_backward {
+            return;
+        }
         if emitter.job.offloads_optimizer {
             let elements = self.trained.iter().map(|(elements, _)| elements).sum();
             emitter.send(RankEvent::HostUpdate { elements, by: HostOptimizer::PyTorch });

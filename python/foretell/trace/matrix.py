@@ -2,9 +2,9 @@
 
 from . import older
 
-ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head", "version"]
+ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head", "version", "compiled"]
 USUAL = {"framework": "hf", "attention": "flash", "checkpoint": "none", "precision": "bf16", "adapter": "none", "loss": "model",
-         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual", "version": "latest"}
+         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual", "version": "latest", "compiled": "none"}
 
 
 def complete(key):
@@ -102,6 +102,8 @@ def _keys():
     yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **{**trl, "precision": ["mixed", "bf16"]})
     yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], checkpoint=["none", "full"],
                         precision=["bf16", "fp32"], adapter=["none", "lora-all"])
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], checkpoint=["none", "full"],
+                        precision=["bf16"], adapter=["none", "lora-all"], loss=["whole"])
     yield from _product(architecture=["llama", "qwen2", "qwen3"], checkpoint=["full-offload"], precision=precision,
                         loss=["model", "chunked"])
     yield from _product(architecture=["llama", "qwen3"], checkpoint=["full-offload"], precision=["mixed"], adapter=["lora-all"])
@@ -117,8 +119,34 @@ def _keys():
     yield from _product(architecture=["qwen2", "qwen3"], adapter=["qlora-all"], checkpoint=["full-reentrant"], precision=["mixed"])
     yield from _product(architecture=["mistral", "qwen2", "qwen3"], adapter=["lora-all-dropout", "lora-attention-dropout"],
                         checkpoint=["none", "full"], precision=["mixed"])
+    yield from _compiled()
     for release in older.RELEASES:
         yield from _older(release)
+
+
+def _compiled():
+    """Steps under `torch.compile`."""
+    usual = dict(compiled=["inductor"], checkpoint=["none", "full"])
+    wide = dict(precision=["autocast", "mixed", "bf16"], **usual)
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], precision=["bf16"],
+                        adapter=["none", "lora-all"], loss=["model", "whole"], **usual)
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], precision=["bf16"], head=["tied"],
+                        loss=["model", "whole"], compiled=["inductor", "none"], checkpoint=["none", "full"])
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], precision=["bf16"], head=["tied"],
+                        adapter=["lora-all"], compiled=["inductor"], checkpoint=["none", "full"])
+    yield from _product(architecture=["gpt2"], framework=["nanogpt"], attention=["sdpa"], precision=["autocast"],
+                        compiled=["inductor"])
+    yield from _product(architecture=["nanochat"], framework=["nanochat"], attention=["sdpa"], precision=["autocast"],
+                        compiled=["inductor"])
+    yield from _product(architecture=["llama"], framework=["torchtitan"], attention=["sdpa"], precision=["bf16"],
+                        checkpoint=["none", "full", "selective"], compiled=["inductor"])
+    yield from _product(architecture=["llama"], attention=["sdpa"], **wide)
+    yield from _product(architecture=["gpt2"], attention=["sdpa"], dropout=["some"], **wide)
+    yield from _product(architecture=["llama"], attention=["sdpa"], adapter=["lora-all"], precision=["mixed"], **usual)
+    yield from _product(architecture=["qwen3", "qwen2", "mistral", "phi3", "gemma2"], attention=["sdpa"],
+                        precision=["autocast", "bf16"], **usual)
+    yield from _product(architecture=["llama"], attention=["flash"], precision=["autocast", "mixed", "bf16"], **usual)
+    yield from _product(architecture=["qwen3", "qwen2"], attention=["sdpa"], adapter=["lora-all"], precision=["mixed"], **usual)
 
 
 def _older(release):

@@ -122,6 +122,7 @@ def _timm_vit(z, layers, key):
 FIXED = tuple(n for n in range(3, 2049) if n % sizes_.PROBE["b"])      # an image network's fixed sizes
 OTHER_FRAMEWORKS = {
     ("nanogpt", "gpt2"): Architecture(WIDE + " p", None, make=plain.Gpt, loss=plain.gpt_loss, tied_width=True),
+    ("nanochat", "nanochat"): Architecture(WIDE, None, make=plain.Chat, loss=plain.chat_loss, tied_width=True),
     ("torchtitan", "llama"): Architecture(LLAMA, None, make=plain.Titan, loss=plain.titan_loss),
     ("torchtune", "llama"): Architecture(LLAMA, None, make=tune.model, loss=tune.loss, tied_width=True, atoms=("s/8",)),
     ("torchvision", "resnet50"): _resnet("resnet50"),
@@ -217,7 +218,7 @@ def build(name, z, layers, key, recorder=None):
         lora = LoraConfig(r=z["r"], lora_alpha=2 * z["r"], target_modules=targets, task_type="CAUSAL_LM",
                           lora_dropout=0.05 if "dropout" in words else 0.0)
         model = get_peft_model(model, lora, autocast_adapter_dtype="bf16" not in words)
-    if key["checkpoint"] != "none":
+    if key["checkpoint"] != "none" and key["compiled"] == "none":   # else the compiler has them
         if key["adapter"] != "none":
             model.enable_input_require_grads()
         model.gradient_checkpointing_enable({"use_reentrant": key["checkpoint"] == "full-reentrant"})

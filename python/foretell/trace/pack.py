@@ -1,6 +1,7 @@
 """Packs a folder of operator tables into the one compressed file that the program has.
 
     python -m foretell.trace.pack TABLES models/operator-tables.zlib
+    python -m foretell.trace.pack --unpack models/operator-tables.zlib TABLES     # back to a folder, to add tables to it
 
 Many tables share parts. So the file has the lines of every part once (`body N`), and tables that name them (`part NAME N`).
 `same.txt` in the folder lists sections whose table equals another (`key ... = FILE`): each becomes a table of its own.
@@ -43,7 +44,29 @@ def pack(folder):
     return "\n".join(packed) + "\n"
 
 
+def unpack(text, folder):
+    """Writes every table of a packed text to a file of its own."""
+    from . import matrix
+    from .table import file_name
+    at = text.index("foretell-operator-table 1\n")
+    bodies = dict(body.partition("\n")[::2] for body in text[:at].rstrip("\n").removeprefix("body ").split("\nbody "))
+    for table in text[at:].rstrip("\n").split("\nforetell-operator-table 1\n"):
+        lines = []
+        for line in table.removeprefix("foretell-operator-table 1\n").split("\n"):
+            if line.startswith("key "):
+                name = file_name(matrix.complete(dict(word.split("=", 1) for word in line.split(" ")[1:])))
+            if line.startswith("part "):
+                line, _, number = line.rpartition(" ")
+                line += "\n" + bodies[number] if bodies[number] else ""
+            lines.append(line)
+        (folder / name).write_text("\n".join(["foretell-operator-table 1", *lines]) + "\n", encoding="utf-8")
+
+
 def main():
+    if sys.argv[1] == "--unpack":
+        packed, folder = map(Path, sys.argv[2:])
+        folder.mkdir(parents=True, exist_ok=True)
+        return unpack(zlib.decompress(packed.read_bytes()).decode(), folder)
     folder, output = map(Path, sys.argv[1:])
     text = pack(folder)
     output.write_bytes(zlib.compress(text.encode(), 9))

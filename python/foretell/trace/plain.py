@@ -5,6 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from . import compiled
+
 aten = torch.ops.aten
 
 
@@ -95,6 +97,72 @@ def gpt_loss(model, inputs, key):
     return loss, logits
 
 
+def _root_mean_square(x):
+    return F.rms_norm(x, (x.size(-1),))
+
+
+class ChatAttention(nn.Module):
+    def __init__(self, z):
+        super().__init__()
+        self.heads, self.width = z["n"], z["d"]
+        for name in ("c_q", "c_k", "c_v", "c_proj"):
+            setattr(self, name, nn.Linear(z["h"], z["h"], bias=False))
+
+    def forward(self, x, rotations):
+        b, s, h = x.size()
+        q, k, v = (f(x).view(b, s, self.heads, self.width) for f in (self.c_q, self.c_k, self.c_v))
+        q, k = (_root_mean_square(_turn(t, *rotations)) for t in (q, k))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).contiguous().view(b, s, h))
+
+
+def _turn(x, cosine, sine):
+    half = x.shape[3] // 2
+    first, second = x[..., :half], x[..., half:]
+    turned = torch.cat([first * cosine + second * sine, second * cosine - first * sine], 3)
+    return turned.to(x.dtype)
+
+
+class ChatBlock(nn.Module):
+    def __init__(self, z):
+        super().__init__()
+        self.attn = ChatAttention(z)
+        self.c_fc, self.c_proj = nn.Linear(z["h"], z["f"], bias=False), nn.Linear(z["f"], z["h"], bias=False)
+
+    def forward(self, x, rotations):
+        x = x + self.attn(_root_mean_square(x), rotations)
+        return x + self.c_proj(F.relu(self.c_fc(_root_mean_square(x))).square())
+
+
+class Chat(nn.Module):
+    """A model like nanochat's: norms without weights, normed queries and keys, squared ReLU, an embedding in sixteen bits,
+    logits that are bounded and cast to single precision."""
+
+    def __init__(self, z, layers, key):
+        super().__init__()
+        self.wte = nn.Embedding(z["v"], z["h"], dtype=torch.bfloat16)
+        self.h = nn.ModuleList(ChatBlock(z) for _ in range(layers))
+        self.lm_head = nn.Linear(z["h"], z["v"], bias=False)
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.zeros(1, z["s"], 1, z["d"] // 2, dtype=torch.bfloat16), persistent=False)
+
+    def forward(self, input_ids, labels):
+        s = input_ids.shape[1]
+        rotations = self.cos[:, :s], self.sin[:, :s]
+        x = _root_mean_square(self.wte(input_ids))
+        for block in self.h:
+            x = block(x, rotations)
+        logits = self.lm_head(_root_mean_square(x))
+        logits = (15 * torch.tanh(logits / 15)).float()
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1), ignore_index=-1)
+
+
+def chat_loss(model, inputs, key):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(**inputs), None
+
+
 def rotate(xq, xk, rotations):
     q = torch.view_as_complex(xq.float().reshape(*xq.shape[:-1], -1, 2))
     k = torch.view_as_complex(xk.float().reshape(*xk.shape[:-1], -1, 2))
@@ -177,7 +245,7 @@ def _keep_every_other_product():
 class Titan(nn.Module):
     def __init__(self, z, layers, key):
         super().__init__()
-        self.checkpoint = key["checkpoint"]
+        self.checkpoint = key["checkpoint"] if key["compiled"] == "none" else "none"    # else the compiler has them
         self.tok_embeddings = nn.Embedding(z["v"], z["h"])
         self.register_buffer("freqs_cis", torch.zeros(z["s"], z["d"] // 2, dtype=torch.complex64), persistent=False)
         self.layers = nn.ModuleList(TitanBlock(z) for _ in range(layers))
@@ -198,7 +266,10 @@ class Titan(nn.Module):
 
 def titan_loss(model, inputs, key):
     pred = model(inputs["input_ids"])
-    loss = F.cross_entropy(pred.flatten(0, 1).float(), inputs["labels"].flatten(0, 1))
+    cross_entropy = lambda pred, labels: F.cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))
+    if key["compiled"] == "inductor":
+        cross_entropy = compiled.Compiled(cross_entropy, key["recorder"], cache=key["recorder"].compiled)
+    loss = cross_entropy(pred, inputs["labels"])
     del pred
     return loss, None
 

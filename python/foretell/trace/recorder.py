@@ -4,6 +4,7 @@ Every storage that a kernel makes is an allocation, and its death is the release
 decide, as on a GPU). Sizes are those of tensors without data.
 """
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -143,6 +144,8 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.events, self.expert_rows, self.phase, self.part = [], expert_rows, "forward", ""
         self._ids, self._known, self._next = {}, {}, 0
+        self._library = "aten"
+        self.compiled = {}              # code that was compiled in an earlier step
 
     # ---- memory
     def ignore(self, t):
@@ -179,7 +182,7 @@ class Recorder(TorchDispatchMode):
         full = Tensor(like.dtype, like.shape, (False,) * len(like.shape))
         if full.bytes != size:
             full = _padded(t, like.dtype)
-            size = full.bytes if 0 <= full.bytes - size < 64 else size
+            size = full.bytes if 0 <= full.bytes - size < 256 else size
         self._ids[key] = (number, weakref.ref(storage, gone))
         self.events.append(Allocation(number, size, full if full.bytes == size else None))
 
@@ -190,8 +193,20 @@ class Recorder(TorchDispatchMode):
 
     def gradient(self, name, parameter):
         if parameter.grad is not None:
-            self.see(parameter.grad)
-            self.events.append(Gradient(self.allocation_of(parameter.grad), name))
+            self.gradient_of(name, parameter.grad)
+
+    def gradient_of(self, name, tensor):
+        self.see(tensor)
+        self.events.append(Gradient(self.allocation_of(tensor), name))
+
+    @contextlib.contextmanager
+    def inside_compiled(self):
+        """What runs inside is launched by generated code: `inductor.` in place of `aten.`."""
+        self._library, before = "inductor", self._library
+        try:
+            yield
+        finally:
+            self._library = before
 
     # ---- kernels
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -222,7 +237,9 @@ class Recorder(TorchDispatchMode):
             accumulates = ()
             if self.phase == "backward" and func is aten.add.Tensor and _called_by_engine():
                 accumulates = args[0]
-            self.events.append(Kernel(name.replace("foretell::", "aten::").replace("::", "."), tuple(map(describe, inputs.values())),
+            library, _, operator = name.replace("foretell::", "aten::").partition("::")
+            library = self._library if library == "aten" else library
+            self.events.append(Kernel(f"{library}.{operator}", tuple(map(describe, inputs.values())),
                                       tuple(map(describe, outputs)), extra))
             position = len(self.events) - 1
         else:

@@ -8,7 +8,7 @@ import types
 import torch
 from torch._subclasses import FakeTensorMode
 
-from . import cuda, losses, models, older
+from . import compiled, cuda, losses, models, older
 from .recorder import Recorder, in_place_sums, log_triton
 
 
@@ -166,9 +166,10 @@ def trace(name, z, layers, key, device="cuda"):
         model = models.build(name, z, layers, key, recorder)
         stacks = stacks_of(model, layers) if architecture.layered else {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
-        parameters, seen = [], {}
+        parameters, seen, places = [], {}, {}
         for (long, p), (stack, layer, short) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers)):
             recorder.ignore(p)
+            places[long] = (layer, short)
             is_parameter = isinstance(p, torch.nn.Parameter)
             parameters.append(types.SimpleNamespace(
                 stack=stack, layer=layer, name=short, dtype=p.dtype, shape=tuple(p.shape),
@@ -184,11 +185,21 @@ def trace(name, z, layers, key, device="cuda"):
             older.mark_checkpoints(model, marked)
         if not architecture.loss:
             train_forward(model, key)
+        if key["compiled"] != "none":
+            compiled.apply(model, key, recorder, stacks, places)
+        options = {**key, "chunk": z.get("q"), "recorder": recorder}
+        loss_of = architecture.loss or compute_loss
+        if key["compiled"] != "none":                           # the first step compiles, which keeps tensors alive
+            with recorder:
+                run(recorder, model, models.inputs(architecture, z, key), options, loss_of)
+            model.zero_grad()
+            gc.collect()
+            recorder.events.clear()
         gc.collect()
         gc.disable()
         data = models.inputs(architecture, z, key)
         with recorder:
-            run(recorder, model, data, {**key, "chunk": z.get("q")}, architecture.loss or compute_loss)
+            run(recorder, model, data, options, loss_of)
             data.clear()
             events = in_place_sums(list(recorder.events))
         gc.enable()

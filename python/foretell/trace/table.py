@@ -53,9 +53,11 @@ def names_of(key):
     from . import losses
     from .models import find
     architecture = find(key)
-    here, there = (architecture.sizes(s, key) for s in (sizes.PROBE, sizes.CHECK))
-    names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *architecture.atoms), architecture.constants,
+    here, there = (architecture.sizes(s, key) for s in sizes.of(key)[:2])
+    names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *(("s/16", "s/32", "s/64", "s+16") if key["compiled"] != "none" else ()), *architecture.atoms), architecture.constants,
                        ("c",) + (("E",) if key["experts"] == "eager" else ()))
+    if key["compiled"] != "none":                               # parts of a reduction
+        names.constants |= set(range(3, 64)) - {x for n in here.values() for x in (n, 2 * n)} - {here.get("n", 1) // here.get("k", 1)}
     if key["loss"] == "trl-fused":
         names.constants.add(losses.TRACED_TILE)
     if key["adapter"].startswith("qlora"):
@@ -99,9 +101,10 @@ def tokens(text):
     return set(re.findall(r"(?<![A-Za-z_.])[A-Za-z](?![A-Za-z_0-9.])", text))
 
 
-def check(key, text, layers=CHECK_LAYERS, base=sizes.OTHER):
+def check(key, text, layers=CHECK_LAYERS, base=None):
     """Compares a table with a fresh trace at other sizes -> dictionary of figures."""
     from . import losses, models, replay, step
+    base = base or sizes.of(key)[2]
     if key["kernels"].startswith("foak"):
         base = {**base, "v": WIDE_VOCABULARY}
     here = models.find(key).sizes(base, key)
@@ -133,7 +136,8 @@ def can_trace(key):
 
 
 def key_line(key):
-    return "key " + " ".join(f"{k}={v}" for k, v in key.items())
+    """A key as tables state it. Eager steps say nothing of a compiler."""
+    return "key " + " ".join(f"{k}={v}" for k, v in key.items() if (k, v) != ("compiled", "none"))
 
 
 def file_name(key):

@@ -101,6 +101,7 @@ pub fn traced_within(
         // The limit decides whether a layout is taken; the framework has the whole device.
         (memory, _) = memory_within(&job, machine, device)?;
     }
+    let job = TracedJob { pages_out: memory.pages_out, ..job };
     let time = repeated_time(&job, machine, memory.flushes)?;
     let memory_use = memory_use(&memory, outside, job.ranks, topology);
     let prediction =
@@ -146,6 +147,7 @@ pub fn memory_within<'a>(
         (memory.reserved, memory.wanted) = (memory.allocated, memory.allocated);
     }
     memory.runs_out = memory.allocated > limit;
+    memory.pages_out = memory.paged > Bytes::ZERO && memory.allocated + memory.paged > limit;
     let fits_by_sum = !memory.runs_out;
     if memory.reserved > limit && fits_by_sum {
         let passes = job.micro_batches.div_ceil(few.micro_batches.max(1)) as u64;

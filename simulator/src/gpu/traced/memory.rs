@@ -30,6 +30,10 @@ pub struct TracedMemory {
     pub needed: Bytes,
     /// What the rank holds in its host's memory.
     pub host: Bytes,
+    /// What it holds in memory that device and host share.
+    pub paged: Bytes,
+    /// Whether the device has no room for that beside the rest.
+    pub pages_out: bool,
     /// Whether a request finds no room even after that.
     pub runs_out: bool,
 }
@@ -82,6 +86,7 @@ pub fn traced_memory(job: &TracedJob, limit: Option<Bytes>) -> Result<TracedMemo
             }
         }
         RankEvent::HostMemory { bytes } => memory.host += Bytes::new(bytes),
+        RankEvent::PagedMemory { bytes } => memory.paged += Bytes::new(bytes),
         RankEvent::Part(_)
         | RankEvent::Collective { .. }
         | RankEvent::Wait(_)
