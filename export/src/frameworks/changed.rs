@@ -41,8 +41,12 @@ fn main_file(framework: Framework, original: &str) -> Option<(&'static str, Plan
         Framework::Torchtune => ("torchtune.yaml", PlanForm::Torchtune, Notation::Yaml),
         Framework::Megatron | Framework::Slurm => return None,
     };
-    let is_json = original.trim_start().starts_with('{');
-    let notation = if is_json && found.2 == Notation::Yaml { Notation::Json } else { found.2 };
+    // Files of either kind may be JSON, which is YAML too.
+    let notation = match (found.2, original.trim_start().starts_with('{')) {
+        (Notation::Toml, _) => Notation::Toml,
+        (_, true) => Notation::Json,
+        (_, false) => Notation::Yaml,
+    };
     Some((found.0, found.1, notation))
 }
 

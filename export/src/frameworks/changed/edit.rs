@@ -84,7 +84,8 @@ impl Lines {
 fn written(value: &Value) -> String {
     match value {
         Value::Number(number) if number.is_f64() => {
-            number.as_f64().map_or_else(|| number.to_string(), |number| format!("{number:?}"))
+            let text = number.as_f64().map_or_else(|| number.to_string(), |number| number.to_string());
+            if text.contains('.') { text } else { format!("{text}.0") }
         }
         Value::Array(list) => format!("[{}]", list.iter().map(written).collect::<Vec<_>>().join(", ")),
         other => other.to_string(),
@@ -149,22 +150,17 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
                 (None, Edit::Remove) => {}
             }
         }
-        Section::Inline { line } => {
-            let value = all[line].split_once(form.separator).map(|(_, value)| value.to_string()).unwrap_or_default();
-            let mut object: serde_json::Map<String, Value> = serde_saphyr::from_str(&value).unwrap_or_default();
-            match edit {
-                Edit::Set(value) => _ = object.insert((*name).into(), value.clone()),
-                Edit::Remove => _ = object.remove(*name),
-            }
-            let start = all[line].split_once(form.separator).map(|(start, _)| start.to_string()).unwrap_or_default();
-            all[line] = format!("{start}{} {}", form.separator, Value::Object(object));
-        }
+        Section::Elsewhere => rewrite(text, &mut all, parts, edit),
         Section::Missing => {
             if let Edit::Set(value) = edit {
-                let (header, indent) =
-                    if form.has_headers { (format!("\n[{section}]"), "") } else { (format!("{section}:"), "  ") };
-                all.push(header);
-                all.push(form.line(indent, name, value));
+                if !form.has_headers && section.contains('.') {
+                    rewrite(text, &mut all, parts, edit);
+                } else {
+                    let (header, indent) =
+                        if form.has_headers { (format!("\n[{section}]"), "") } else { (format!("{section}:"), "  ") };
+                    all.push(header);
+                    all.push(form.line(indent, name, value));
+                }
             }
         }
     }
@@ -172,18 +168,43 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
     all.join("\n") + end
 }
 
+/// Writes an outermost mapping of YAML anew, in braces, with a value changed in it.
+fn rewrite(text: &str, all: &mut Vec<String>, parts: &[&str], edit: Edit<'_>) {
+    let [top, inner @ .., name] = parts else { return };
+    let mut whole: serde_json::Map<String, Value> = serde_saphyr::from_str(text).unwrap_or_default();
+    let mut place = whole.entry(*top).or_insert(Value::Null);
+    for part in inner {
+        place = object(place).entry(*part).or_insert(Value::Null);
+    }
+    match edit {
+        Edit::Set(value) => _ = object(place).insert((*name).into(), value.clone()),
+        Edit::Remove => _ = object(place).remove(*name),
+    }
+    let changed = format!("{top}: {}", whole.get(*top).unwrap_or(&Value::Null));
+    match (0..all.len()).find(|&line| indent_of(&all[line]) == 0 && name_of(&all[line], ':') == Some(top)) {
+        Some(line) => {
+            let last = end_of_value(all, line, all.len());
+            all.splice(line..last, [changed]);
+        }
+        None => all.push(changed),
+    }
+}
+
+/// The object that a value is, or becomes.
+fn object(value: &mut Value) -> &mut serde_json::Map<String, Value> {
+    if !value.is_object() {
+        *value = Value::Object(serde_json::Map::new());
+    }
+    value.as_object_mut().expect("invariant: it is an object now")
+}
+
 /// Where the settings of a section are.
 enum Section {
     /// In these lines, with so many blanks before them.
-    Lines {
-        first: usize,
-        end: usize,
-        indent: usize,
-    },
-    /// In braces on a line.
-    Inline {
-        line: usize,
-    },
+    Lines { first: usize, end: usize, indent: usize },
+    /// In braces, or deeper within a mapping that lacks it.
+    Elsewhere,
+    /// There is none.
     Missing,
 }
 
@@ -202,12 +223,16 @@ fn of_header(all: &[String], section: &str) -> Section {
 /// The lines of a nested mapping of YAML.
 fn of_mapping<'a>(all: &[String], parts: impl Iterator<Item = &'a str>) -> Section {
     let (mut first, mut end, mut indent) = (0, all.len(), 0);
+    let mut is_outermost = true;
     for part in parts {
         let found = (first..end).find(|&line| indent_of(&all[line]) == indent && name_of(&all[line], ':') == Some(part));
-        let Some(line) = found else { return Section::Missing };
+        let Some(line) = found else {
+            return if is_outermost { Section::Missing } else { Section::Elsewhere };
+        };
+        is_outermost = false;
         let value = all[line].split_once(':').map(|(_, value)| value.trim()).unwrap_or_default();
         if value.starts_with('{') {
-            return Section::Inline { line };
+            return Section::Elsewhere;
         }
         let last = end_of_value(all, line, end);
         let inner = (line + 1..last).find(|&inner| name_of(&all[inner], ':').is_some());
@@ -261,6 +286,7 @@ mod tests {
         assert_eq!(set(text, Notation::Yaml, "outer.more", json!(0.5)), text.replace("true\n", "true\n    more: 0.5\n"));
         assert_eq!(set(text, Notation::Yaml, "new.part", json!(3)), format!("{text}new:\n  part: 3\n"));
         assert_eq!(set("o: {x: 1}\n", Notation::Yaml, "o.x", json!(2)), "o: {\"x\":2}\n");
+        assert_eq!(set("o:\n  x: 1\n", Notation::Yaml, "o.y.z", json!(2)), "o: {\"x\":1,\"y\":{\"z\":2}}\n");
         let without = apply(text, Notation::Yaml, ["list", "a"].into_iter(), Edit::Remove).expect("it is sound");
         assert_eq!(without, text.replace("list:\n- x\n- y\n", ""));
     }

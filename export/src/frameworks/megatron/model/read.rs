@@ -232,6 +232,8 @@ fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize)
         first,
         capacity_factor: capacity_factor
             .map_err(|Mistake { hint, .. }| FrameworkError::Form { reason: "`--moe-expert-capacity-factor`".into(), hint })?,
+        router_bias: false,
+        expert_bias: false,
         unnormalised_gates: stated.is_on("moe-router-pre-softmax")?,
         shared_gate: stated.is_on("moe-shared-expert-gate")?,
     })
