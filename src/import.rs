@@ -103,7 +103,7 @@ enum Form {
     DeepspeedJson,
     /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of TRL,
     /// LLaMA-Factory and Axolotl
-    #[value(alias("trl"), alias("axolotl"), alias("llama-factory"))]
+    #[value(aliases = ["trl", "axolotl", "llama-factory"])]
     HfTrainer,
     /// Accelerate's configuration
     Accelerate,

@@ -9,10 +9,17 @@ mod edit;
 mod json_text;
 
 use super::{Framework, FrameworkError, Job, JobFiles, PlanForm, Surroundings, export_job, import_plan};
-use edit::{Edit, Notation};
+use edit::Notation;
 use foretell_program::Plan;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What happens to a setting.
+#[derive(Clone, Copy, Debug)]
+enum Edit<'a> {
+    Set(&'a Value),
+    Remove,
+}
 
 /// A file with a plan's settings in place of its own.
 #[derive(Clone, Debug, PartialEq)]

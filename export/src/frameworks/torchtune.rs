@@ -56,7 +56,7 @@ impl Targets {
         }
         let has = |name: &str| names.iter().any(|pattern| pattern.strip_prefix('*') == Some(name));
         let attention: Vec<&'static str> = ATTENTION.iter().filter(|(name, _)| has(name)).map(|(_, own)| *own).collect();
-        let parts = FEED_FORWARD.iter().filter(|name| has(name)).count();
+        let parts = FEED_FORWARD.into_iter().filter(|name| has(name)).count();
         let known = attention.len() + parts + usize::from(has(HEAD));
         let is_whole = known == names.len() && !attention.is_empty() && [0, FEED_FORWARD.len()].contains(&parts);
         is_whole.then(|| Self { attention, feed_forward: parts > 0, head: has(HEAD) })
@@ -137,8 +137,9 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
         allowed,
         "the recipes offload parameters with the optimizer's state, or activations of recomputed blocks",
     );
-    if nearest.plan.precision != DataType::Fp32 {
-        nearest.replace(|plan| &mut plan.precision, DataType::Bf16, "the precision is bf16");
+    match nearest.plan.precision {
+        DataType::Fp32 | DataType::Tf32 => nearest.replace(|plan| &mut plan.precision, DataType::Fp32, "the precision is fp32"),
+        _ => nearest.replace(|plan| &mut plan.precision, DataType::Bf16, "the precision is bf16"),
     }
     nearest.usual_bucket();
     usual_training(&mut nearest.plan);
@@ -167,6 +168,9 @@ fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorklo
     plan.workload.no_master_copy = is_narrow;
     if workload.no_master_copy != is_narrow {
         nearest.differences.push("parameters are kept in the format in which they are trained, without a wider copy".into());
+    }
+    if workload.attention.is_some() {
+        nearest.differences.push("attention is PyTorch's own".into());
     }
     if workload.loss == LossKernel::Liger {
         nearest.replace(|plan| &mut plan.workload.loss, LossKernel::Chunked, "the loss is in chunks of the sequence");

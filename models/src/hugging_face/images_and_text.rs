@@ -1,6 +1,6 @@
 //! Models of images and text: their `config.json` becomes that of the text model inside.
 //!
-//! The part that sees images has no graph here. It is left out, which a note says. Every other
+//! The part that sees images is read elsewhere, or left out, which a note says. Every other
 //! field beside `text_config` counts as one of the text model's, so one that is not understood is
 //! named.
 

@@ -1,7 +1,7 @@
 //! Changes of single settings in a text, where it has them: YAML and TOML by lines, JSON by its
 //! values. It must not know frameworks.
 
-use super::json_text;
+use super::{Edit, json_text};
 use crate::frameworks::stated::flatten;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -12,13 +12,6 @@ pub(super) enum Notation {
     Json,
     Yaml,
     Toml,
-}
-
-/// What happens to a setting.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Edit<'a> {
-    Set(&'a Value),
-    Remove,
 }
 
 /// The settings of a text, nested ones under dotted paths.
@@ -129,18 +122,18 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
     match range {
         Section::Lines { first, end, indent } => {
             let found =
-                (first..end).find(|&line| indent_of(&all[line]) == indent && name_of(&all[line], form.separator) == Some(name));
+                (first..end).find(|&line| indent_of(&all[line]) == indent && name_of(&all[line], form.separator) == Some(*name));
             let blank = " ".repeat(indent);
             match (found, edit) {
                 (Some(line), Edit::Set(value)) => {
                     let last = end_of_value(&all, line, end);
                     let comment = comment_of(&all[line]).map(|comment| format!("  {comment}")).unwrap_or_default();
                     let changed = form.line(&blank, name, value) + &comment;
-                    all.splice(line..last, [changed]);
+                    drop(all.splice(line..last, [changed]));
                 }
                 (Some(line), Edit::Remove) => {
                     let last = end_of_value(&all, line, end);
-                    all.drain(line..last);
+                    drop(all.drain(line..last));
                 }
                 (None, Edit::Set(value)) => {
                     // Behind the section's last line that is not blank.
@@ -181,10 +174,10 @@ fn rewrite(text: &str, all: &mut Vec<String>, parts: &[&str], edit: Edit<'_>) {
         Edit::Remove => _ = object(place).remove(*name),
     }
     let changed = format!("{top}: {}", whole.get(*top).unwrap_or(&Value::Null));
-    match (0..all.len()).find(|&line| indent_of(&all[line]) == 0 && name_of(&all[line], ':') == Some(top)) {
+    match (0..all.len()).find(|&line| indent_of(&all[line]) == 0 && name_of(&all[line], ':') == Some(*top)) {
         Some(line) => {
             let last = end_of_value(all, line, all.len());
-            all.splice(line..last, [changed]);
+            drop(all.splice(line..last, [changed]));
         }
         None => all.push(changed),
     }

@@ -1,6 +1,6 @@
 //! Changes of single values in the text of a JSON object, which stays as it is written around them.
 
-use super::edit::Edit;
+use super::Edit;
 use serde_json::Value;
 use std::ops::Range;
 
@@ -57,9 +57,10 @@ fn added(text: &str, object: Range<usize>, inside: &[Member], name: &str, value:
     let key = Value::from(name);
     match inside.last() {
         Some(last) => {
-            let line = text[..last.start].rfind('\n').map_or(last.start, |line| line);
-            let blank = text[line..last.start].chars().take_while(|letter| letter.is_whitespace()).collect::<String>();
-            let gap = if blank.is_empty() { " ".to_string() } else { blank };
+            // On a line of its own, if the last one is.
+            let line = text[..last.start].rfind('\n').unwrap_or(last.start);
+            let between = &text[line..last.start];
+            let gap = if between.is_empty() || !between.trim().is_empty() { " " } else { between };
             format!("{},{gap}{key}: {value}{}", &text[..last.value.end], &text[last.value.end..])
         }
         None => format!("{}{key}: {value}{}", &text[..=object.start], &text[object.end - 1..]),
