@@ -52,8 +52,9 @@ pub struct TracedPlan {
 impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
     /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
-    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters; nor
-    /// are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen bits.
+    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters;
+    /// nor are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen
+    /// bits.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
@@ -86,8 +87,7 @@ impl TracedPlan {
             Wrapping::DeepSpeed => plan.precision != DataType::Fp32,
             // Some frameworks train in the narrow format alone, and say so in their entry.
             Wrapping::PyTorch => {
-                let says_narrow =
-                    tables.get("precision").is_some_and(|precision| precision == "bf16") && !stores_wide(tables);
+                let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16") && !stores_wide(tables);
                 (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None
             }
         };
