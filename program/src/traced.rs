@@ -83,8 +83,8 @@ pub struct TracedJob {
     pub updates_in_backward: bool,
     /// Whether gradients are clipped by their norm before the update.
     pub clips_gradients: bool,
-    /// Whether the device has no room for states in memory that it shares with its host: they come in
-    /// and leave with every update.
+    /// Whether the device has no room for states in memory that it shares with its host: they come
+    /// in and leave with every update.
     pub pages_out: bool,
     /// Forward passes without gradients between the two passes of each micro-batch, such as those
     /// of a reference that preferences are compared with.

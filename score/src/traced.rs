@@ -90,7 +90,8 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let is_other = ["scattermoe", "unsloth", "megatron", "thunder", "modded"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let is_compiled = cell("compiled") == "1" || framework("compiled") || says(&row.notes, "compile");
-    // Its script is one that people run on its own; the table's name says so where the framework does not.
+    // Its script is one that people run on its own; the table's name says so where the framework
+    // does not.
     let is_nanogpt = is_compiled && says(&row.model, "gpt-2") && (framework("nanogpt") || says(&row.table, "nanogpt"));
     let offloads_activations = matches!(cell("offload"), "checkpoints" | "activations");
     // TF32 has other rates than the tables' single precision.

@@ -90,7 +90,8 @@ fn generated_code_launches_faster_than_eager_python() {
     assert!(compiled.step.value() < 0.8 * eager.step.value(), "{} beside {}", compiled.step, eager.step);
 }
 
-/// Gradients of 8 billion parameters in sixteen bits are 16 GB; in the backward pass few live at once.
+/// Gradients of 8 billion parameters in sixteen bits are 16 GB; in the backward pass few live at
+/// once.
 #[test]
 fn updates_in_the_backward_pass_drop_gradients() {
     let usual = TracedJob { optimizer: TracedOptimizer::AdamWEightBits, ..torchtune("inductor", "full") };

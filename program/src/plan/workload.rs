@@ -42,12 +42,12 @@ pub struct PlannedWorkload {
     /// The number format of the optimizer's moments.
     #[serde(skip_serializing_if = "MomentFormat::is_single")]
     pub moments: MomentFormat,
-    /// True if the moments lie in memory that device and host share, which leaves the device where it
-    /// has no room (bitsandbytes' paged optimizers), under a stack.
+    /// True if the moments lie in memory that device and host share, which leaves the device where
+    /// it has no room (bitsandbytes' paged optimizers), under a stack.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub paged_moments: bool,
-    /// True if a parameter is updated, and its gradient dropped, as soon as the backward pass has made
-    /// that (torchtune's `optimizer_in_bwd`), under a stack.
+    /// True if a parameter is updated, and its gradient dropped, as soon as the backward pass has
+    /// made that (torchtune's `optimizer_in_bwd`), under a stack.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub updates_in_backward: bool,
     /// The attention kernel, under a stack whose users choose it; the stack's usual one if `None`.

@@ -52,8 +52,9 @@ pub struct TracedPlan {
 impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
     /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
-    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters; nor
-    /// are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen bits.
+    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters;
+    /// nor are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen
+    /// bits.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.

@@ -1,7 +1,7 @@
 //! What optimizers hold, and what they allocate while they update.
 //!
-//! Sources: `torch/optim/adamw.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes from which states
-//! are narrow or paged); `transformers/optimization.py` (Adafactor).
+//! Sources: `torch/optim/adamw.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes from which
+//! states are narrow or paged); `transformers/optimization.py` (Adafactor).
 
 use super::{AllocationStream, Contents, Emitter, RankEvent};
 
@@ -90,14 +90,14 @@ impl TracedOptimizer {
             }
             TracedOptimizer::Adafactor => {
                 for &(elements, width) in held {
-                    // Gradient and parameter in single precision, where they are not; the square, the
-                    // update that is made of it.
+                    // Gradient and parameter in single precision, where they are not; the square,
+                    // the update that is made of it.
                     let copies = if width < 4 { 4 } else { 2 };
                     let ids: Vec<u64> = (0..copies)
                         .map(|_| emitter.allocate(4 * elements, Contents::OptimizerStates, AllocationStream::Compute))
                         .collect();
-                    // Square 2, addition 2, means 2, outer product 1, times the gradient 3, norm 1, two
-                    // scalings 4, subtraction 3; casts.
+                    // Square 2, addition 2, means 2, outer product 1, times the gradient 3, norm 1,
+                    // two scalings 4, subtraction 3; casts.
                     let casts = if width < 4 { 4 * elements * 2 + 4 * elements * width / 4 } else { 0 };
                     emitter.send(RankEvent::Moves { name: "Adafactor", bytes: 18 * 4 * elements + casts, launches: 20 });
                     ids.into_iter().for_each(|id| emitter.release(id));

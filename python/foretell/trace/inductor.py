@@ -11,6 +11,7 @@ import functools
 import types
 
 import torch
+from torch.utils._pytree import tree_map
 
 from .recorder import DTYPES, Kernel, Tensor, describe
 
@@ -90,10 +91,9 @@ def _accesses(nodes, kernel):
 
 def _moved(gm):
     """The graph for a CUDA device: operators that make tensors make them there."""
+    there = lambda x: torch.device("cuda", 0) if isinstance(x, torch.device) and x.type == "cpu" else x
     for node in gm.graph.nodes:
-        device = node.kwargs.get("device")
-        if device is not None and torch.device(device).type == "cpu":
-            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+        node.args, node.kwargs = tree_map(there, node.args), tree_map(there, node.kwargs)
     gm.recompile()
     return gm
 
