@@ -235,10 +235,10 @@ pub enum RankEvent<'a> {
 /// An optimizer that runs on hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostOptimizer {
-    /// `DeepSpeedCPUAdam`, which vectorises an update as one loop.
-    DeepSpeed,
-    /// PyTorch's AdamW over lists of tensors.
-    PyTorch,
+    /// One vectorised loop over everything: `DeepSpeedCPUAdam`, and PyTorch's fused AdamW.
+    OneLoop,
+    /// PyTorch's AdamW over lists of tensors, a pass over memory for each operation.
+    Lists,
 }
 
 /// The phases of a step.

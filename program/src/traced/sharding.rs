@@ -1,7 +1,9 @@
 //! What wrappers that shard or replicate a model allocate and send around each layer.
 
 use super::rank_state::RankState;
-use super::{AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent, Sharding, TracedCollective};
+use super::{
+    AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent, Sharding, TracedCollective, TracedOptimizer,
+};
 use foretell_models::operator_tables::ParameterRole;
 use std::collections::BTreeMap;
 
@@ -443,7 +445,9 @@ impl RankState for Wrapper {
         }
         if emitter.job.offloads_optimizer {
             let elements = self.trained.iter().map(|(elements, _)| elements).sum();
-            emitter.send(RankEvent::HostUpdate { elements, by: HostOptimizer::PyTorch });
+            let is_fused = emitter.job.optimizer == TracedOptimizer::AdamWFused;
+            let by = if is_fused { HostOptimizer::OneLoop } else { HostOptimizer::Lists };
+            emitter.send(RankEvent::HostUpdate { elements, by });
             return;
         }
         emitter.job.optimizer.update(emitter, &self.trained);

@@ -56,7 +56,7 @@ pub(super) fn copy_gradient<'a, V: FnMut(RankEvent<'a>)>(
 
 /// The host updates a partition, and copies the model's parameters back if the device has them.
 pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, elements: u64, width: u64) {
-    emitter.send(RankEvent::HostUpdate { elements, by: HostOptimizer::DeepSpeed });
+    emitter.send(RankEvent::HostUpdate { elements, by: HostOptimizer::OneLoop });
     if emitter.job.offloads_parameters {
         return;
     }

@@ -21,8 +21,8 @@ const COLLECTIVE_OPERATORS: f64 = 20.0;
 const HOOK_OPERATORS: f64 = 15.0;
 /// Time in which a node's processors update an element, by `DeepSpeedCPUAdam` and by PyTorch: 2.57
 /// and 14.76 s for 10 billion (Ren et al. 2021, "ZeRO-Offload", table 4, two Xeon Platinum 8168).
-const DEEPSPEED_UPDATE: f64 = 0.257e-9;
-const PYTORCH_UPDATE: f64 = 1.476e-9;
+const LOOP_UPDATE: f64 = 0.257e-9;
+const LISTS_UPDATE: f64 = 1.476e-9;
 /// Time that an empty cache of the allocator takes: it waits for the device, and frees and
 /// allocates segments.
 const FLUSH: f64 = 0.05;
@@ -239,8 +239,8 @@ pub fn traced_time<'a>(job: &TracedJob, machine: impl Into<TracedMachine<'a>>, f
         }
         RankEvent::HostUpdate { elements, by } => {
             let of_element = match by {
-                HostOptimizer::DeepSpeed => DEEPSPEED_UPDATE,
-                HostOptimizer::PyTorch => PYTORCH_UPDATE,
+                HostOptimizer::OneLoop => LOOP_UPDATE,
+                HostOptimizer::Lists => LISTS_UPDATE,
             };
             let duration = of_element * elements as f64 * durations.ranks_of_host() as f64;
             machines.iter_mut().for_each(|clocks| clocks.host_update(duration));
