@@ -57,7 +57,7 @@ fn simulate_replaces_the_rollout_and_says_what_would_fit() {
     planned(&scratch, &["--rollout", ROLLOUT, "-o", "best.yaml"]);
     let step = |rollout: &str| scratch.json(&["simulate", "--plan", "best.yaml", "--rollout", rollout])["step_seconds"].as_f64();
     assert!(step("response=2048") > step("response=512"));
-    let output = scratch.run(&["simulate", "--plan", "best.yaml", "--rollout", "memory-share=0.02", "--json"]);
+    let output = scratch.run(&["simulate", "--plan", "best.yaml", "--rollout", "memory-share=0.01", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let answer: Value = serde_json::from_slice(&output.stdout).expect("one document");
     assert_eq!(answer["fits"], false);
@@ -66,7 +66,7 @@ fn simulate_replaces_the_rollout_and_says_what_would_fit() {
     for change in changes {
         let rollout = change["rollout"].as_str().expect("a rollout");
         let rollout =
-            if rollout.starts_with("memory-share") { rollout.to_owned() } else { format!("memory-share=0.02,{rollout}") };
+            if rollout.starts_with("memory-share") { rollout.to_owned() } else { format!("memory-share=0.01,{rollout}") };
         let changed = scratch.json(&["simulate", "--plan", "best.yaml", "--rollout", &rollout]);
         assert_eq!((&changed["fits"], &changed["step_seconds"]), (&Value::Bool(true), &change["step_seconds"]), "{rollout}");
     }
