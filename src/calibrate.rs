@@ -37,8 +37,8 @@ use std::path::{Path, PathBuf};
 pub struct Arguments {
     /// Topology whose devices are measured: `local`, `local-gpus`, or a file that describes this
     /// machine
-    #[arg(long, required_unless_present = "stack", default_value = "local", hide_default_value = true)]
-    topology: String,
+    #[arg(long, required_unless_present = "stack")]
+    topology: Option<String>,
     /// Model whose kernels are measured [default: a small model of each family]
     #[arg(long)]
     model: Option<String>,
@@ -96,7 +96,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let (Some(stack), Some(path)) = (&arguments.stack, &arguments.plan) {
         return calibrate_framework(arguments, stack, path, json);
     }
-    let topology = inputs::topology(&arguments.topology, None)?;
+    let named = arguments.topology.as_deref().expect("invariant: clap demands it without --stack");
+    let topology = inputs::topology(named, None)?;
     let backend = backend_here(&topology)?;
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
     if arguments.convergence.convergence {
