@@ -13,9 +13,9 @@ fn operands_of_kernels_have_the_size_and_storage_of_the_graphs_tensors() {
             (name, from_hugging_face(&case["whole"].to_string(), None).expect("it is sound").model)
         })
         .collect();
-    let imported = imported.iter().map(|(name, model)| (name.as_str(), model.clone()));
-    for (name, model) in Model::zoo().chain(Model::examples()).chain(imported) {
-        let graph = model.graph(name, &GraphOptions { batch: 2, ..GraphOptions::ONE }).expect("it is sound");
+    let ours = Model::zoo().chain(Model::examples()).map(|(name, model)| (name.to_owned(), model));
+    for (name, model) in ours.chain(imported) {
+        let graph = model.graph(&name, &GraphOptions { batch: 2, ..GraphOptions::ONE }).expect("it is sound");
         let graph = differentiate(&graph, 2, |_| false);
         for operator in &graph.operators {
             let kernel = operator.kernel(&operator.extents());
