@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "family", rename_all = "lowercase")]
 #[allow(missing_docs, reason = "each family documents itself")]
+#[allow(clippy::large_enum_variant, reason = "a job has one model")]
 pub enum Model {
     Mlp(Mlp),
     Resnet(Resnet),

@@ -35,7 +35,6 @@ mod collective;
 mod compile;
 mod cycle;
 mod footprint;
-mod framework_profile;
 mod fusion;
 mod memory;
 mod mesh;
@@ -60,7 +59,6 @@ pub use compile::{
 };
 pub use cycle::Cycle;
 pub use footprint::Footprint;
-pub use framework_profile::{FrameworkProfile, MovesSample, OperatorSample};
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use pacing::{Effect, Pacing, StalenessDistribution, Turn, Versions};
@@ -73,8 +71,8 @@ pub use plan::{
     RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained, Training, USUAL_CONCURRENCY, USUAL_MEMORY_SHARE, WarmUp,
 };
 pub use profile::{
-    Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,
-    StorageCosts,
+    Exchange, ExchangeSample, FrameworkProfile, InputCosts, KernelSample, MachineIdentity, MovesSample, OperatorSample, Profile,
+    Reach, RelativeSpeed, Sample, Slowdown, StorageCosts,
 };
 pub use program::{
     Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass,

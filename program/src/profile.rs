@@ -2,7 +2,10 @@
 //! it, and neither may import the other, so the type is in this crate. A profile has samples with
 //! their spread and count, and no fits.
 
-use crate::framework_profile::FrameworkProfile;
+mod framework;
+
+pub use framework::{FrameworkProfile, MovesSample, OperatorSample};
+
 use foretell_models::Kernel;
 use foretell_units::{Bytes, BytesPerSecond, DataType, SchemaVersion, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};

@@ -83,7 +83,8 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let text = text(&plan, [package, builder, tokenizer], sequence)?;
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node with MASTER_ADDR set. The argument is the\n\
-         # folder of the model's weights and tokenizer; check `checkpointer` and `tokenizer` in torchtune.yaml first.\nset -e\n\
+         # folder of the model's weights and tokenizer.\n\
+         # Check `checkpointer` and `tokenizer` in torchtune.yaml first.\nset -e\n\
          here=$(dirname \"$(readlink -f \"$0\")\")\n\
          tune run --nnodes {nodes} --nproc_per_node {per_node} --rdzv_backend c10d \\\n  \
          --rdzv_endpoint \"${{MASTER_ADDR:-localhost}}:${{MASTER_PORT:-29500}}\" \\\n  \

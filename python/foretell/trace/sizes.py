@@ -8,8 +8,8 @@ PROBE = dict(b=19, s=8 * 11 * 139, d=8 * 13, k=7, g=3, h=21 * 16 * 29, f=16 * 41
              e=16 * 37, w=8 * 2657, p=8 * 3001, u=8 * 173, c=9)
 CHECK = dict(b=4, s=1408, d=64, k=2, g=3, h=672, f=1728, v=5120, r=8, E=8, t=4, m=352, e=480, w=2600, p=2944, u=704, c=5)
 OTHER = dict(b=6, s=2112, d=128, k=3, g=4, h=768, f=2048, v=32000, r=16, E=6, t=3, m=256, e=512, w=3000, p=4224, u=832, c=7)
-# The same for compiled steps: what is fused and kept depends on sizes, so these are a usual model's, and multiples of 64 or 128,
-# as Inductor pads no tensor then.
+# The same for compiled steps: what is fused and kept depends on sizes, so these are a usual
+# model's, and multiples of 64 or 128, as Inductor pads no tensor then.
 COMPILED_PROBE = dict(b=19, s=128 * 17, d=64 * 3, k=7, g=5, h=64 * 70, f=64 * 241, v=64 * 2003, r=23, p=64 * 47, c=9)
 COMPILED_CHECK = dict(b=5, s=128 * 11, d=64, k=11, g=4, h=44 * 96, f=64 * 113, v=64 * 509, r=8, p=64 * 29, c=5)
 COMPILED_OTHER = dict(b=6, s=1920, d=128, k=6, g=4, h=3840, f=8192, v=32000, r=16, p=4224, c=7)

@@ -14,7 +14,7 @@ mod roofline;
 mod scale;
 mod uncertainty;
 
-pub(crate) use communication::{CollectiveCall, CommunicationCost, CommunicationTable};
+pub(crate) use communication::{CollectiveCall, CommunicationCost};
 pub(crate) use estimate::data_sheet_factor;
 pub use estimate::{Estimate, KernelCost, Source};
 pub use link_efficiency::LinkEfficiency;

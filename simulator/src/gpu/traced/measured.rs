@@ -1,10 +1,9 @@
 //! A framework's operators as it measured them itself on a machine's devices: CPUs, or GPUs that no
 //! profile knows.
 
-use crate::cost::{CommunicationTable, Quantile};
 use foretell_models::operator_tables::{OperatorTable, TableError, TracedOperator};
 use foretell_program::traced::HOST_COPY;
-use foretell_program::{Exchange, FrameworkProfile, MovesSample, Profile, Reach, Sample};
+use foretell_program::{Exchange, FrameworkProfile, MovesSample, Profile, Sample};
 use foretell_units::{Seconds, median};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -19,7 +18,10 @@ pub struct MeasuredFramework {
     /// Seconds of a byte by the operator's name, for calls that were not measured.
     rates: BTreeMap<String, f64>,
     moves: Vec<MovesSample>,
-    exchanges: Option<CommunicationTable>,
+    /// Bytes and seconds of each collective, by its kind; the smallest comes first.
+    exchanges: BTreeMap<Exchange, Vec<(f64, f64)>>,
+    /// Ranks of these collectives.
+    ranks: usize,
     /// The framework's own time for each operator: Python, autograd, dispatch.
     pub(super) operator_overhead: f64,
     /// Its time for each step.
@@ -33,7 +35,12 @@ pub struct MeasuredFramework {
 impl MeasuredFramework {
     /// The framework that a profile measured; `None` if it measured our own kernels.
     pub fn of_profile(profile: &Profile) -> Option<Self> {
-        let FrameworkProfile { stack, table, operators, moves, .. } = profile.framework.as_ref()?;
+        let FrameworkProfile { stack, table, ranks, operators, moves, .. } = profile.framework.as_ref()?;
+        let mut exchanges: BTreeMap<Exchange, Vec<(f64, f64)>> = BTreeMap::new();
+        for sample in &profile.exchanges {
+            exchanges.entry(sample.exchange).or_default().push((sample.bytes.max(1) as f64, sample.time.median.value()));
+        }
+        exchanges.values_mut().for_each(|curve| curve.sort_by(|one, other| one.0.total_cmp(&other.0)));
         let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for sample in operators.iter().filter(|sample| sample.bytes.value() > 0.0) {
             let name = sample.call.split(' ').next().unwrap_or_default().to_owned();
@@ -48,7 +55,8 @@ impl MeasuredFramework {
             operators: operators.iter().map(|sample| (sample.call.clone(), sample.time)).collect(),
             rates,
             moves: moves.clone(),
-            exchanges: CommunicationTable::new(&profile.exchanges),
+            exchanges,
+            ranks: *ranks,
             operator_overhead: profile.instruction_overhead.median.value(),
             step_overhead: profile.step_overhead.median.value(),
             communication_share: profile.communication_share.clamp(0.0, 1.0),
@@ -109,7 +117,16 @@ impl MeasuredFramework {
 
     /// The time of a collective of all ranks; `None` if none was measured.
     pub(super) fn collective(&self, exchange: Exchange, ranks: usize, bytes: f64) -> Option<Seconds> {
-        let cost = self.exchanges.as_ref()?.cost((exchange, Reach::Node), ranks, bytes, bytes, Quantile::Median)?;
-        Some(cost.latency + cost.flow)
+        let curve = self.exchanges.get(&exchange)?;
+        let above = curve.partition_point(|point| point.0 < bytes);
+        let time = match (curve[..above].last(), curve.get(above)) {
+            (Some(low), Some(high)) => low.1 + (high.1 - low.1) * (bytes - low.0) / (high.0 - low.0),
+            (Some(last), None) => last.1 * bytes / last.0,
+            (None, Some(first)) => first.1,
+            (None, None) => return None,
+        };
+        // The steps of a ring grow with the number of ranks less one.
+        let steps = |ranks: usize| (ranks as f64 - 1.0).max(1.0);
+        Some(Seconds::new(time * steps(ranks) / steps(self.ranks)))
     }
 }

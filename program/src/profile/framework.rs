@@ -2,7 +2,7 @@
 //! framework measures them itself (`foretell.trace.measure`), as its own code calls them, so the
 //! command line reads them from a file. It knows no layouts and no durations of steps.
 
-use crate::profile::Sample;
+use super::Sample;
 use foretell_units::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
