@@ -25,6 +25,7 @@ pub use fields::ConfigError;
 
 use crate::model::Model;
 use fields::Fields;
+use miette::Diagnostic;
 
 /// A model that was read from a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -183,7 +184,8 @@ fn read(
             Ok(ImportedModel { model: Model::Decoder(decoder), notes })
         }
         Some(Err(error)) => {
-            notes.insert(0, format!("{left_out}: {error}"));
+            let reason = error.help().map(|hint| format!(": {hint}")).unwrap_or_default();
+            notes.insert(0, format!("{left_out}: {error}{reason}"));
             Ok(ImportedModel { model, notes })
         }
         None => {

@@ -1,4 +1,5 @@
 //! Steps of RL post-training: memory and time of the roles by placement.
+#![allow(clippy::panic)]
 
 use foretell_models::Model;
 use foretell_program::{Layout, Plan, PolicyMethod, Reward, Rollout, RolloutOffload, RolloutPlacement, Stack};

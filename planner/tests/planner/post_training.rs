@@ -1,5 +1,6 @@
 //! Placements of the roles of RL post-training: the answer is no slower than what an expert would
 //! try first, and keeps what is fixed and what the framework runs.
+#![allow(clippy::panic)]
 
 use foretell_models::Model;
 use foretell_planner::{
@@ -50,7 +51,9 @@ fn step(layout: Layout, rollout: &Rollout) -> Option<f64> {
 fn the_answer_is_no_slower_than_what_experts_would_place() {
     let sharded = |data| Layout { data, zero: 3, recompute: Recompute::Full, ..Layout::default() };
     for off_policy in [0, 1] {
-        let open = Rollout { off_policy, ..rollout() };
+        // The search replaces the placement; one on the actor's devices would be refused.
+        let placement = if off_policy > 0 { RolloutPlacement::Split(4) } else { rollout().placement };
+        let open = Rollout { off_policy, placement, ..rollout() };
         let best = planned(&open, FixedRollout::default(), None, None).expect("it fits").candidates[0].prediction.step_seconds;
         let split = |devices, tensor| Rollout {
             placement: RolloutPlacement::Split(devices),

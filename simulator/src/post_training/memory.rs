@@ -35,7 +35,7 @@ impl PhaseMemory {
     fn new(group: usize, phase: &str, holders: impl IntoIterator<Item = (String, Bytes)>) -> Self {
         let holders = holders.into_iter().filter(|(_, bytes)| *bytes > Bytes::ZERO);
         let mut holders: Vec<RoleMemory> = holders.map(|(holder, bytes)| RoleMemory { holder, bytes: bytes.count() }).collect();
-        holders.sort_by(|one, other| other.bytes.cmp(&one.bytes));
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
         Self { group, phase: phase.into(), bytes: holders.iter().map(|holder| holder.bytes).sum(), holders }
     }
 

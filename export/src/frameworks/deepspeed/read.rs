@@ -26,7 +26,7 @@ const KNOWN: [&str; 14] = [
 ];
 
 /// Settings that change neither the time of a step nor its memory, or only how buffers are cut.
-const NEUTRAL: [&str; 54] = [
+const NEUTRAL: [&str; 58] = [
     "steps_per_print",
     "wall_clock_breakdown",
     "memory_breakdown",
