@@ -188,8 +188,11 @@ fn descend(object: &mut Map<String, Value>) -> Option<String> {
         tied = tied.or(inner.get("tie_word_embeddings").filter(|tied| !tied.is_null()).cloned());
         inner = found;
         if is_readable(&type_of(&inner)) {
-            if let Some(tied) = tied {
-                inner.entry("tie_word_embeddings").or_insert(tied);
+            // What the whole model says counts where its type is known.
+            match tied {
+                Some(tied) if PROJECTED.contains(&outer.as_str()) => _ = inner.insert("tie_word_embeddings".into(), tied),
+                Some(tied) => _ = inner.entry("tie_word_embeddings").or_insert(tied),
+                None => {}
             }
             inner.remove("architectures");
             keep_unknown(&outer, object, &mut inner);
