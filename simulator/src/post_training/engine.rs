@@ -92,7 +92,7 @@ impl Engine {
         Bytes::new((self.weight * self.work.parameters / self.devices()) as u64)
     }
 
-    /// What one pass over [`TOKENS_AT_ONCE`] tokens needs on each device, and the logits of all
+    /// What one pass over 8,192 tokens needs on each device, and the logits of all
     /// sequences in single precision.
     pub fn workspace(&self) -> Bytes {
         let activations = ELEMENT * (TOKENS_AT_ONCE * FEATURES_OF_TOKEN * self.work.hidden) as f64;
