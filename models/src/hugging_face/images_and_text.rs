@@ -188,7 +188,7 @@ fn descend(object: &mut Map<String, Value>) -> Option<String> {
         tied = tied.or(inner.get("tie_word_embeddings").filter(|tied| !tied.is_null()).cloned());
         inner = found;
         if is_readable(&type_of(&inner)) {
-            // What the whole model says counts where its type is known. Mistral 3's default is true.
+            // What the whole model says counts where its type is known. Mistral 3's is true.
             let tied = tied.or_else(|| (outer == "mistral3").then_some(Value::Bool(true)));
             match tied {
                 Some(tied) if PROJECTED.contains(&outer.as_str()) => _ = inner.insert("tie_word_embeddings".into(), tied),
