@@ -291,7 +291,7 @@ fn errors_in_a_file_name_their_place_and_a_hint() {
         ),
         (
             node.replace("a100-sxm-80g", "a100-sxm-80"),
-            "cluster.yaml:2:31: unknown device kind `a100-sxm-80`; hint: did you mean `a100-sxm-80g`? Of 53 others, the nearest are \
+            "cluster.yaml:2:31: unknown device kind `a100-sxm-80`; hint: did you mean `a100-sxm-80g`? Of 56 others, the nearest are \
              `a100-sxm-40g`, `a800-sxm-80g`, `h100-sxm-80g`, `h800-sxm-80g`, `b200-sxm-180g`",
         ),
         (
@@ -314,8 +314,8 @@ fn errors_in_a_file_name_their_place_and_a_hint() {
         ),
         (
             "devices:\n  x: {base: k80}\n".to_owned() + node,
-            "cluster.yaml:2:13: unknown library device `k80`; hint: did you mean `a10`? Of 53 others, the nearest are \
-             `a30`, `a40`, `h20`, `l40`, `a10g`",
+            "cluster.yaml:2:13: unknown library device `k80`; hint: did you mean `a10`? Of 56 others, the nearest are \
+             `a30`, `a40`, `h20`, `l20`, `l40`",
         ),
         (
             "devices:\n  x: {base: cpu-core, peak: {fp33: 1TFLOP/s}}\n".to_owned() + node,
