@@ -301,7 +301,8 @@ impl Found<'_, '_> {
                     self.search.out_of_memory += 1;
                     let training =
                         prediction.memory.iter().filter(|phase| phase.phase == "training").map(|phase| phase.bytes).max();
-                    let over = training.unwrap_or(0).saturating_sub(limit.count());
+                    let training = training.expect("invariant: a step trains");
+                    let over = training.saturating_sub(limit.count());
                     excess = Some(excess.map_or(over, |least| least.min(over)));
                     self.note_overfull(Bytes::new(prediction.peak_memory_bytes), limit, &prediction.memory_peak);
                     continue;

@@ -87,6 +87,7 @@ mod engine;
 mod equivalence;
 mod error;
 pub mod gpu;
+mod interpolation;
 mod lowering;
 mod network;
 mod phases;

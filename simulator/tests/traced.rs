@@ -339,6 +339,14 @@ fn a_step_takes_what_its_framework_measured_of_each_call() {
     let [fast, slow] = time.step_range;
     assert!(fast < time.step && slow > time.step);
 
+    // Collectives that were not measured are refused, and so is a profile without operators.
+    assert_eq!(framework.lacks(&job).unwrap(), None);
+    let of_two = TracedJob { ranks: 2, sharding: Sharding::Ddp, ..job.clone() };
+    assert!(framework.lacks(&of_two).unwrap().is_some_and(|reason| reason.contains("collectives of 2 ranks")));
+    let mut empty = profile.clone();
+    empty.framework.as_mut().unwrap().operators.clear();
+    assert!(MeasuredFramework::of_profile(&empty).unwrap().lacks(&job).unwrap().is_some());
+
     // What was not measured is said.
     let (profile, _) = measured(&job, "aten.mm");
     let framework = MeasuredFramework::of_profile(&profile).expect("it has one");

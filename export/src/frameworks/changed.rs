@@ -12,9 +12,10 @@ use super::{Framework, FrameworkError, Job, JobFiles, PlanForm, Surroundings, ex
 use edit::Notation;
 use foretell_program::Plan;
 use serde_json::Value;
+use similar::{ChangeTag, TextDiff};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What happens to a setting.
+/// The change of one setting.
 #[derive(Clone, Copy, Debug)]
 enum Edit<'a> {
     Set(&'a Value),
@@ -93,10 +94,11 @@ pub fn change_file(
     };
     let before = import_plan(original, form, surroundings)?;
     let exported = export_job(job, framework)?;
-    // What the file leaves to a training script is not told apart.
+    // Settings that only a training script decides are equal on both sides.
     let of_file = export_job(&Job { plan: &before.plan, ..*job }, framework)?;
     let settings = |files: &JobFiles| -> Result<BTreeMap<String, Value>, FrameworkError> {
-        let text = files.files.iter().find(|(file, _)| file == name).map(|(_, text)| text.as_str()).unwrap_or_default();
+        let file = files.files.iter().find(|(file, _)| file == name);
+        let (_, text) = file.expect("invariant: a framework's job has its main file");
         edit::settings(text, notation_of(name)).map_err(refuse)
     };
     let [old, new] = [settings(&of_file)?, settings(&exported)?];
@@ -131,7 +133,7 @@ fn notation_of(name: &str) -> Notation {
     }
 }
 
-/// Whether what was read is the plan, in all that its form states.
+/// Whether a file states the plan, in the fields that its form has.
 fn states(read: &Plan, plan: &Plan, form: PlanForm) -> bool {
     let is_same_layout = read.layout.clone().normalised() == plan.layout.clone().normalised();
     let is_whole = form != PlanForm::Accelerate;
@@ -142,28 +144,11 @@ fn states(read: &Plan, plan: &Plan, form: PlanForm) -> bool {
     is_same_layout && read.precision == plan.precision && (is_same_job || !is_whole)
 }
 
-/// The lines that differ, in order: a longest common subsequence.
+/// The lines that differ, in order.
 fn difference(before: &str, after: &str) -> Vec<String> {
-    let [old, new]: [Vec<&str>; 2] = [before, after].map(|text| text.lines().collect());
-    let mut common = vec![vec![0_usize; new.len() + 1]; old.len() + 1];
-    for (i, line) in old.iter().enumerate().rev() {
-        for (j, other) in new.iter().enumerate().rev() {
-            common[i][j] = if line == other { common[i + 1][j + 1] + 1 } else { common[i + 1][j].max(common[i][j + 1]) };
-        }
-    }
-    let (mut i, mut j, mut lines) = (0, 0, Vec::new());
-    while i < old.len() || j < new.len() {
-        if i < old.len() && j < new.len() && old[i] == new[j] {
-            (i, j) = (i + 1, j + 1);
-        } else if j == new.len() || (i < old.len() && common[i + 1][j] >= common[i][j + 1]) {
-            lines.push(format!("-{}", old[i]));
-            i += 1;
-        } else {
-            lines.push(format!("+{}", new[j]));
-            j += 1;
-        }
-    }
-    lines
+    let of_lines = TextDiff::from_lines(before, after);
+    let changes = of_lines.iter_all_changes().filter(|change| change.tag() != ChangeTag::Equal);
+    changes.map(|change| format!("{}{}", change.tag(), change.value().trim_end_matches(['\r', '\n']))).collect()
 }
 
 #[cfg(test)]

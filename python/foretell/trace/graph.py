@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .recorder import DTYPES, Recorder, _is_view
+from .recorder import DTYPES, Recorder, is_view
 
 aten = torch.ops.aten
 # Operators that write all of their first operand, whatever it was.
@@ -131,7 +131,7 @@ class GraphRecorder(Recorder):
         chosen = {k: _plain(args[i] if len(args) > i else DEFAULTS.get(k)) for k, i in ARGUMENTS.get(name, {}).items()}
         if chosen:
             facts["args"] = chosen
-        if _is_view(func) and not written:
+        if is_view(func) and not written:
             facts["view"] = True
         if written:
             self._write(name, written, reads, facts)

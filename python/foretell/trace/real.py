@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import matrix, models
-from .recorder import _is_view, describe
+from .recorder import describe, is_view
 
 # How predictions name what optimizers call.
 OF_OPTIMIZER = {"aten._fused_adamw_": "AdamW", "aten._fused_sgd_": "SGD", "aten._foreach_norm": "gradients' norm",
@@ -41,7 +41,7 @@ class Timer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if _is_view(func):
+        if is_view(func):
             return func(*args, **kwargs)
         inputs = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         read = [describe(t) for t in inputs.values()]

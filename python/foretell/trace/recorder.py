@@ -129,7 +129,7 @@ def _called_by_engine():
 
 
 @functools.lru_cache(None)
-def _is_view(func):
+def is_view(func):
     name = func._schema.name
     if name in NO_KERNEL or name.startswith("prim::"):
         return True
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):
             out.every = True
         inputs = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        if not _is_view(func):
+        if not is_view(func):
             extra = EXTRAS[name](*args, **kwargs) if name in EXTRAS else ""
             accumulates = ()
             if self.phase == "backward" and func is aten.add.Tensor and _called_by_engine():

@@ -123,7 +123,10 @@ pub fn traced_within(
 pub fn traced_plan(plan: &Plan, model: &Model, costs: &CostModel, kind: usize) -> Result<TracedPlan, Untraced> {
     let tables = costs.tables(kind).ok_or_else(|| Untraced { reason: "this stack".into() })?;
     match costs.framework(kind) {
-        Some(framework) => TracedPlan::of_table(plan, model, tables, framework.table()?),
+        Some(framework) => {
+            let traced = TracedPlan::of_table(plan, model, tables, framework.table()?)?;
+            framework.lacks(&traced.job)?.map_or(Ok(traced), |reason| Err(Untraced { reason }))
+        }
         None => TracedPlan::new(plan, model, tables),
     }
 }

@@ -7,6 +7,7 @@
 
 use super::estimate::{Estimate, Source};
 use super::quantile::Quantile;
+use crate::interpolation::interpolate;
 use foretell_program::{Collective, CollectiveAlgorithm, CollectiveRole, Exchange, ExchangeSample, Reach};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
@@ -97,7 +98,10 @@ impl CommunicationTable {
         // The number of steps of a ring grows with the number of ranks minus one.
         let scale = (ranks as f64 - 1.0) / (measured as f64 - 1.0);
         let (first, last) = (curve.first()?, curve.last()?);
-        let interpolated = |value: &dyn Fn(&Point) -> f64| interpolate(curve, bytes, value) * scale;
+        let interpolated = |value: &dyn Fn(&Point) -> f64| {
+            let value = interpolate(curve, bytes, |point| point.bytes, value);
+            value.expect("invariant: the curve has a point") * scale
+        };
         let total = Seconds::new(interpolated(&|point| point.time.at(quantile).value()));
         let processor = interpolated(&|point| point.processor.value());
         // The time of the smallest message is latency. Latency is at most half of the total, so
@@ -114,22 +118,6 @@ impl CommunicationTable {
         let was_timed = curve.iter().any(|point| point.processor > Seconds::ZERO);
         let processor_share = (was_timed && flow > Seconds::ZERO).then(|| (processor / flow.value()).clamp(0.0, 1.0));
         Some(CommunicationCost { latency, flow, bytes: flow_bytes, processor_share, source })
-    }
-}
-
-/// Returns the value at a size. It is log-linear between two points, constant below the smallest
-/// point and proportional to the size above the largest.
-fn interpolate(curve: &[Point], bytes: f64, value: &dyn Fn(&Point) -> f64) -> f64 {
-    let above = curve.partition_point(|point| point.bytes < bytes);
-    match (above.checked_sub(1).and_then(|below| curve.get(below)), curve.get(above)) {
-        (Some(below), Some(above)) => {
-            let (low, high) = (value(below), value(above));
-            let position = (bytes / below.bytes).ln() / (above.bytes / below.bytes).ln();
-            if low > 0.0 && high > 0.0 { low * (high / low).powf(position) } else { low + (high - low) * position }
-        }
-        (Some(last), None) => value(last) * bytes / last.bytes,
-        (None, Some(first)) => value(first),
-        (None, None) => 0.0,
     }
 }
 

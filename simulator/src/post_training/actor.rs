@@ -116,7 +116,7 @@ impl ActorCosts {
 
     /// The memory of the fullest rank.
     pub fn peak(&self) -> Bytes {
-        self.update.peak_memory_bytes.iter().copied().max().unwrap_or_default()
+        self.update.peak_memory_bytes.iter().copied().max().expect("invariant: a plan has a stage")
     }
 }
 

@@ -146,7 +146,7 @@ impl<'a> RoleSetting<'a> {
     /// What lies on the actor's devices beside engines.
     pub fn residents(&self, rollout: &Rollout) -> Residents {
         let footprints = self.actor.update.memory_by_component.iter();
-        let actor = footprints.copied().max_by_key(|footprint| footprint.total()).unwrap_or_default();
+        let actor = footprints.copied().max_by_key(|footprint| footprint.total()).expect("invariant: a plan has a stage");
         let layout = &self.plan.layout;
         let shards = layout.tensor * layout.pipeline * if layout.zero == 3 { layout.data } else { 1 };
         let parameters = self.work.parameters - self.work.experts + self.work.experts / layout.expert as f64;

@@ -44,7 +44,7 @@ pub(super) fn apply<'a>(
     match (own, edit) {
         (None, Edit::Remove) => Ok(text.into()),
         (found, edit) => {
-            let path = found.or(paths.first()).copied().unwrap_or_default();
+            let path = found.or(paths.first()).copied().expect("invariant: a setting has a name");
             let parts: Vec<&str> = path.split('.').collect();
             match notation {
                 Notation::Json => json_text::change(text, &parts, edit),
@@ -55,7 +55,7 @@ pub(super) fn apply<'a>(
     }
 }
 
-/// What tells a line's name from its value, and how sections begin.
+/// The syntax of a notation that has a setting on each line.
 #[derive(Clone, Copy)]
 struct Lines {
     separator: char,
@@ -161,10 +161,11 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
     all.join("\n") + end
 }
 
-/// Writes an outermost mapping of YAML anew, in braces, with a value changed in it.
+/// Rewrites a top-level mapping of YAML in braces, with one value changed. Its comments are lost.
 fn rewrite(text: &str, all: &mut Vec<String>, parts: &[&str], edit: Edit<'_>) {
     let [top, inner @ .., name] = parts else { return };
-    let mut whole: serde_json::Map<String, Value> = serde_saphyr::from_str(text).unwrap_or_default();
+    let mut whole: serde_json::Map<String, Value> =
+        serde_saphyr::from_str(text).expect("invariant: `settings` has read the text as a mapping");
     let mut place = whole.entry(*top).or_insert(Value::Null);
     for part in inner {
         place = object(place).entry(*part).or_insert(Value::Null);

@@ -7,7 +7,7 @@ use crate::gpu::cluster::Cluster;
 use crate::gpu::nccl::NodeSpread;
 use foretell_models::operator_tables::TracedOperator;
 use foretell_program::traced::TracedCollective;
-use foretell_program::{Collective, CollectiveAlgorithm, Exchange};
+use foretell_program::{Collective, CollectiveAlgorithm};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeSet;
 
@@ -26,8 +26,6 @@ const ESTIMATED_KERNELS: [f64; 2] = [0.75, 1.33];
 const COLLECTIVES: [f64; 2] = [0.8, 1.6];
 /// The same of what was measured on this very machine: it changes its pace from hour to hour.
 const SAME_MACHINE: [f64; 2] = [0.95, 1.07];
-/// The copies between device and host where the two are one.
-const HOST_MEMORY_RATE: f64 = 10e9;
 
 /// What a traced step runs on.
 #[derive(Clone, Copy, Debug)]
@@ -110,21 +108,17 @@ impl<'a> Durations<'a> {
         }
     }
 
-    pub(super) fn collective(&mut self, kind: TracedCollective, bytes: f64) -> Seconds {
-        let (collective, exchange) = match kind {
-            TracedCollective::AllGather => (Collective::AllGather, Exchange::AllGather),
-            TracedCollective::ReduceScatter => (Collective::ReduceScatter, Exchange::ReduceScatter),
-            TracedCollective::AllReduce => (Collective::AllReduce, Exchange::AllReduce),
+    pub(super) fn collective(&self, kind: TracedCollective, bytes: f64) -> Seconds {
+        let collective = match kind {
+            TracedCollective::AllGather => Collective::AllGather,
+            TracedCollective::ReduceScatter => Collective::ReduceScatter,
+            TracedCollective::AllReduce => Collective::AllReduce,
         };
         match (self.machine, &self.spread) {
             (TracedMachine::Gpu(cluster), Some(spread)) => {
                 spread.choose(collective, bytes, CollectiveAlgorithm::Automatic, cluster).0
             }
-            (TracedMachine::Measured(framework), _) => {
-                let time = framework.collective(exchange, self.ranks, bytes);
-                self.note(time.is_some(), "collectives");
-                time.unwrap_or(Seconds::ZERO)
-            }
+            (TracedMachine::Measured(framework), _) => framework.collective(kind, self.ranks, bytes),
             (TracedMachine::Gpu(_), None) => unreachable!("invariant: a job on GPUs knows how its nodes are joined"),
         }
     }
@@ -133,7 +127,7 @@ impl<'a> Durations<'a> {
     pub(super) fn host_rate(&self) -> f64 {
         match self.machine {
             TracedMachine::Gpu(cluster) => cluster.gpu.host_rate.value(),
-            TracedMachine::Measured(_) => HOST_MEMORY_RATE,
+            TracedMachine::Measured(_) => unreachable!("invariant: `lacks` refuses copies to hosts"),
         }
     }
 

@@ -1,8 +1,9 @@
 //! A framework's operators as it measured them itself on a machine's devices: CPUs, or GPUs that no
 //! profile knows.
 
+use crate::interpolation::interpolate;
 use foretell_models::operator_tables::{OperatorTable, TableError, TracedOperator};
-use foretell_program::traced::HOST_COPY;
+use foretell_program::traced::{HOST_COPY, RankEvent, TracedCollective, TracedJob};
 use foretell_program::{Exchange, FrameworkProfile, MovesSample, Profile, Sample};
 use foretell_units::{Seconds, median};
 use rustc_hash::FxHashMap;
@@ -17,6 +18,8 @@ pub struct MeasuredFramework {
     operators: FxHashMap<String, Sample>,
     /// Seconds of a byte by the operator's name, for calls that were not measured.
     rates: BTreeMap<String, f64>,
+    /// The median of these rates. `None` if the profile has no operators.
+    usual_rate: Option<f64>,
     moves: Vec<MovesSample>,
     /// Bytes and seconds of each collective, by its kind; the smallest comes first.
     exchanges: BTreeMap<Exchange, Vec<(f64, f64)>>,
@@ -43,16 +46,18 @@ impl MeasuredFramework {
         exchanges.values_mut().for_each(|curve| curve.sort_by(|one, other| one.0.total_cmp(&other.0)));
         let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for sample in operators.iter().filter(|sample| sample.bytes.value() > 0.0) {
-            let name = sample.call.split(' ').next().unwrap_or_default().to_owned();
-            by_name.entry(name).or_default().push(sample.time.median.value() / sample.bytes.value());
+            let name = sample.call.split_once(' ').map_or(sample.call.as_str(), |(name, _)| name);
+            by_name.entry(name.to_owned()).or_default().push(sample.time.median.value() / sample.bytes.value());
         }
-        let rates = by_name.into_iter().filter_map(|(name, all)| Some((name, median(all, f64::total_cmp)?))).collect();
+        let rates: BTreeMap<String, f64> =
+            by_name.into_iter().filter_map(|(name, all)| Some((name, median(all, f64::total_cmp)?))).collect();
         let total = |part: fn(&Sample) -> Seconds| operators.iter().map(|sample| part(&sample.time).value()).sum::<f64>();
         let usual = total(|time| time.median).max(f64::MIN_POSITIVE);
         Some(Self {
             stack: stack.clone(),
             table: OperatorTable::parse(table).map(Arc::new),
             operators: operators.iter().map(|sample| (sample.call.clone(), sample.time)).collect(),
+            usual_rate: median(rates.values().copied(), f64::total_cmp),
             rates,
             moves: moves.clone(),
             exchanges,
@@ -67,6 +72,31 @@ impl MeasuredFramework {
     /// The stack whose steps were measured.
     pub fn stack(&self) -> &str {
         &self.stack
+    }
+
+    /// What of a job's step was not measured and cannot be estimated; `None` if all can.
+    ///
+    /// # Errors
+    /// [`TableError`] if the table needs a size that is not given.
+    pub fn lacks(&self, job: &TracedJob) -> Result<Option<String>, TableError> {
+        if self.usual_rate.is_none() {
+            return Ok(Some("a profile without operators".into()));
+        }
+        let mut lacking = None;
+        job.emit(1, |event| match event {
+            RankEvent::Collective { kind, .. } if !self.exchanges.contains_key(&exchange_of(kind)) => {
+                lacking = Some(format!("collectives of {} ranks, as the profile was measured on {}", job.ranks, self.ranks));
+            }
+            RankEvent::HostCopy { .. } | RankEvent::HostUpdate { .. } => {
+                lacking = Some("offloading, which was not measured".into())
+            }
+            _ => {}
+        })?;
+        Ok(lacking)
+    }
+
+    fn usual_rate(&self) -> f64 {
+        self.usual_rate.expect("invariant: `lacks` refuses a profile without operators")
     }
 
     /// The operators of a step.
@@ -84,8 +114,7 @@ impl MeasuredFramework {
             return (sample.median, true);
         }
         let bytes: f64 = operator.inputs.iter().chain(&operator.outputs).map(|tensor| tensor.bytes(values)).sum();
-        let of_name = self.rates.get(&operator.name);
-        let rate = of_name.copied().or_else(|| median(self.rates.values().copied(), f64::total_cmp)).unwrap_or(0.0);
+        let rate = self.rates.get(&operator.name).copied().unwrap_or_else(|| self.usual_rate());
         (Seconds::new(bytes * rate), false)
     }
 
@@ -110,23 +139,24 @@ impl MeasuredFramework {
         if let Some(sample) = nearest {
             return (sample.time.median * (bytes / sample.bytes.value().max(1.0)), true);
         }
-        let rate =
-            median(self.moves.iter().map(|sample| sample.time.median.value() / sample.bytes.value().max(1.0)), f64::total_cmp);
-        (Seconds::new(bytes * rate.unwrap_or(0.0)), false)
+        (Seconds::new(bytes * self.usual_rate()), false)
     }
 
-    /// The time of a collective of all ranks; `None` if none was measured.
-    pub(super) fn collective(&self, exchange: Exchange, ranks: usize, bytes: f64) -> Option<Seconds> {
-        let curve = self.exchanges.get(&exchange)?;
-        let above = curve.partition_point(|point| point.0 < bytes);
-        let time = match (curve[..above].last(), curve.get(above)) {
-            (Some(low), Some(high)) => low.1 + (high.1 - low.1) * (bytes - low.0) / (high.0 - low.0),
-            (Some(last), None) => last.1 * bytes / last.0,
-            (None, Some(first)) => first.1,
-            (None, None) => return None,
-        };
+    /// The time of a collective of all ranks.
+    pub(super) fn collective(&self, kind: TracedCollective, ranks: usize, bytes: f64) -> Seconds {
+        let curve = self.exchanges.get(&exchange_of(kind)).expect("invariant: `lacks` refuses collectives without a sample");
+        let time = interpolate(curve, bytes, |point| point.0, |point| point.1).expect("invariant: a kind has a sample");
         // The steps of a ring grow with the number of ranks less one.
         let steps = |ranks: usize| (ranks as f64 - 1.0).max(1.0);
-        Some(Seconds::new(time * steps(ranks) / steps(self.ranks)))
+        Seconds::new(time * steps(ranks) / steps(self.ranks))
+    }
+}
+
+/// The kind of a profile's sample for a collective.
+const fn exchange_of(kind: TracedCollective) -> Exchange {
+    match kind {
+        TracedCollective::AllGather => Exchange::AllGather,
+        TracedCollective::ReduceScatter => Exchange::ReduceScatter,
+        TracedCollective::AllReduce => Exchange::AllReduce,
     }
 }
