@@ -1,5 +1,6 @@
 //! The layout of a row's run, from columns that use Megatron's conventions.
 
+use crate::names::says;
 use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::{Bert, Gpt, Llama, Model, Moe};
@@ -131,7 +132,12 @@ fn expert_sizes(
     };
     let may_be_whole = expert_parallel.is_multiple_of(tensor) && data.is_multiple_of(expert_parallel / tensor);
     let must_be_whole = !data.is_multiple_of(expert_parallel);
-    if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.defaults.whole_experts || must_be_whole) {
+    // Their scripts pass an expert tensor parallel size of 1 unless told otherwise.
+    let passes_one = ["pai-megatron", "ms-swift"].into_iter().any(|word| says(&row.framework, word));
+    if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.defaults.whole_experts || must_be_whole || passes_one) {
+        if passes_one {
+            assumptions.push("each expert is assumed to be whole on its rank".into());
+        }
         return Ok((expert_parallel / tensor, Some(1)));
     }
     if must_be_whole {

@@ -60,6 +60,8 @@ def _keys():
                         precision=["bf16", "mixed"])
     yield from _product(architecture=["llama"], adapter=["qlora-all", "qlora-attention"], checkpoint=["none", "full", "full-reentrant"],
                         precision=["mixed", "bf16"])
+    yield from _product(architecture=["llama"], adapter=["qlora-all-bf16"], checkpoint=["none", "full", "full-reentrant"],
+                        precision=["bf16", "mixed"])
     yield from _product(architecture=["gpt2"], attention=["flash", "sdpa"], dropout=["some", "none"], **usual)
     yield from _product(architecture=["qwen3", "qwen2", "mistral", "granite"], **usual)
     yield from _product(architecture=["mixtral", "qwen3_moe"], experts=["grouped_mm", "eager"], **usual)

@@ -213,7 +213,7 @@ def build(name, z, layers, key, recorder=None):
         from peft import LoraConfig, get_peft_model
         words = key["adapter"].split("-")                       # lora-all, lora-attention, qlora-all; -dropout, -bf16
         if words[0] == "qlora":
-            model = qlora.quantise(model)
+            model = qlora.quantise(model, is_sharded="bf16" in words)
         targets = architecture.attention if "attention" in words else "all-linear"
         lora = LoraConfig(r=z["r"], lora_alpha=2 * z["r"], target_modules=targets, task_type="CAUSAL_LM",
                           lora_dropout=0.05 if "dropout" in words else 0.0)

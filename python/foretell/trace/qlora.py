@@ -48,8 +48,9 @@ def _quantised(linear):
     return new
 
 
-def quantise(model):
-    """All linear layers but the head; everything else in fp32, as `prepare_model_for_kbit_training` leaves it."""
+def quantise(model, is_sharded=False):
+    """All linear layers but the head. Everything else is in fp32, as `prepare_model_for_kbit_training` leaves it, or in
+    the format of the stored weights for FSDP, which shards tensors of one format together (`bnb_4bit_quant_storage`)."""
     import bitsandbytes
     bitsandbytes.matmul_4bit = lambda x, packed, bias=None, quant_state=None: _Product.apply(x, packed, bias, quant_state)
     head = model.get_output_embeddings()
@@ -61,7 +62,7 @@ def quantise(model):
         parameter.requires_grad = False
     for module in model.modules():
         for name, p in list(module._parameters.items()):
-            if p is not None and p.dtype in (torch.bfloat16, torch.float16):
+            if p is not None and not is_sharded and p.dtype in (torch.bfloat16, torch.float16):
                 module._parameters[name] = nn.Parameter(p.float(), requires_grad=False)
     model.is_loaded_in_4bit = True
     return model

@@ -277,7 +277,8 @@ mod tests {
             assert!(found.concurrent >= before.0 && found.duration.value() <= before.1 * 1.001, "{share}: {found:?}, {before:?}");
             before = (found.concurrent, found.duration.value());
         }
-        assert!(before.0 > 100);
+        // 60 GB of keys and values, 128 KiB a token, 4,608 tokens a sequence.
+        assert!((95..105).contains(&before.0), "{before:?}");
         assert!(engine(|rollout| rollout.memory_share = 0.2).generate(&lengths, 512, 4096).is_none());
     }
 

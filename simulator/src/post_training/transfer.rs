@@ -44,7 +44,8 @@ mod tests {
         let rate = cluster.link.ring.range(..=8).next_back().expect("a ring").1.value();
         assert!((in_node / (7.0 / 8.0 * 16e9 / rate) - 1.0).abs() < 0.05, "{in_node}");
         let over_nodes = time(&Layout { data: 16, ..sharded.clone() }, 16, RolloutPlacement::Colocated);
-        assert!(over_nodes > 2.0 * in_node);
+        // Eight network cards together are about as fast as a device's NVLink.
+        assert!(over_nodes > in_node && over_nodes < 2.0 * in_node, "{over_nodes} beside {in_node}");
         assert!(time(&sharded, 8, RolloutPlacement::Split(8)) > in_node);
     }
 }

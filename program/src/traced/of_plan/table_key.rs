@@ -185,7 +185,7 @@ impl TableKey {
             adapters,
             is_quantised,
             has_dropout: workload.adapter_dropout,
-            casts_adapters: is_sharded || wrapper == Wrapping::DeepSpeed,
+            casts_adapters: is_sharded || wrapper == Wrapping::DeepSpeed || given("adapters") == Some("bf16"),
             states_attention: workload.attention.is_some(),
             values: values.into(),
             versions: given("version").into_iter().chain(newest).map(str::to_owned).collect(),
