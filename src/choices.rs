@@ -139,6 +139,11 @@ pub enum OptimizerName {
     Adamw,
     #[value(name = "adamw-8bit")]
     AdamwEightBit,
+    /// Moments in eight bits, in memory that device and host share
+    #[value(name = "paged-adamw-8bit")]
+    PagedAdamwEightBit,
+    /// One number for each row and column in place of a moment for each parameter
+    Adafactor,
     Lamb,
 }
 
@@ -210,8 +215,8 @@ impl Choices {
         let defaults = &inputs::stack(stack)?.defaults;
         (base.stack, base.overlap, base.layout.bucket) = (Stack::new(stack), defaults.overlap, defaults.bucket);
         base.training.learning_rate = self.learning_rate;
-        if matches!(self.optimizer, Some(OptimizerName::AdamwEightBit)) {
-            base.workload.moments = MomentFormat::EightBit;
+        if let Some(name) = self.optimizer {
+            (base.workload.moments, base.workload.paged_moments) = name.moments();
         }
         let mut method = self.method.clone();
         if method.method.is_none() && defaults.trains == Trained::Adapters {
@@ -541,12 +546,27 @@ impl From<Precision> for DataType {
     }
 }
 
+impl OptimizerName {
+    /// The format of the moments, and whether they are paged.
+    fn moments(self) -> (MomentFormat, bool) {
+        match self {
+            Self::Sgd | Self::Adam | Self::Adamw | Self::Lamb => (MomentFormat::Single, false),
+            Self::AdamwEightBit => (MomentFormat::EightBit, false),
+            Self::PagedAdamwEightBit => (MomentFormat::EightBit, true),
+            Self::Adafactor => (MomentFormat::Factored, false),
+        }
+    }
+}
+
 impl From<OptimizerName> for Optimizer {
     fn from(name: OptimizerName) -> Self {
         match name {
             OptimizerName::Sgd => Optimizer::Sgd,
             OptimizerName::Adam => Optimizer::Adam,
-            OptimizerName::Adamw | OptimizerName::AdamwEightBit => Optimizer::AdamW,
+            OptimizerName::Adamw
+            | OptimizerName::AdamwEightBit
+            | OptimizerName::PagedAdamwEightBit
+            | OptimizerName::Adafactor => Optimizer::AdamW,
             OptimizerName::Lamb => Optimizer::Lamb,
         }
     }

@@ -89,7 +89,10 @@ pub fn of_bytes(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     let begins = |head: &[u8]| bytes.starts_with(head);
     let length = bytes.first_chunk().map(|head| u64::from_le_bytes(*head));
     let weights = "give the `config.json` beside it to `--model`, and weights to `execute --init`";
-    if bytes.get(8) == Some(&b'{') && length.is_some_and(|length| length < 1 << 32) {
+    // ONNX's protocol buffer begins with its version, and goes on with a producer, graph or operators.
+    if matches!(bytes, [0x08, 1..=16, 0x12 | 0x3a | 0x42, ..]) {
+        Some(("a model in ONNX's format", "trace the step in PyTorch: `python -m foretell.trace FILE.py:FUNCTION -o trace.json`"))
+    } else if bytes.get(8) == Some(&b'{') && length.is_some_and(|length| length < 1 << 32) {
         Some(("a file of weights in safetensors' format", weights))
     } else if begins(b"PK\x03\x04") {
         Some(("a zip archive, such as a checkpoint of PyTorch", weights))
@@ -249,6 +252,7 @@ mod tests {
         let weights = [&64_u64.to_le_bytes()[..], b"{\"a\": {}}"].concat();
         assert!(of_bytes(&weights).is_some_and(|(what, _)| what.contains("safetensors")));
         assert!(of_bytes(b"PK\x03\x04..").is_some_and(|(what, _)| what.contains("zip")));
+        assert!(of_bytes(b"\x08\x08\x12\x07pytorch\xff").is_some_and(|(what, _)| what.contains("ONNX")));
         assert!(of_bytes(b"\x1f\x8b\x08").is_some_and(|(what, _)| what.contains("gzip")));
         assert_eq!(of_bytes(b"\xff\xfe"), None);
         assert_eq!(of_bytes(b""), None);

@@ -53,6 +53,8 @@ pub enum Method {
     Orpo,
     /// Kahneman-Tversky optimisation.
     Kto,
+    /// A reward model, of pairs of answers.
+    Reward,
     /// Group relative policy optimisation.
     Grpo,
     /// Proximal policy optimisation.
@@ -70,6 +72,7 @@ impl Method {
             Self::Dpo => Preference::Dpo.name(),
             Self::Orpo => Preference::Orpo.name(),
             Self::Kto => Preference::Kto.name(),
+            Self::Reward => Preference::Reward.name(),
             Self::Grpo => PolicyMethod::Grpo.name(),
             Self::Ppo => PolicyMethod::Ppo.name(),
         }
@@ -99,6 +102,7 @@ impl Method {
             Self::Dpo => Some(Preference::Dpo),
             Self::Orpo => Some(Preference::Orpo),
             Self::Kto => Some(Preference::Kto),
+            Self::Reward => Some(Preference::Reward),
             Self::Pretrain | Self::Full | Self::Lora | Self::Qlora | Self::Grpo | Self::Ppo => None,
         }
     }

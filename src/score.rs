@@ -23,7 +23,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
     /// Write a plan for each row into a folder: `simulate --ranks one-per-stage` predicts it as
-    /// `score` does
+    /// `score` does, but for rows of traced frameworks, whose plans name their profile
     #[arg(long, value_name = "DIR")]
     plans: Option<PathBuf>,
     /// Show rows on which parameters were fitted in the table, too

@@ -60,11 +60,12 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
         changes.push(Change { options: options.into(), choices });
     };
     let (method, has_liger) = (choices.method.method, choices.method.loss == Some(Loss::Liger));
-    let has_small_states = matches!(choices.optimizer, Some(OptimizerName::AdamwEightBit));
+    use OptimizerName::{Adafactor, AdamwEightBit, PagedAdamwEightBit};
+    let has_small_states = matches!(choices.optimizer, Some(AdamwEightBit | PagedAdamwEightBit | Adafactor));
     if choices.method.attention == Some(Attention::Eager) {
         add("--attention flash", &|choices| choices.method.attention = Some(Attention::Flash));
     }
-    let is_on_preferences = matches!(method, Some(Method::Dpo | Method::Orpo | Method::Kto));
+    let is_on_preferences = matches!(method, Some(Method::Dpo | Method::Orpo | Method::Kto | Method::Reward));
     if is_on_preferences && choices.method.adapter.is_none() {
         add("--adapter rank=16", &|choices| choices.method.adapter = "rank=16".parse().ok());
     }
@@ -74,9 +75,10 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     }
     if method == Some(Method::Full) {
         if !has_small_states {
-            add("--optimizer adamw-8bit", &|choices| choices.optimizer = Some(OptimizerName::AdamwEightBit));
+            add("--optimizer adamw-8bit", &|choices| choices.optimizer = Some(AdamwEightBit));
+            add("--optimizer adafactor", &|choices| choices.optimizer = Some(Adafactor));
             add("--optimizer adamw-8bit --loss liger", &|choices| {
-                choices.optimizer = Some(OptimizerName::AdamwEightBit);
+                choices.optimizer = Some(AdamwEightBit);
                 choices.method.loss = Some(Loss::Liger);
             });
         }

@@ -140,11 +140,26 @@ fn preferences_take_two_sequences_a_sample_and_a_reference() {
     assert!((1.1..1.4).contains(&longer), "{longer}");
     assert!(memory(&orpo) > memory(&full) && memory(&dpo) > memory(&orpo) && memory(&adapters) < memory(&orpo));
     assert_eq!(adapters["plan"]["workload"]["preference"], "dpo");
+    // A reward model has no head over the 128,256 entries of the vocabulary, and no logits.
+    let reward = with(&["--method", "reward"]);
+    let shorter = step(&reward) / step(&orpo);
+    assert!((0.8..0.97).contains(&shorter) && memory(&reward) < memory(&orpo), "{shorter}");
     let simulated = scratch.json(&["simulate", "--plan", "dpo.yaml"]);
     assert_eq!(simulated["step_seconds"], adapters["predicted"]["step_seconds"]);
     let refused =
         scratch.run(&["plan", "--model", "gpt2", "--topology", "1x8xh100", "--method", "dpo", "--stack", "megatron-core"]);
     assert_eq!(refused.status.code(), Some(2), "only traced operators know preferences");
+}
+
+#[test]
+fn narrow_moments_take_less_memory() {
+    let scratch = Scratch::new();
+    let memory = |optimizer: &str| {
+        let answer = planned(&scratch, &["--method", "full", "--optimizer", optimizer, "--fix", "data=8,micro_batch=1,zero=3"]);
+        answer["predicted"]["memory_by_component"][0]["optimizer_state"].as_f64().expect("bytes")
+    };
+    let [usual, narrow, paged, factored] = ["adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor"].map(memory);
+    assert!(factored < narrow && narrow < usual && (paged / narrow - 1.0).abs() < 0.01, "{usual} {narrow} {paged} {factored}");
 }
 
 #[test]

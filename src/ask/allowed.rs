@@ -292,7 +292,7 @@ mod tests {
         let property = |name: &str| &schema.properties[name];
         assert_eq!(property("nodes")["type"], "integer");
         assert_eq!(property("oversubscribe")["type"], "boolean");
-        assert_eq!(property("method")["enum"], json!(["pretrain", "full", "lora", "qlora", "dpo", "orpo", "kto"]));
+        assert_eq!(property("method")["enum"], json!(["pretrain", "full", "lora", "qlora", "dpo", "orpo", "kto", "reward"]));
         assert_eq!(property("precision")["items"]["enum"][2], "bf16");
         assert_eq!(property("headroom")["type"], "string");
         assert_eq!(property("top")["default"], 5);

@@ -126,8 +126,14 @@ pub(super) fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
         "max_grad_norm": decimal(training.clip_norm.unwrap_or(0.0)),
         "max_steps": 50,
     });
-    if plan.workload.moments == MomentFormat::EightBit && plan.optimizer != Optimizer::Sgd {
-        document["optim"] = json!("adamw_bnb_8bit");
+    let optimizer = match (plan.workload.moments, plan.workload.paged_moments) {
+        (MomentFormat::EightBit, true) => Some("paged_adamw_8bit"),
+        (MomentFormat::EightBit, false) => Some("adamw_bnb_8bit"),
+        (MomentFormat::Factored, _) => Some("adafactor"),
+        (MomentFormat::Single | MomentFormat::Half, _) => None,
+    };
+    if let Some(optimizer) = optimizer.filter(|_| plan.optimizer != Optimizer::Sgd) {
+        document["optim"] = json!(optimizer);
     }
     for (name, value) in method::settings(plan) {
         document[name] = value;

@@ -1,5 +1,5 @@
 //! Parallelism over several axes in the words of Accelerate's `ParallelismConfig`, which the
-//! Trainer and Axolotl have too. It must not know what shards parameters.
+//! Trainer and Axolotl have too. Of what shards parameters it knows only that FSDP does.
 
 use super::stated::Stated;
 use super::{FrameworkError, Surroundings};
@@ -56,7 +56,12 @@ pub(super) fn read(
     };
     stated.neutral(&["cp_backend", "sp_*", "cp_handler*", "tp_handler*", "ring_attn_func", "heads_k_stride"]);
     let others = replicas.saturating_mul(layout.tensor).saturating_mul(layout.context);
-    let shards = stated.size(SHARDS)?.unwrap_or(ranks / others.max(1)).max(1);
+    let stated_shards = stated.size(SHARDS)?;
+    let shards = stated_shards.unwrap_or(ranks / others.max(1)).max(1);
+    // It takes FSDP, whose section says when shards are gathered.
+    if stated_shards.is_some_and(|shards| shards > 1) {
+        layout.zero = 3;
+    }
     let product = others.saturating_mul(shards);
     if product != ranks {
         return Err(FrameworkError::Form {

@@ -88,12 +88,18 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     refuse_preferences(&mut stated)?;
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, optimizer or memory")?;
     stated.neutral(&NEUTRAL);
+    if stated.is_on("auto_find_batch_size")? {
+        stated.assume("`auto_find_batch_size`: the stated batch is planned, which the Trainer halves where memory runs out");
+    }
     stated.neutral(&["packing*", "sample_packing*", "pad_to_sequence_len", "padding_free"]);
     let sequence = stated.size("max_length")?;
     let unknown_model = stated.name("model_name_or_path")?;
     if stated.is_on("torch_compile")? {
         stated.neutral(&["torch_compile_*"]);
-        stated.assume("`torch_compile`: kernels are those that the stack is fitted to");
+        stated.assume(
+            "`torch_compile`: kernels are those of the stack, whose operators are eager; `stack: hf-trainer-compiled` has compiled \
+             ones of Llama's layers",
+        );
     }
     let launched = launch_file.map(|file| launch::follow(&file, &mut stated, surroundings)).transpose()?;
     let (mut plan, loaded) = read_plan(&mut stated, tool, surroundings)?;

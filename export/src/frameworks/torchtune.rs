@@ -176,7 +176,7 @@ fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorklo
     if workload.loss == LossKernel::Liger {
         nearest.replace(|plan| &mut plan.workload.loss, LossKernel::Chunked, "the loss is in chunks of the sequence");
     }
-    if workload.moments == MomentFormat::Half || nearest.plan.optimizer == Optimizer::Sgd {
+    if matches!(workload.moments, MomentFormat::Half | MomentFormat::Factored) || nearest.plan.optimizer == Optimizer::Sgd {
         nearest.replace(|plan| &mut plan.workload.moments, MomentFormat::Single, "the optimizer's moments are in its own format");
     }
 }
@@ -218,6 +218,7 @@ fn text(plan: &Plan, [package, builder, tokenizer]: [&str; 3], sequence: Option<
         ),
         (kind, moments) => {
             let component = match (kind, moments) {
+                (_, MomentFormat::EightBit) if plan.workload.paged_moments => "bitsandbytes.optim.PagedAdamW8bit\n",
                 (_, MomentFormat::EightBit) => "bitsandbytes.optim.AdamW8bit\n",
                 (Optimizer::AdamW, _) => "torch.optim.AdamW\n  fused: true\n",
                 _ => "torch.optim.Adam\n  fused: true\n",

@@ -202,6 +202,7 @@ fn a_fine_tuning_job_goes_back_to_its_framework() {
         "use_peft: true\nload_in_4bit: true\nlora_target_modules: all-linear\noptim: adamw_bnb_8bit\nattn_implementation: flash_attention_2\n",
         "use_peft: true\nlora_r: 8\nlora_alpha: 8\nlora_dropout: 0.0\nlora_target_modules: [q_proj, v_proj]\nlora_modules_to_save: [embed_tokens]\n",
         "max_length: 512\ndtype: bfloat16\nuse_liger_kernel: true\n",
+        "max_length: 512\noptim: adafactor\n",
         "max_length: 512\nloss_type: chunked_nll\nattn_implementation: eager\nfsdp: full_shard\n",
     ] {
         let plan = sound(&format!("bf16: true\n{text}")).plan;
@@ -231,6 +232,8 @@ fn axolotls_fsdp2_and_further_axes_are_read() {
     let plan = sound(&format!("{fsdp}dp_shard_size: 2\ndp_replicate_size: 2\ntensor_parallel_size: 2\n")).plan;
     assert_eq!((plan.layout.data, plan.layout.tensor, plan.layout.shard_group, plan.global_batch), (4, 2, Some(2), 4));
     assert_eq!(plan.stack.name(), "fsdp2");
+    let plan = sound("bf16: true\nparallelism_config: {tp_size: 2, dp_shard_size: 4}\n").plan;
+    assert_eq!((plan.layout.data, plan.layout.tensor, plan.layout.zero), (4, 2, 3), "shards are FSDP's");
     let plan = sound(&format!("{fsdp}context_parallel_size: 2\n")).plan;
     assert_eq!((plan.layout.data, plan.layout.context), (4, 2));
     refused(&format!("{fsdp}dp_shard_size: 3\n"), &["3 ranks", "8 devices"]);

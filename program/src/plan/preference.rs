@@ -16,6 +16,9 @@ pub enum Preference {
     /// Kahneman-Tversky optimisation (Ethayarajh et al. 2024): one answer, and one of another
     /// sample, without gradients, through model and reference (`KTOTrainer`).
     Kto,
+    /// A reward model (Ouyang et al. 2022): both answers, a number for each in place of the head over
+    /// the vocabulary, and no reference (`RewardTrainer`).
+    Reward,
 }
 
 impl Preference {
@@ -25,13 +28,14 @@ impl Preference {
             Preference::Dpo => "dpo",
             Preference::Orpo => "orpo",
             Preference::Kto => "kto",
+            Preference::Reward => "reward",
         }
     }
 
     /// Sequences of a sample that the model is trained on.
     pub const fn sequences(self) -> usize {
         match self {
-            Preference::Dpo | Preference::Orpo => 2,
+            Preference::Dpo | Preference::Orpo | Preference::Reward => 2,
             Preference::Kto => 1,
         }
     }
@@ -40,7 +44,7 @@ impl Preference {
     pub const fn passes_without_gradients(self) -> usize {
         match self {
             Preference::Dpo => 1,
-            Preference::Orpo => 0,
+            Preference::Orpo | Preference::Reward => 0,
             // The other answer through the model, both through the reference.
             Preference::Kto => 3,
         }
@@ -49,6 +53,11 @@ impl Preference {
     /// Whether a frozen copy of the model stands beside it. With adapters the model without them is
     /// the reference.
     pub const fn has_reference(self) -> bool {
-        !matches!(self, Preference::Orpo)
+        !matches!(self, Preference::Orpo | Preference::Reward)
+    }
+
+    /// Whether the model has a head over the vocabulary.
+    pub const fn has_vocabulary(self) -> bool {
+        !matches!(self, Preference::Reward)
     }
 }

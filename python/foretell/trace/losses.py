@@ -17,6 +17,15 @@ def chunked(model, ids, labels, chunk):
     return loss / labels.shape[0]
 
 
+def reward(model, inputs):
+    """TRL's RewardTrainer: a number for each sequence, and the log-sigmoid of the differences in pairs.
+
+    Here each number stands for a difference: the batch may be odd, and pairs cost nothing beside the model.
+    """
+    rewards = model(input_ids=inputs["input_ids"]).logits.squeeze(-1)
+    return -F.logsigmoid(rewards).mean()
+
+
 def trl(model, inputs, chunk):
     """The model's own loss, with the entropy and accuracy that TRL's SFTTrainer logs (0.20 to 1.0).
 

@@ -121,6 +121,9 @@ def _keys():
     yield from _product(architecture=["qwen2", "qwen3"], adapter=["qlora-all"], checkpoint=["full-reentrant"], precision=["mixed"])
     yield from _product(architecture=["mistral", "qwen2", "qwen3"], adapter=["lora-all-dropout", "lora-attention-dropout"],
                         checkpoint=["none", "full"], precision=["mixed"])
+    reward = dict(loss=["reward"], checkpoint=["none", "full"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3", "mistral"], precision=["bf16", "autocast", "mixed"], **reward)
+    yield from _product(architecture=["llama", "qwen2", "qwen3", "mistral"], precision=["mixed"], adapter=["lora-all"], **reward)
     yield from _compiled()
     for release in older.RELEASES:
         yield from _older(release)

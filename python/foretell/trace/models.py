@@ -189,6 +189,8 @@ def build(name, z, layers, key, recorder=None):
     auto = {"causal": transformers.AutoModelForCausalLM, "masked": transformers.AutoModelForMaskedLM,
             "image": transformers.AutoModelForImageClassification, "pairs": transformers.AutoModelForSeq2SeqLM,
             "speech": transformers.AutoModelForSpeechSeq2Seq}[architecture.task]
+    if key["loss"] == "reward":                                 # TRL's RewardTrainer
+        auto, config.num_labels, config.pad_token_id = transformers.AutoModelForSequenceClassification, 1, 0
     torch.set_default_dtype(stored)
     if key["kernels"] == "liger":
         use_liger(config.model_type)
@@ -215,7 +217,8 @@ def build(name, z, layers, key, recorder=None):
         if words[0] == "qlora":
             model = qlora.quantise(model, is_sharded="bf16" in words)
         targets = architecture.attention if "attention" in words else "all-linear"
-        lora = LoraConfig(r=z["r"], lora_alpha=2 * z["r"], target_modules=targets, task_type="CAUSAL_LM",
+        task = "SEQ_CLS" if key["loss"] == "reward" else "CAUSAL_LM"
+        lora = LoraConfig(r=z["r"], lora_alpha=2 * z["r"], target_modules=targets, task_type=task,
                           lora_dropout=0.05 if "dropout" in words else 0.0)
         model = get_peft_model(model, lora, autocast_adapter_dtype="bf16" not in words)
     if key["checkpoint"] != "none" and key["compiled"] == "none":   # else the compiler has them

@@ -110,6 +110,8 @@ def compute_loss(model, inputs, key):
         return losses.trl(model, inputs, key["chunk"]), None
     if key["loss"] == "trl-fused":
         return losses.trl_fused(model, inputs), None
+    if key["loss"] == "reward":
+        return losses.reward(model, inputs), None
     outputs = model(**inputs)
     return outputs["loss"], None
 

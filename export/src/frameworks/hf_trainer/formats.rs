@@ -118,6 +118,10 @@ pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -
             plan.workload.moments = MomentFormat::EightBit;
             adam
         }
+        Some("adafactor") => {
+            plan.workload.moments = MomentFormat::Factored;
+            adam
+        }
         None
         | Some(
             "adamw_torch"
@@ -133,7 +137,7 @@ pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -
         ) => adam,
         Some(_) => {
             let known = "optimizers: adamw_torch, adamw_torch_fused, adamw_bnb_8bit, adamw_torch_8bit, paged_adamw_8bit, \
-                         paged_adamw_32bit, sgd";
+                         paged_adamw_32bit, adafactor, sgd";
             return Err(stated.unknown("optim", known));
         }
     };

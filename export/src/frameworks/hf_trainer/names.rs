@@ -67,7 +67,6 @@ pub(super) const NEUTRAL: [&str; 119] = [
     "batch_eval_metrics",
     "accelerator_config.*",
     "average_tokens_across_devices",
-    "auto_find_batch_size",
     "tpu_num_cores",
     "torchdynamo",
     "mp_parameters",

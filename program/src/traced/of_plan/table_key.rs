@@ -2,7 +2,7 @@
 //! each of its words, and which values stand in where the first was not traced.
 
 use super::{Untraced, Wrapping, is_before_release_5};
-use crate::plan::{AttentionKernel, LossKernel, Plan, Recompute};
+use crate::plan::{AttentionKernel, LossKernel, Plan, Preference, Recompute};
 use foretell_models::operator_tables::{OperatorTable, TableError, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_units::DataType;
@@ -121,7 +121,9 @@ impl TableKey {
                 return Err(Untraced::new("a loss on preferences in parts"));
             }
             let name = preference.name();
-            stands_in.push(format!("`{name}`: the loss over the vocabulary is predicted as that of language modelling"));
+            if preference.has_vocabulary() {
+                stands_in.push(format!("`{name}`: the loss over the vocabulary is predicted as that of language modelling"));
+            }
         }
         if adapters == Adapters::Fewer {
             stands_in.push("adapters on some linear layers are predicted as adapters on all of them".into());
@@ -143,7 +145,9 @@ impl TableKey {
             Some(AttentionKernel::Flash) => &["flash", "sdpa"],
             Some(AttentionKernel::Eager) => &["eager"],
         };
+        let has_vocabulary = workload.preference.is_none_or(Preference::has_vocabulary);
         let (loss, kernels) = match workload.loss {
+            _ if !has_vocabulary => ("reward", "hf"),
             LossKernel::Plain => ("model", "hf"),
             LossKernel::Chunked => ("chunked", "hf"),
             LossKernel::Liger => ("model", "liger"),
@@ -168,13 +172,15 @@ impl TableKey {
             ("experts", experts),
             ("loss", &[loss]),
             ("kernels", &[kernels]),
-            ("head", if is_tied(model) { &["tied", "usual"] } else { &["usual"] }),
+            ("head", if is_tied(model) && has_vocabulary { &["tied", "usual"] } else { &["usual"] }),
             ("attention", attention),
             ("compiled", &["none"]),
         ];
         // What the framework's entry says of a key goes before the usual values.
         let values = usual.map(|(name, values)| {
-            let own = given(name).into_iter().filter(|own| !values.contains(own));
+            // Without a vocabulary no loss over it is the framework's own.
+            let is_own = name != "loss" || has_vocabulary;
+            let own = given(name).into_iter().filter(|own| is_own && !values.contains(own));
             // An eager step is no stand-in for a compiled one.
             let values: &[&str] = if name == "compiled" && given(name).is_some() { &[] } else { values };
             (name, own.chain(values.iter().copied()).map(str::to_owned).collect())
