@@ -365,7 +365,8 @@ def simulate_experts(foretell, job, plan):
                         continue
                     layout = mesh | {"micro_batch": size, "zero": zero}
                     layout |= {"recompute": policies[policy]} if policies[policy] != "none" else {}
-                    layout |= {"bucket": "160MiB"} if zero >= 2 else {}
+                    # Frameworks have buckets of their own.
+                    layout |= {"bucket": "160MiB"} if zero >= 2 and stack == "foretell" else {}
                     fits = step(layout)
                     if fits or time.time() - start > SECONDS_OF_EXPERTS:
                         least = policy

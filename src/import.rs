@@ -7,13 +7,13 @@ use crate::failure::{Failure, code};
 use crate::foreign;
 use crate::inputs::{self, NamedModel};
 use crate::output;
-use crate::plan_file::{ModelReference, PlanFile, usual_overlap};
+use crate::plan_file::{ModelReference, PlanFile, usual_bucket, usual_overlap};
 use crate::predict;
 use clap::{Args, ValueEnum};
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, check_stack, import_plan};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::traced::TracedPlan;
-use foretell_program::{AttentionKernel, Plan};
+use foretell_program::{AttentionKernel, Layout, Plan};
 use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -284,7 +284,11 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     predict::has_products(&topology, imported.plan.precision)?;
     let mut imported = imported;
     let model = model(arguments, &mut imported, path)?;
-    let plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
+    let mut plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
+    // Readers leave the usual bucket where their file states none.
+    if plan.layout.bucket == Layout::default().bucket {
+        plan.layout.bucket = usual_bucket(&plan.stack, plan.layout.bucket);
+    }
     let settings = Settings { unread: imported.unread, assumed: imported.assumed, without_effect: imported.without_effect };
     settings.note();
     let mut file = PlanFile::new(model, TopologyReference::Named(name.into()), arguments.nodes, &plan);

@@ -364,7 +364,10 @@ impl PlanFile {
     pub fn load_any(path: &Path) -> Result<LoadedPlan, Failure> {
         let text = inputs::read(path)?;
         let file: Result<PlanFile, Failure> = inputs::parse_yaml(&text, path);
-        let file = file.map_err(|failure| foreign::explain(failure, &text, path, Wanted::Plan))?;
+        let mut file = file.map_err(|failure| foreign::explain(failure, &text, path, Wanted::Plan))?;
+        if !inputs::parse_yaml::<Stated>(&text, path)?.layout.bucket {
+            file.layout.bucket = usual_bucket(&file.stack, file.layout.bucket);
+        }
         let folder = path.parent().unwrap_or(Path::new("."));
         let model = match &file.model {
             ModelReference::Named(name) => inputs::model_in(name, folder)?,
@@ -448,6 +451,30 @@ fn relative(path: &Path, folder: &Path) -> PathBuf {
     let common = path.components().zip(folder.components()).take_while(|(one, other)| one == other).count();
     let up = folder.components().skip(common).map(|_| std::path::Component::ParentDir);
     up.chain(path.components().skip(common)).collect()
+}
+
+/// Whether a file states what its stack decides otherwise.
+#[derive(Deserialize)]
+struct Stated {
+    #[serde(default)]
+    layout: StatedLayout,
+}
+
+#[derive(Default, Deserialize)]
+struct StatedLayout {
+    #[serde(default, deserialize_with = "is_there")]
+    bucket: bool,
+}
+
+/// `true`, whatever is written.
+fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    de::IgnoredAny::deserialize(deserializer).map(|_| true)
+}
+
+/// Returns how much a stack communicates together: what a layout without `bucket` means. `own` is
+/// that of stacks that are not known.
+pub fn usual_bucket(stack: &Stack, own: Bytes) -> Bytes {
+    inputs::stack(stack.name()).map_or(own, |stack| stack.defaults.bucket)
 }
 
 /// Returns which communication a stack overlaps with kernels: what a file without `overlap` means.

@@ -342,7 +342,7 @@ impl Plan {
             return refuse("shard_group", "without ZeRO nothing is sharded", "leave it out, or set `zero` to 1, 2 or 3");
         }
         if self.layout.bucket < Bytes::new(1) {
-            return refuse("bucket", "a bucket has at least one byte", "leave it out for 25 MiB");
+            return refuse("bucket", "a bucket has at least one byte", "leave it out for the stack's own");
         }
         if matches!(self.precision, DataType::Int8 | DataType::Int32 | DataType::Fp64) {
             return refuse("precision", "not a number format for training", "use fp32, tf32, bf16, fp16 or fp8");

@@ -29,8 +29,7 @@ fn a_search_on_unequal_devices_finds_what_brute_force_finds() {
         let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16384) };
         // With one bucket size, since compiling every layout takes long.
         let fixed_bucket = fixed("bucket=25MiB");
-        let request =
-            Request { tolerance: 0.0, fixed: fixed_bucket, ..Request::new(&model, "model", &topology, &costs, &base) };
+        let request = Request { tolerance: 0.0, fixed: fixed_bucket, ..Request::new(&model, "model", &topology, &costs, &base) };
         let planned = plan(&request).expect("some layout fits");
         let all = layouts(&request).expect("the model is sound");
         let cut_by_speed = all.iter().filter(|layout| layout.cuts.is_some()).count();

@@ -267,11 +267,8 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
     if layout.zero > 3 {
         return Err(stated.wrong(STAGE, "a stage of ZeRO, which are 0 to 3"));
     }
-    match stated.size("zero_optimization.reduce_bucket_size")? {
-        Some(elements) => layout.bucket = bucket_of(elements as u64),
-        // `pydantic`'s default in DeepSpeed's zero/config.py.
-        None if layout.zero > 0 => layout.bucket = bucket_of(500_000_000),
-        None => {}
+    if let Some(elements) = stated.size("zero_optimization.reduce_bucket_size")? {
+        layout.bucket = bucket_of(elements as u64);
     }
     // The name before offload_optimizer.
     if stated.is_on("zero_optimization.cpu_offload")? {

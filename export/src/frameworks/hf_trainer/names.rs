@@ -1,7 +1,7 @@
 //! Names of a Trainer's settings, and of those that TRL, Axolotl and LLaMA-Factory add.
 
 /// Arguments that change neither the time of a step nor its memory.
-pub(super) const NEUTRAL: [&str; 119] = [
+pub(super) const NEUTRAL: [&str; 118] = [
     "output_dir",
     "overwrite_output_dir",
     "do_*",
