@@ -255,6 +255,7 @@ pub fn traced_time<'a>(job: &TracedJob, machine: impl Into<TracedMachine<'a>>, f
     })?;
     let beside = flushes as f64 * FLUSH + durations.step_overhead();
     let [step, fast, slow] = machines.map(|clocks| Seconds::new(clocks.end() + beside));
+    let slow = slow.max(step * durations.untuned());
     (time.step, time.step_range, time.estimated) = (step, [fast, slow], durations.estimated);
     Ok(time)
 }
