@@ -155,7 +155,8 @@ fn preferences_take_two_sequences_a_sample_and_a_reference() {
 fn narrow_moments_take_less_memory() {
     let scratch = Scratch::new();
     let memory = |optimizer: &str| {
-        let answer = planned(&scratch, &["--method", "full", "--optimizer", optimizer, "--fix", "data=8,micro_batch=1,zero=3"]);
+        let job = ["plan", "--model", "llama3-8b", "--topology", "1x8xh100", "--sequence", "2048", "--method", "full"];
+        let answer = scratch.json(&[&job[..], &["--optimizer", optimizer, "--fix", "data=8,micro_batch=1,zero=3"]].concat());
         answer["predicted"]["memory_by_component"][0]["optimizer_state"].as_f64().expect("bytes")
     };
     let [usual, narrow, paged, factored] = ["adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor"].map(memory);

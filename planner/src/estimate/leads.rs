@@ -10,7 +10,6 @@ use foretell_program::{Layout, Plan, Rank, compile};
 use foretell_simulator::{CostModel, Folding, MemoryRates, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::DataType;
-use rayon::prelude::*;
 
 const JOBS: u64 = 500;
 
@@ -126,7 +125,7 @@ fn lead(seed: u64) -> Option<(f64, usize)> {
 #[ignore = "half an hour: whole spaces are simulated"]
 fn the_least_estimates_lead_to_the_best_layout() {
     let found: Vec<(u64, f64, usize)> =
-        (0..JOBS).into_par_iter().filter_map(|seed| lead(seed).map(|(ratio, layouts)| (seed, ratio, layouts))).collect();
+        (0..JOBS).filter_map(|seed| lead(seed).map(|(ratio, layouts)| (seed, ratio, layouts))).collect();
     let near = found.iter().filter(|(_, ratio, _)| *ratio <= SLACK).count();
     let mut lost: Vec<_> = found.iter().filter(|(_, ratio, _)| *ratio > SLACK).collect();
     lost.sort_by(|one, other| other.1.total_cmp(&one.1));
