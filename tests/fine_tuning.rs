@@ -160,7 +160,8 @@ fn narrow_moments_take_less_memory() {
         answer["predicted"]["memory_by_component"][0]["optimizer_state"].as_f64().expect("bytes")
     };
     let [usual, narrow, paged, factored] = ["adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor"].map(memory);
-    assert!(factored < narrow && narrow < usual && (paged / narrow - 1.0).abs() < 0.01, "{usual} {narrow} {paged} {factored}");
+    // Paged moments are no memory of the allocator.
+    assert!(factored < narrow && paged < narrow && narrow < usual, "{usual} {narrow} {paged} {factored}");
 }
 
 #[test]
