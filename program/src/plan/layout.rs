@@ -70,7 +70,8 @@ pub struct Layout {
     /// The operators that `tensor` shards otherwise than by the rule.
     #[serde(skip_serializing_if = "OperatorPatterns::is_empty")]
     pub operators: OperatorPatterns,
-    /// The bytes of gradients that are reduced together; a plan file without it has its stack's, 25 MiB for our own.
+    /// The bytes of gradients that are reduced together. A plan file without it has its stack's:
+    /// 25 MiB for our own.
     pub bucket: Bytes,
     /// The algorithm of all-reduces.
     #[serde(skip_serializing_if = "CollectiveAlgorithm::is_automatic")]

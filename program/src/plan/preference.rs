@@ -16,8 +16,8 @@ pub enum Preference {
     /// Kahneman-Tversky optimisation (Ethayarajh et al. 2024): one answer, and one of another
     /// sample, without gradients, through model and reference (`KTOTrainer`).
     Kto,
-    /// A reward model (Ouyang et al. 2022): both answers, a number for each in place of the head over
-    /// the vocabulary, and no reference (`RewardTrainer`).
+    /// A reward model (Ouyang et al. 2022): both answers, a number for each in place of the head
+    /// over the vocabulary, and no reference (`RewardTrainer`).
     Reward,
 }
 
