@@ -38,22 +38,25 @@ await new Promise((done) => socket.addEventListener("open", done));
 let number = 0;
 const calls = new Map();
 const problems = [];
+// The session of the report's frame, which is a process of its own.
+let frame;
 socket.addEventListener("message", ({ data }) => {
   const message = JSON.parse(data);
   if (message.id) { calls.get(message.id)(message.result); return; }
+  if (message.method === "Target.attachedToTarget" && message.params.targetInfo.type === "iframe") frame = message.params.sessionId;
   if (message.method === "Runtime.exceptionThrown") problems.push(message.params.exceptionDetails.exception?.description);
   if (message.method === "Log.entryAdded" && message.params.entry.level === "error") problems.push(`${message.params.entry.text} ${message.params.entry.url || ""}`);
 });
-const call = (method, params = {}) => new Promise((done) => {
+const call = (method, params = {}, sessionId = undefined) => new Promise((done) => {
   number += 1;
   calls.set(number, done);
-  socket.send(JSON.stringify({ id: number, method, params }));
+  socket.send(JSON.stringify({ id: number, method, params, sessionId }));
 });
-const evaluate = async (expression) => (await call("Runtime.evaluate", { expression, awaitPromise: true, returnByValue: true })).result.value;
-const until = async (expression, what) => {
+const evaluate = async (expression, session) => (await call("Runtime.evaluate", { expression, awaitPromise: true, returnByValue: true }, session)).result.value;
+const until = async (expression, what, session = undefined) => {
   const started = performance.now();
   while (performance.now() - started < 60_000) {
-    const value = await evaluate(expression);
+    const value = await evaluate(expression, session);
     if (value) return value;
     await new Promise((done) => setTimeout(done, 20));
   }
@@ -72,6 +75,7 @@ try {
   await call("Runtime.enable");
   await call("Log.enable");
   await call("Page.enable");
+  await call("Target.setAutoAttach", { autoAttach: true, waitForDebuggerOnStart: false, flatten: true });
   await call("Page.navigate", { url: `http://127.0.0.1:${server.address().port}/` });
   await until("performance.getEntriesByName('change').length > 0", "the start of the engine");
   console.log(`the page asks after ${(await marks()).change.toFixed(0)} ms`);
@@ -82,7 +86,7 @@ try {
   }
   await evaluate("document.getElementById('report-show').click()");
   await until("!document.getElementById('report').hidden && document.getElementById('report-save').href.startsWith('blob:')", "the report");
-  await new Promise((done) => setTimeout(done, 1000));
+  console.log(`the report draws: ${await until("document.querySelector('canvas, svg') && document.title", "the drawn report", frame)}`);
   await evaluate("document.getElementById('export-ask').click()");
   await until("document.getElementById('export').textContent.length > 0", "the files");
   const shot = (await call("Page.captureScreenshot", { captureBeyondViewport: true })).data;

@@ -12,6 +12,9 @@ use tracing::level_filters::LevelFilter;
 
 pub use web_time::Instant;
 
+/// Whether commands see the machine on which they run.
+pub const SEES_MACHINE: bool = false;
+
 /// The folder in which commands run.
 pub const FOLDER: &str = "/question";
 

@@ -17,6 +17,9 @@ pub use indicatif::ProgressBar;
 pub use std::fs::File;
 pub use std::time::Instant;
 
+/// Whether commands see the machine on which they run.
+pub const SEES_MACHINE: bool = true;
+
 /// Reads a regular file of at most `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     regular::read(path, most)
