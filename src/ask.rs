@@ -7,14 +7,24 @@
 //! page and no protocol.
 
 mod allowed;
+mod answer;
+#[cfg(not(target_family = "wasm"))]
 mod child;
+#[cfg(not(target_family = "wasm"))]
 mod desk;
+#[cfg(target_family = "wasm")]
+mod here;
+mod known;
 mod refusal;
 mod typed;
 
 pub use allowed::{Schema, commands, schema};
-pub use child::Answer;
+pub use answer::Answer;
+#[cfg(not(target_family = "wasm"))]
 pub use desk::{Desk, Place};
+#[cfg(target_family = "wasm")]
+pub use here::answer;
+pub use known::known;
 pub use refusal::Refusal;
 
 use clap::Args;

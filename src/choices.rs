@@ -4,6 +4,7 @@
 use crate::binding::Limits;
 use crate::confined;
 use crate::failure::{Failure, code};
+use crate::host::Instant;
 use crate::inputs::{self, NamedModel};
 use crate::method::{Method, MethodChoices};
 use crate::plan_file::{ModelReference, PlanFile, PolicyTraining};
@@ -18,7 +19,6 @@ use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, DataType, Price, Seconds, count};
 use std::path::Path;
-use std::time::Instant;
 
 /// Command-line choices of `plan` and `run`.
 #[derive(Debug, Clone, Args)]

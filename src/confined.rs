@@ -3,7 +3,7 @@
 //! that a user or a user's file can name passes [`permit`], in `inputs.rs` and `output.rs`.
 
 use crate::failure::{Failure, code};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use crate::host;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -12,14 +12,9 @@ static FOLDER: OnceLock<PathBuf> = OnceLock::new();
 
 /// Confines this process to a folder, for good. `parent` is the process that it ends with.
 pub fn enter(folder: &Path, parent: Option<i32>) -> Result<(), Failure> {
-    // If the call fails, the process that asked still ends this one at the time limit.
-    let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    // A parent that ended before the call sends no signal.
-    if parent.is_some() && getppid().map(|parent| parent.as_raw_nonzero().get()) != parent {
-        return Err(Failure::undone(code::SYSTEM, "the process that asked has ended"));
-    }
+    host::end_with_parent(parent)?;
     let folder =
-        folder.canonicalize().map_err(|error| Failure::input(code::FILE_UNREADABLE, error.to_string()).in_file(folder))?;
+        host::resolved(folder).map_err(|error| Failure::input(code::FILE_UNREADABLE, error.to_string()).in_file(folder))?;
     FOLDER.set(folder).map_err(|_| Failure::undone(code::SYSTEM, "this process is confined already"))
 }
 
@@ -30,7 +25,7 @@ pub const FAILURE: &str = "failure.txt";
 pub fn tell(failure: &Failure) {
     if let Some(folder) = FOLDER.get() {
         // Without the file the exit status tells the failure.
-        let _ = std::fs::write(folder.join(FAILURE), failure.one_line());
+        let _ = host::write(&folder.join(FAILURE), failure.one_line().as_bytes());
     }
 }
 
@@ -52,11 +47,11 @@ pub fn permit(path: &Path) -> Result<(), Failure> {
 
 /// Whether a path leads into a folder. Of a path that does not exist yet its nearest parent counts.
 fn lies_in(path: &Path, folder: &Path) -> bool {
-    let Ok(path) = std::path::absolute(path) else { return false };
+    let Ok(path) = host::absolute(path) else { return false };
     if path.components().any(|component| component == Component::ParentDir) {
         return false;
     }
-    let existing = path.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
+    let existing = path.ancestors().find_map(|ancestor| host::resolved(ancestor).ok());
     existing.is_some_and(|existing| existing.starts_with(folder))
 }
 

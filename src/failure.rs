@@ -1,13 +1,13 @@
 //! Failures of commands: a diagnostic for the user, and the exit status.
 
 pub mod code;
+#[cfg(not(target_family = "wasm"))]
+mod execution;
 mod fault;
 mod terminal;
 pub mod usage;
 
 use code::Code;
-use foretell_executor::ExecutorError;
-use foretell_lab::LabError;
 use foretell_planner::PlannerError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
@@ -217,28 +217,6 @@ impl From<PlannerError> for Failure {
             PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. } | PlannerError::Simulation(_) => {
                 Failure::Unplanned(error)
             }
-        }
-    }
-}
-
-impl From<ExecutorError> for Failure {
-    fn from(error: ExecutorError) -> Self {
-        match &error {
-            ExecutorError::Stopped { signal, .. } => {
-                Failure::Stopped { signal: u8::try_from(*signal).unwrap_or_default(), fault: Fault::of(error).into() }
-            }
-            ExecutorError::Checkpoint(cause) if cause.is_input() => Failure::of_input(error),
-            ExecutorError::Plan(_) | ExecutorError::Data(_) | ExecutorError::Unsupported { .. } => Failure::of_input(error),
-            _ => Failure::of_undone(error),
-        }
-    }
-}
-
-impl From<LabError> for Failure {
-    fn from(error: LabError) -> Self {
-        match error {
-            LabError::Unsupported { .. } | LabError::Topology(_) | LabError::NoSuchNode { .. } => Failure::of_input(error),
-            _ => Failure::of_undone(error),
         }
     }
 }

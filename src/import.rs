@@ -1,5 +1,6 @@
 //! `foretell import`: other tools' files as topology, model and plan files.
 
+#[cfg(not(target_family = "wasm"))]
 pub mod kineto;
 
 use crate::choices::usual_precision;
@@ -205,6 +206,8 @@ struct Settings {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     arguments.check_options()?;
+    // A page cannot be asked for it.
+    #[cfg(not(target_family = "wasm"))]
     if arguments.form == Form::Kineto {
         return kineto::run(arguments, json);
     }

@@ -1,13 +1,12 @@
 //! The input pipeline: how long a step waits for samples. Its costs are the plan's, or measured on
 //! the data of the run, or the calibration's.
 
-use crate::failure::Failure;
+#[cfg(not(target_family = "wasm"))]
+mod of_run;
+
 use crate::output;
 use crate::plan_file::LoadedPlan;
-use crate::predict::PredictedPlan;
-use crate::run_folder::PredictedInput;
-use foretell_executor::data::{Dataset, InputOptions};
-use foretell_executor::{ExecutorError, input_costs, machine};
+use crate::predict::{PredictedInput, PredictedPlan};
 use foretell_program::{InputCosts, Operation, Profile, Program, RankTimeline, Timeline};
 use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
@@ -18,6 +17,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+#[cfg(not(target_family = "wasm"))]
+pub use of_run::{cores_per_rank, waiting_for};
 
 /// Number of steps simulated from an empty queue, to find the first step's wait.
 const START: usize = 100;
@@ -57,31 +59,6 @@ pub fn waiting(loaded: &LoadedPlan, profile: Option<&Profile>, program: &Program
     }
     let source = Source { costs: costs?, workers: input.workers, prefetch: input.prefetch };
     predict(&source, &loaded.topology, program, prediction)
-}
-
-/// Predicts how long the steps of a run wait for samples; `None` if samples have no files of
-/// their own. Costs that the plan does not state are measured on the run's own data.
-pub fn waiting_for(
-    loaded: &LoadedPlan,
-    dataset: &Dataset,
-    options: &InputOptions,
-    predicted: &PredictedPlan,
-) -> Result<Option<Waiting>, Failure> {
-    // A plan may describe a pipeline that this run's data does not have.
-    let Some(measured) = input_costs(dataset).map_err(ExecutorError::from)? else { return Ok(None) };
-    let Some(costs) = costs(loaded, Some(measured)) else { return Ok(None) };
-    let program = &predicted.compiled.training;
-    let workers = dataset.workers(options, cores_per_rank(&loaded.topology, program.mesh.world_size()));
-    let source = Source { costs, workers, prefetch: options.prefetch };
-    Ok(predict(&source, &loaded.topology, program, &predicted.prediction))
-}
-
-/// The cores that each rank of a run has. Its kernels run on one of them, or on a GPU.
-pub fn cores_per_rank(topology: &Topology, ranks: usize) -> usize {
-    let is_cpu = topology.device_kinds().iter().all(|kind| kind.architecture == Architecture::Cpu);
-    // The ranks of a cluster of GPUs are spread evenly over hosts like this one.
-    let cores = if is_cpu { topology.device_count() } else { machine::allowed_cores().len() * topology.node_count() };
-    cores / ranks.max(1)
 }
 
 /// The plan's costs, and the measured ones where it states none.

@@ -4,21 +4,16 @@
 use crate::confined;
 use crate::failure::{Failure, Fault, code};
 use crate::foreign::{self, Wanted};
+use crate::host;
 use crate::output;
 use flate2::read::MultiGzDecoder;
-use foretell_executor::machine;
-use foretell_executor::nvml::{self, GpuFacts};
-use foretell_executor::regular;
 use foretell_models::{
     GraphOptions, ImportedModel, Model, from_hugging_face, from_hugging_face_as, from_torch, is_hugging_face_config,
     is_torch_trace,
 };
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
-use foretell_topologies::{
-    Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, TopologyReference, discover, from_discovered,
-};
-use foretell_topologies::{YamlError, read_yaml};
+use foretell_topologies::{Topology, TopologyReference, YamlError, read_yaml};
 use foretell_units::SchemaVersion;
 use foretell_units::diagnostic::{Mistake, help};
 use schemars::{JsonSchema, Schema};
@@ -87,9 +82,12 @@ pub fn read(path: &Path) -> Result<String, Failure> {
 /// one's folder, one above it, or the current one.
 pub fn read_beside(folder: &Path, name: &Path) -> Option<Result<String, Failure>> {
     // The folder of a bare name is empty.
-    let folder = std::path::absolute(Path::new(".").join(folder)).ok()?;
+    let folder = host::absolute(&Path::new(".").join(folder)).ok()?;
     let folders = folder.ancestors().map(Path::to_path_buf).chain([PathBuf::from(".")]);
-    folders.map(|folder| folder.join(name)).find(|path| confined::permit(path).is_ok() && path.is_file()).map(|path| read(&path))
+    folders
+        .map(|folder| folder.join(name))
+        .find(|path| confined::permit(path).is_ok() && host::is_file(path))
+        .map(|path| read(&path))
 }
 
 /// Reads a file of a run's folder.
@@ -145,7 +143,7 @@ fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String, Failure> {
 /// Reads a file of at most `most` bytes.
 fn read_bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     confined::permit(path)?;
-    let bytes = regular::read(path, most).map_err(|error| match error.kind() {
+    let bytes = host::read(path, most).map_err(|error| match error.kind() {
         ErrorKind::FileTooLarge => unreadable(path, &error, "check that it is the file that you mean"),
         ErrorKind::InvalidInput => unreadable(path, &error, "write the contents into a file, and give that"),
         _ => unreadable(path, &error, READ_HINT),
@@ -158,7 +156,7 @@ fn read_bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
 pub fn routing(text: &str) -> Result<Routing, Failure> {
     let path = Path::new(text);
     match text.parse() {
-        Err(_) if path.is_file() => parse_yaml(&read(path)?, path),
+        Err(_) if host::is_file(path) => parse_yaml(&read(path)?, path),
         routing => routing.map_err(|mistake| Failure::of_input(mistake).about("`--routing`")),
     }
 }
@@ -250,7 +248,7 @@ pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: O
     note(&imported, path);
     let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     // The file's usual name says nothing; its folder has the model's.
-    let folder = std::path::absolute(path).ok().and_then(|path| Some(path.parent()?.file_name()?.to_string_lossy().into_owned()));
+    let folder = host::absolute(path).ok().and_then(|path| Some(path.parent()?.file_name()?.to_string_lossy().into_owned()));
     let name = if stem == "config" { folder.unwrap_or(stem) } else { stem };
     sound(NamedModel { name, model: imported.model }, path)
 }
@@ -303,14 +301,13 @@ pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
 /// As [`topology`], with paths relative to `folder`, and not yet validated.
 pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
     if text == LOCAL {
-        let machine = machine::describe();
-        return Ok(discover(&machine.processors, &machine.memory, &machine.cores));
+        return host::local();
     }
     if text == LOCAL_GPUS {
-        return local_gpus();
+        return host::local_gpus(LOCAL_GPUS);
     }
     if !is_library_name(text)
-        && !folder.join(text).is_file()
+        && !host::is_file(&folder.join(text))
         && let Some(said) = Topology::said(text)
     {
         let said = said?;
@@ -334,36 +331,10 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
 /// files nobody else has, the topology in place.
 pub fn topology_reference(text: &str) -> Result<TopologyReference, Failure> {
     let path = Path::new(text);
-    if !confined::is_confined() || is_library_name(text) || !path.is_file() {
+    if !confined::is_confined() || is_library_name(text) || !host::is_file(path) {
         return Ok(TopologyReference::Named(text.into()));
     }
     parse_yaml(&read(path)?, path)
-}
-
-/// Makes the topology of this machine's GPUs from NVML.
-fn local_gpus() -> Result<Topology, Failure> {
-    let gpus = nvml::gpus().map_err(Failure::of_input)?;
-    if gpus.is_empty() {
-        return Err(Failure::input(code::GPU, "NVIDIA's driver lists no GPU").hint("use `local`, this machine's CPU cores"));
-    }
-    let gpu = |gpu: GpuFacts| DiscoveredGpu {
-        name: gpu.name,
-        pci_device: gpu.pci_device,
-        pcie: gpu.pcie,
-        links: gpu.links,
-        links_into_switches: gpu.links_into_switches,
-        link_generation: gpu.link_generation,
-    };
-    let found = Discovered { gpus: gpus.into_iter().map(gpu).collect(), port_rates: nvml::port_rates() };
-    let options = ImportOptions { name: LOCAL_GPUS.into(), ..ImportOptions::default() };
-    let text = from_discovered(&found, &options).map_err(|error| match error {
-        ImportError::UnknownDevice { why, known } => {
-            let hint = format!("write a topology file with the device's figures, or with a `base` among {known}");
-            Failure::input(code::GPU, format!("the library does not have this GPU{why}")).hint(hint)
-        }
-        error => Failure::of_input(error),
-    })?;
-    Ok(Topology::from_yaml(&text, LOCAL_GPUS)?)
 }
 
 /// Reads a profile that `calibrate` wrote.
@@ -382,7 +353,9 @@ pub fn profile_yaml(profile: &Profile) -> Result<String, Failure> {
 }
 
 fn looks_like_path(text: &str, folder: &Path) -> bool {
-    text.contains('/') || [".yaml", ".yml", ".json"].iter().any(|ending| text.ends_with(ending)) || folder.join(text).is_file()
+    text.contains('/')
+        || [".yaml", ".yml", ".json"].iter().any(|ending| text.ends_with(ending))
+        || host::is_file(&folder.join(text))
 }
 
 /// Finds a software stack by name.

@@ -1,6 +1,7 @@
 //! `foretell models` and `foretell topologies`: list and print what the library holds.
 
 use crate::failure::{Failure, code};
+use crate::host;
 use crate::inputs::{self, ModelFile};
 use crate::output;
 use clap::{Args, Subcommand};
@@ -140,7 +141,7 @@ pub fn topologies(arguments: &Topologies, json: bool) -> Result<(), Failure> {
     let mut documents = Vec::new();
     // A machine without GPUs has no `local-gpus`.
     let gpus = inputs::topology(inputs::LOCAL_GPUS, None).is_ok().then_some(inputs::LOCAL_GPUS);
-    for name in Topology::library_names().chain([inputs::LOCAL]).chain(gpus) {
+    for name in Topology::library_names().chain(host::SEES_MACHINE.then_some(inputs::LOCAL)).chain(gpus) {
         let topology = inputs::topology(name, None)?;
         let kinds: Vec<&str> = topology.device_kinds().iter().map(|kind| kind.name.as_str()).collect();
         rows.push(vec![

@@ -24,6 +24,7 @@ mod foreign;
 mod framework;
 mod generate;
 mod gpus_needed;
+mod host;
 mod idle;
 mod import;
 mod input;
@@ -146,17 +147,6 @@ enum Command {
     },
 }
 
-/// Prints a failure on standard error, and with `--json` also as one document on standard output,
-/// unless the command has printed its own.
-fn report(failure: &Failure, json: bool) {
-    output::failure(failure);
-    confined::tell(failure);
-    if json && !output::has_document() {
-        // The exit status tells the failure even if standard output is closed.
-        let _ = output::json(&failure.document());
-    }
-}
-
 fn main() -> ExitCode {
     foretell_executor::machine::keep_freed_memory();
     let arguments = match Arguments::try_parse() {
@@ -166,7 +156,7 @@ fn main() -> ExitCode {
             let status = if error.use_stderr() { Failure::INPUT } else { 0 };
             let asks_for_json = status != 0 && std::env::args_os().any(|one| one == "--json");
             if let Some(failure) = usage::of_value(&error) {
-                report(&failure, asks_for_json);
+                output::report(&failure, asks_for_json);
                 return ExitCode::from(status);
             }
             let _ = error.print();
@@ -186,7 +176,7 @@ fn main() -> ExitCode {
     if let Some(folder) = &arguments.confined
         && let Err(failure) = confined::enter(folder, arguments.parent)
     {
-        report(&failure, json);
+        output::report(&failure, json);
         return ExitCode::from(failure.status());
     }
     let result = match arguments.command {
@@ -229,7 +219,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            report(&failure, json);
+            output::report(&failure, json);
             ExitCode::from(failure.status())
         }
     }

@@ -3,17 +3,15 @@
 use crate::confined;
 use crate::escaping::escaped;
 use crate::failure::{Colours, Failure, code, in_terminal};
-use foretell_executor::write_whole;
+use crate::host::{self, Instant, ProgressBar};
 use foretell_units::SchemaVersion;
-use indicatif::{ProgressBar, ProgressStyle};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 use tracing::level_filters::LevelFilter;
 
 /// How much the command says on standard error.
@@ -41,15 +39,7 @@ pub fn set_verbosity(verbosity: Verbosity) {
         Verbosity::Verbose => LevelFilter::INFO,
         Verbosity::Detailed => LevelFilter::DEBUG,
     };
-    // Rank processes share standard error, and lines with colours would be escaped in their logs.
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_target(false)
-        .with_timer(tracing_subscriber::fmt::time::uptime());
-    // It fails only if there is one already.
-    let _ = subscriber.try_init();
+    host::trace_from(level);
 }
 
 /// Set once the command has printed its JSON document.
@@ -84,7 +74,7 @@ pub fn has_document() -> bool {
 
 /// Prints text. A closed pipe (`| head`) is no error.
 pub fn line(text: &str) -> Result<(), Failure> {
-    match writeln!(std::io::stdout(), "{}", escaped(text)) {
+    match writeln!(host::stdout(), "{}", escaped(text)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::undone(code::FILE_UNWRITABLE, format!("standard output cannot be written: {error}")))
         }
@@ -107,53 +97,47 @@ pub fn note(text: &str) {
 /// set.
 pub fn failure(failure: &Failure) {
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let colours = if std::io::stderr().is_terminal() && !is_plain { Colours::On } else { Colours::Off };
-    let _ = writeln!(std::io::stderr(), "{}", in_terminal(failure.diagnostic(), colours));
+    let colours = if host::has_terminal() && !is_plain { Colours::On } else { Colours::Off };
+    let _ = writeln!(host::stderr(), "{}", in_terminal(failure.diagnostic(), colours));
+}
+
+/// Prints a failure on standard error, and with `--json` also as one document on standard output,
+/// unless the command has printed its own.
+pub fn report(failure: &Failure, is_json: bool) {
+    self::failure(failure);
+    confined::tell(failure);
+    if is_json && !has_document() {
+        // The exit status tells the failure even if standard output is closed.
+        let _ = json(&failure.document());
+    }
 }
 
 /// Prints a line on standard error, which may be closed: a run goes on without its messages.
 pub fn message(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", escaped(text));
+    let _ = writeln!(host::stderr(), "{}", escaped(text));
 }
 
 /// Writes a file whole or not at all.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), Failure> {
     confined::permit(path)?;
-    write_whole(path, contents)?;
+    host::write_whole(path, contents)?;
     tracing::info!("wrote `{}`, {} bytes", path.display(), contents.len());
     Ok(())
 }
 
 /// Whether progress is shown: on a terminal, unless the command is to be quiet.
 fn shows_progress() -> bool {
-    std::io::stderr().is_terminal() && !IS_QUIET.load(Ordering::Relaxed)
+    host::has_terminal() && !IS_QUIET.load(Ordering::Relaxed)
 }
 
 /// Makes a progress bar; hidden if standard error is not a terminal.
 pub fn progress(length: usize, what: &str) -> ProgressBar {
-    if !shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(length as u64);
-    let style = ProgressStyle::with_template("{prefix:<10} {bar:40} {pos}/{len} {elapsed} {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_prefix(what.to_string());
-    bar
+    if shows_progress() { host::progress_bar(length, what) } else { ProgressBar::hidden() }
 }
 
 /// Shows that a command of unknown length goes on; hidden if standard error is not a terminal.
 pub fn spinner(what: &str) -> ProgressBar {
-    if !shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(
-        ProgressStyle::with_template("{prefix:<10} {spinner} {elapsed} {wide_msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-    );
-    bar.set_prefix(what.to_string());
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
+    if shows_progress() { host::spinner(what) } else { ProgressBar::hidden() }
 }
 
 /// Does something that may take seconds, under a spinner.

@@ -4,6 +4,7 @@ use crate::breakeven::BreakevenAnswer;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::{Failure, code};
 use crate::fit_table::{Axes, Format as TableFormat};
+use crate::host::Instant;
 use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
@@ -23,7 +24,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Instant;
 
 /// Find the fastest layouts of a model on a topology
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, code};
 use crate::foreign::{self, Wanted};
+use crate::host;
 use crate::inputs::{self, NamedModel};
 use crate::stated_overlap::StatedOverlap;
 use foretell_export::check_stack;
@@ -297,14 +298,14 @@ impl PlanFile {
         let absolute = |path: &Path| {
             // The folder of a bare file name is empty.
             let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-            std::path::absolute(path).map_err(|error| {
+            host::absolute(path).map_err(|error| {
                 Failure::undone(code::FILE_UNWRITABLE, format!("the path `{}` cannot be made absolute: {error}", path.display()))
             })
         };
         let (from, to) = (absolute(from)?, absolute(to)?);
         let moved = |name: &mut String, is_known: bool| {
             let path = from.join(name.as_str());
-            if !is_known && path.is_file() {
+            if !is_known && host::is_file(&path) {
                 *name = relative(&path, &to).display().to_string();
             }
         };
@@ -322,8 +323,8 @@ impl PlanFile {
     /// Makes typed paths absolute, so the file can be stored anywhere. Zoo and library names stay.
     pub fn absolute_paths(&mut self) -> Result<(), Failure> {
         let absolute = |name: &mut String, is_known: bool| {
-            if !is_known && Path::new(name.as_str()).is_file() {
-                let path = std::path::absolute(name.as_str()).map_err(|error| {
+            if !is_known && host::is_file(Path::new(name.as_str())) {
+                let path = host::absolute(Path::new(name.as_str())).map_err(|error| {
                     Failure::undone(code::FILE_UNWRITABLE, format!("the path `{name}` cannot be made absolute: {error}"))
                 })?;
                 *name = path.display().to_string();
@@ -446,7 +447,7 @@ fn without_padding(model: NamedModel, plan: &Plan, usual: f64) -> (NamedModel, V
 /// Returns a path as seen from a folder. Both are absolute.
 fn relative(path: &Path, folder: &Path) -> PathBuf {
     // `..` can only be undone by name after it is resolved.
-    let resolve = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let resolve = |path: &Path| host::resolved(path).unwrap_or_else(|_| path.to_path_buf());
     let (path, folder) = (resolve(path), resolve(folder));
     let common = path.components().zip(folder.components()).take_while(|(one, other)| one == other).count();
     let up = folder.components().skip(common).map(|_| std::path::Component::ParentDir);

@@ -3,6 +3,7 @@
 
 use crate::choices::{Choices, Setting};
 use crate::failure::{Failure, code};
+use crate::host::Instant;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::predict;
@@ -16,7 +17,6 @@ use foretell_simulator::{ActorJob, PhaseMemory, PostTrainingError, PostTrainingP
 use foretell_units::{Bytes, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::time::Instant;
 
 /// The document of `plan --method grpo` and `ppo`.
 #[derive(Debug, Serialize, JsonSchema)]

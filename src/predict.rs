@@ -1,10 +1,10 @@
 //! Predicts a loaded plan. Shared by `simulate`, `execute` and `run`.
 
 use crate::failure::{Failure, code};
+use crate::host::Instant;
 use crate::output::{note, with_spinner};
 use crate::plan_file::LoadedPlan;
 use crate::remarks;
-use crate::run_folder::PredictedInput;
 use foretell_models::Model;
 use foretell_planner::Candidate;
 use foretell_program::traced::Untraced;
@@ -12,13 +12,24 @@ use foretell_program::{Compiled, LayoutDimension, Mode, Offload, Plan, Profile, 
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, layouts_table, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
-    CheckpointCost, CostModel, Disturbance, Load, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction,
-    Prediction, Recording, Simulation, SimulationError, StepKind, checkpoint_cost, load, memory_use, predict_with_memory,
-    simulate, traced_plan, traced_prediction,
+    CheckpointCost, CostModel, Disturbance, InputBound, Load, MemoryUse, Options, OverfullDevice, Oversubscription,
+    PacedPrediction, Prediction, Recording, Simulation, SimulationError, StepKind, checkpoint_cost, load, memory_use,
+    predict_with_memory, simulate, traced_plan, traced_prediction,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{BytesPerSecond, DataType, Seconds};
-use std::time::Instant;
+use serde::{Deserialize, Serialize};
+
+/// What the prediction says of the input pipeline.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PredictedInput {
+    /// The part that limits the step.
+    pub bound: InputBound,
+    /// The time per step that waits for samples.
+    pub wait_seconds: f64,
+    /// Workers of each rank.
+    pub workers: usize,
+}
 
 /// A plan's Programs and their prediction.
 pub struct PredictedPlan {

@@ -1,7 +1,7 @@
 //! What a prediction assumes of a plan under another software stack, or of a profile, in sentences
 //! for the user. It must not know any predicted time.
 
-use foretell_executor::machine;
+use crate::host;
 use foretell_models::{Model, Moe};
 use foretell_program::{Plan, Profile};
 use foretell_simulator::gpu::{AttentionKind, Profiles, RoutingSkew};
@@ -80,7 +80,7 @@ fn on_routing(plan: &Plan, model: &Model) -> Option<String> {
 /// another.
 pub fn on_machine(profile: &Profile, topology: &Topology) -> Option<String> {
     let is_local = topology.is_lab() || topology.device_kinds().iter().any(|kind| kind.name == LOCAL_DEVICE);
-    let (there, here) = (&profile.machine.device, machine::identity(1).device);
+    let (there, here) = (&profile.machine.device, host::processor());
     (is_local && profile.device == LOCAL_DEVICE && *there != here).then(|| {
         let message = format!("the profile was measured on `{there}`, and this machine is `{here}`");
         one_line(&Mistake::new(message, "run `foretell calibrate` here"))

@@ -4,9 +4,10 @@ use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile};
+use crate::predict::PredictedInput;
 use foretell_executor::{ObservedReference, Outcome, regular, remove_abandoned};
 use foretell_program::{Profile, Timeline};
-use foretell_simulator::{InputBound, Prediction};
+use foretell_simulator::Prediction;
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
 use foretell_units::SchemaVersion;
 use rustix::fs::{FlockOperation, flock};
@@ -32,17 +33,6 @@ pub struct Predicted {
     /// The part of the input pipeline that limits the step, if the run has a pipeline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<PredictedInput>,
-}
-
-/// What the prediction says of the input pipeline.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct PredictedInput {
-    /// The part that limits the step.
-    pub bound: InputBound,
-    /// The time per step that waits for samples.
-    pub wait_seconds: f64,
-    /// Workers of each rank.
-    pub workers: usize,
 }
 
 /// `measured.json`: totals of a finished run.

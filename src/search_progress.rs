@@ -2,13 +2,13 @@
 //! and `foretell serve` shows. The first line says what is searched, the next ones how far it is.
 
 use crate::failure::{Failure, code};
+use crate::host::{self, File};
 use crate::inputs;
 use foretell_planner::Progress;
 use foretell_reports::{Chart, Fact, GapPoint, Section, page};
 use foretell_units::{SchemaVersion, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -85,7 +85,7 @@ pub struct ProgressFile {
 impl ProgressFile {
     /// Creates the file with its first line.
     pub fn create(path: &Path, model: &str, topology: &str, devices: usize) -> Result<Self, Failure> {
-        let file = File::create(path).map_err(|error| unwritable(path, &error))?;
+        let file = host::create(path).map_err(|error| unwritable(path, &error))?;
         let mut this = Self { path: path.into(), file, last: None, written: f64::NEG_INFINITY, failure: None };
         let started =
             SearchLine::Started { schema_version: SchemaVersion, model: model.into(), topology: topology.into(), devices };

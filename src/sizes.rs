@@ -3,6 +3,7 @@
 
 use crate::choices::{Choices, Setting};
 use crate::failure::{Failure, code};
+use crate::host::Instant;
 use crate::{output, predict};
 use foretell_planner::{Planned, PlannerError, Request, plan};
 use foretell_program::Plan;
@@ -13,7 +14,7 @@ use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The best layout at a number of devices.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

@@ -2,13 +2,13 @@
 //! no simulation.
 
 use crate::failure::{Failure, code};
+use crate::host;
 use crate::output;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use foretell_program::{Program, Rank, Timeline};
-use foretell_reports::{ReportError, differing_ranks, write_trace_of};
+use foretell_reports::{differing_ranks, write_trace_of};
 use foretell_units::diagnostic::Mistake;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -76,31 +76,20 @@ pub fn write(path: &Path, program: &Program, timelines: &[&Timeline], ranks: &Tr
     let failed = |error: &dyn std::fmt::Display| {
         Failure::undone(code::FILE_UNWRITABLE, format!("`{}` cannot be written: {error}", path.display()))
     };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder).map_err(|error| failed(&error))?;
-    let file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(|error| failed(&error))?;
     let is_compressed = path.extension().is_some_and(|ending| ending == "gz");
-    let mut writer = BufWriter::new(file);
-    let written = |result: Result<(), ReportError>| result.map_err(|error| failed(&error));
-    if is_compressed {
-        let mut encoder = GzEncoder::new(&mut writer, Compression::default());
-        written(write_trace_of(program, timelines, &chosen, &mut encoder))?;
-        encoder.finish().map_err(|error| failed(&error))?;
-    } else {
-        written(write_trace_of(program, timelines, &chosen, &mut writer))?;
-    }
-    writer.flush().map_err(|error| failed(&error))?;
-    let file = writer.into_inner().map_err(|error| failed(error.error()))?;
-    file.as_file().sync_all().map_err(|error| failed(&error))?;
-    file.persist(path).map_err(|error| failed(&error.error))?;
+    let written = host::write_streamed(path, |mut writer| {
+        if is_compressed {
+            let mut encoder = GzEncoder::new(writer, Compression::default());
+            write_trace_of(program, timelines, &chosen, &mut encoder)?;
+            encoder.finish()?;
+        } else {
+            write_trace_of(program, timelines, &chosen, &mut writer)?;
+        }
+        Ok(())
+    });
+    written.map_err(|error| failed(&error))?;
     tracing::info!("wrote `{}`, {} ranks", path.display(), chosen.len());
     Ok(())
-}
-
-/// The permissions of files that others may read.
-fn readable() -> std::fs::Permissions {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::Permissions::from_mode(0o644)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! One answer: a child process of this program in a private folder, watched until it ends, is
 //! cancelled, or takes too much.
 
+use super::answer::{PROGRESS, REPORT, WRITTEN, notes};
 use super::typed::Typed;
-use super::{Limits, Refusal, Request};
+use super::{Answer, Limits, Refusal, Request};
 use crate::confined;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::collections::BTreeMap;
@@ -14,12 +15,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a child prints and where it writes, in its folder.
+/// What a child prints, in its folder.
 const DOCUMENT: &str = "document.json";
 const MESSAGES: &str = "messages.txt";
-const PROGRESS: &str = "progress.jsonl";
-const REPORT: &str = "report.html";
-const WRITTEN: &str = "written";
 
 /// The largest file that a child writes: its document, or a report.
 const LARGEST_FILE: u64 = 64 << 20;
@@ -38,27 +36,6 @@ const OUT_OF_MEMORY: [&str; 5] = ["memory allocation of", "os error 11", "os err
 const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
 /// For how long it has just started.
 const JUST_STARTED: Duration = Duration::from_millis(250);
-
-/// What a command answered.
-#[derive(Clone, Debug)]
-pub struct Answer {
-    /// Its exit status: 0, or that of a failure, whose document is then `document` mostly.
-    pub status: i32,
-    /// Its JSON document, as printed.
-    pub document: String,
-    /// Its error message, if it failed.
-    pub message: Option<String>,
-    /// Its notes.
-    pub notes: Vec<String>,
-    /// The command as a person would type it.
-    pub line: String,
-    /// How long it took.
-    pub seconds: f64,
-    /// The page of `--report`, if it was asked for and made.
-    pub report: Option<String>,
-    /// The files that it wrote, by name.
-    pub files: BTreeMap<String, String>,
-}
 
 /// A child that works on an answer.
 pub(super) struct Working {
@@ -80,18 +57,10 @@ impl Working {
         }
         let mut command = Command::new(program);
         command.arg("--json").arg("--confined").arg(folder.path());
-        command.arg(format!("--parent={}", std::process::id())).args(&typed.arguments);
-        if request.report {
-            command.arg(format!("--report={REPORT}"));
-        }
-        if request.progress {
-            command.arg(format!("--progress={PROGRESS}"));
-        }
+        command.arg(format!("--parent={}", std::process::id())).args(typed.words(request));
         if typed.writes_files {
             fs::create_dir(at(WRITTEN)).map_err(broken("no folder"))?;
-            command.arg(format!("--output={WRITTEN}"));
         }
-        command.arg("--").args(&typed.positional);
         let file = |name: &str| File::create(at(name)).map_err(broken("a file cannot be written"));
         command.current_dir(folder.path()).stdin(Stdio::null()).stdout(file(DOCUMENT)?).stderr(file(MESSAGES)?);
         let child = command.spawn().map_err(broken("no process starts"))?;
@@ -158,7 +127,6 @@ impl Working {
         let document = self.read(DOCUMENT, LARGEST_FILE)?;
         let document = document.trim();
         let failure = (status != 0).then(|| self.read(confined::FAILURE, MOST_MESSAGES)).and_then(Result::ok);
-        let begins = |start: &'static str| messages.lines().filter_map(move |line| line.strip_prefix(start)).map(str::to_owned);
         if document.is_empty() {
             let why = failure.unwrap_or_else(|| format!("the process ended with status {status}"));
             return Err(Refusal::Broken(why));
@@ -167,7 +135,7 @@ impl Working {
             status,
             document: document.to_owned(),
             message: failure,
-            notes: begins("note: ").collect(),
+            notes: notes(&messages),
             line: self.line.clone(),
             seconds: self.started.elapsed().as_secs_f64(),
             report: self.folder.path().join(REPORT).is_file().then(|| self.read(REPORT, LARGEST_FILE)).transpose()?,

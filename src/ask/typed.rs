@@ -2,6 +2,7 @@
 //! from outside; whether values make sense is for the command to say.
 
 use super::allowed::{Allowed, Kind, argument, find, is_list};
+use super::answer::{PROGRESS, REPORT, WRITTEN};
 use super::{Refusal, Request};
 use foretell_topologies::Topology;
 use serde_json::Value;
@@ -57,6 +58,18 @@ impl Typed {
             }
         }
         Ok(typed)
+    }
+
+    /// The words of the command line after the program's own options, with what the question wants
+    /// in files.
+    pub fn words(&self, request: &Request) -> Vec<String> {
+        let mut words = self.arguments.clone();
+        words.extend(request.report.then(|| format!("--report={REPORT}")));
+        words.extend(request.progress.then(|| format!("--progress={PROGRESS}")));
+        words.extend(self.writes_files.then(|| format!("--output={WRITTEN}")));
+        words.push("--".into());
+        words.extend_from_slice(&self.positional);
+        words
     }
 
     fn option(

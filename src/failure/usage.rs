@@ -2,7 +2,6 @@
 
 use super::{Failure, code};
 use clap::error::{ContextKind, ErrorKind};
-use foretell_executor::data::{AugmentationError, EmptyDataName};
 use foretell_planner::FixedError;
 use foretell_simulator::WhatIfError;
 use foretell_units::UnitError;
@@ -39,10 +38,11 @@ fn diagnostic<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Diagnostic
     fn of<'a, Kind: Diagnostic + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Diagnostic> {
         error.downcast_ref::<Kind>().map(|error| error as &dyn Diagnostic)
     }
-    of::<Mistake>(error)
+    let found = of::<Mistake>(error)
         .or_else(|| of::<UnitError>(error))
         .or_else(|| of::<FixedError>(error))
-        .or_else(|| of::<WhatIfError>(error))
-        .or_else(|| of::<AugmentationError>(error))
-        .or_else(|| of::<EmptyDataName>(error))
+        .or_else(|| of::<WhatIfError>(error));
+    #[cfg(not(target_family = "wasm"))]
+    let found = found.or_else(|| super::execution::of_data_option(error));
+    found
 }

@@ -4,14 +4,9 @@
 
 use super::door::{Door, Page, Refused, parameter, plain, random_letters, with_headers};
 use crate::ask::{self, Answer, Desk, LONGEST_QUESTION, Refusal};
-use crate::failure::{Failure, code};
+use crate::failure::Failure;
 use crate::inputs::{LOCAL, LOCAL_GPUS};
-use foretell_models::Model;
-use foretell_simulator::gpu::Profiles;
-use foretell_topologies::Topology;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 use tiny_http::{Method, Request, Response};
@@ -19,8 +14,9 @@ use tiny_http::{Method, Request, Response};
 const HTML: &str = include_str!("page/index.html");
 const STYLE: &str = include_str!("page/style.css");
 /// The scripts, in the order in which they are joined into one.
-const SCRIPTS: [&str; 6] = [
+const SCRIPTS: [&str; 7] = [
     include_str!("page/draw.js"),
+    include_str!("page/refused.js"),
     include_str!("page/state.js"),
     include_str!("page/server.js"),
     include_str!("page/answer.js"),
@@ -33,17 +29,6 @@ const LONGEST_LANE: usize = 64;
 
 /// The most reports that are kept for the page to show.
 const MOST_REPORTS: usize = 6;
-
-/// What the page knows from the start: the names and types of its fields.
-#[derive(Serialize)]
-struct Known {
-    version: &'static str,
-    models: Vec<&'static str>,
-    topologies: Vec<String>,
-    stacks: Vec<String>,
-    /// The JSON Schemas of the options of each command that may be asked for.
-    commands: BTreeMap<&'static str, Map<String, Value>>,
-}
 
 /// The planner.
 pub struct Planner {
@@ -62,16 +47,7 @@ struct Reports {
 impl Planner {
     /// The planner whose questions a desk answers.
     pub fn new(desk: Desk) -> Result<Self, Failure> {
-        let profiles = Profiles::library().map_err(Failure::of_undone)?;
-        let schemas = ask::commands().filter_map(|name| Some((name, ask::schema(desk.line(), name)?.properties)));
-        let known = Known {
-            version: env!("CARGO_PKG_VERSION"),
-            models: Model::names().collect(),
-            topologies: Topology::library_names().chain([LOCAL, LOCAL_GPUS]).map(str::to_owned).collect(),
-            stacks: profiles.stack_names().map(str::to_owned).collect(),
-            commands: schemas.collect(),
-        };
-        let known = serde_json::to_string(&known).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
+        let known = ask::known(desk.line(), &[LOCAL, LOCAL_GPUS])?;
         // No text in it ends the element that it stands in.
         Ok(Self { desk, known: known.replace('<', "\\u003c"), reports: Mutex::default() })
     }
@@ -129,15 +105,10 @@ impl Planner {
         }
     }
 
-    /// The answer with what stands beside its document. The document stays as it was printed.
-    fn answered(&self, answer: Answer) -> Page {
-        let Answer { status, document, message, notes, line, seconds, report, files } = answer;
-        let report = report.map(|page| self.keep(page));
-        let beside = json!({"status": status, "message": message, "notes": notes, "line": line, "seconds": seconds,
-            "report": report, "files": files})
-        .to_string();
-        let text = format!("{}, \"answer\": {document}}}", beside.strip_suffix('}').unwrap_or(&beside));
-        with_headers(Response::from_string(text), &JSON)
+    /// The answer, with the number of its report.
+    fn answered(&self, mut answer: Answer) -> Page {
+        let report = answer.report.take().map(|page| self.keep(page));
+        with_headers(Response::from_string(answer.text(&report.into())), &JSON)
     }
 
     /// Keeps a report for [`Self::report`], and returns its number.

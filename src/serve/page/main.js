@@ -256,10 +256,8 @@ const setUp = () => {
     const answer = await askStep(true);
     find("report-state").textContent = "";
     if (!answer || answer.report === null) return;
-    const number = String(answer.report);
-    find("report").src = address("/report", { number });
+    showReport(answer, find("report"), find("report-save"));
     find("report").hidden = false;
-    find("report-save").href = address("/report", { number, save: "1" });
     find("report-save").hidden = false;
   });
   find("scale-ask").addEventListener("click", askScaling);

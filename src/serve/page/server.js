@@ -7,13 +7,6 @@ let configuration = 0;
 const lane = (name) => `${tab}.${configuration}.${name}`;
 
 const address = (path, parameters) => `${path}?${new URLSearchParams({ token, ...parameters })}`;
-class Refused extends Error {
-  constructor({ code, message, hint }) {
-    super(message);
-    this.code = code;
-    this.hint = hint;
-  }
-}
 
 // Asks, and returns {status, answer, message, notes, line, seconds, report, files}. It throws `Refused`, also for an
 // answer that is an error; one that was replaced has the code "cancelled".
@@ -54,5 +47,10 @@ const progress = async (name) => {
   const response = await fetch(address("/progress", { lane: lane(name) })).catch(() => null);
   return response && response.ok ? response.json().catch(() => null) : null;
 };
-const wasReplaced = (error) => error instanceof Refused && error.code === "cancelled";
-const inWords = (error) => (error.hint ? `${error.message}. Hint: ${error.hint}` : error.message);
+
+// Shows the report of an answer in a frame, and has a link save it.
+const showReport = (answer, frame, link) => {
+  const number = String(answer.report);
+  frame.src = address("/report", { number });
+  link.href = address("/report", { number, save: "1" });
+};

@@ -1,0 +1,47 @@
+//! What a command answered, and the files in which it leaves what it does not print.
+
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// The files and the folder that a command writes for its answer.
+pub(super) const PROGRESS: &str = "progress.jsonl";
+pub(super) const REPORT: &str = "report.html";
+pub(super) const WRITTEN: &str = "written";
+
+/// What a command answered.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its exit status: 0, or that of a failure, whose document is then `document` mostly.
+    pub status: i32,
+    /// Its JSON document, as printed.
+    pub document: String,
+    /// Its error message, if it failed.
+    pub message: Option<String>,
+    /// Its notes.
+    pub notes: Vec<String>,
+    /// The command as a person would type it.
+    pub line: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// The page of `--report`, if it was asked for and made.
+    pub report: Option<String>,
+    /// The files that it wrote, by name.
+    pub files: BTreeMap<String, String>,
+}
+
+impl Answer {
+    /// The answer as a JSON text, with what stands beside its document. The document stays as it
+    /// was printed. `report` is what a page gets of the report.
+    pub fn text(&self, report: &Value) -> String {
+        let Self { status, document, message, notes, line, seconds, files, .. } = self;
+        let beside = json!({"status": status, "message": message, "notes": notes, "line": line, "seconds": seconds,
+            "report": report, "files": files})
+        .to_string();
+        format!("{}, \"answer\": {document}}}", beside.strip_suffix('}').unwrap_or(&beside))
+    }
+}
+
+/// The notes among what a command printed on standard error.
+pub(super) fn notes(messages: &str) -> Vec<String> {
+    messages.lines().filter_map(|line| line.strip_prefix("note: ")).map(str::to_owned).collect()
+}
