@@ -89,7 +89,7 @@ pub fn of_bytes(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     let begins = |head: &[u8]| bytes.starts_with(head);
     let length = bytes.first_chunk().map(|head| u64::from_le_bytes(*head));
     let weights = "give the `config.json` beside it to `--model`, and weights to `execute --init`";
-    // ONNX's protocol buffer begins with its version, and goes on with a producer, graph or operators.
+    // ONNX's protocol buffer begins with its version. A producer, graph or operators follow.
     if matches!(bytes, [0x08, 1..=16, 0x12 | 0x3a | 0x42, ..]) {
         Some(("a model in ONNX's format", "trace the step in PyTorch: `python -m foretell.trace FILE.py:FUNCTION -o trace.json`"))
     } else if bytes.get(8) == Some(&b'{') && length.is_some_and(|length| length < 1 << 32) {
