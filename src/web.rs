@@ -1,9 +1,9 @@
 //! The planner's page without a server: the commands that it asks for as a WebAssembly module,
 //! which `web/build` makes. An instance answers one question.
 //!
-//! The page calls [`question`] for a place for the question's bytes, then [`answer`], and reads the
-//! bytes of the answer at [`text`]. The question is what `POST /ask` of `foretell serve` takes, the
-//! answer what it returns, but for the report, which is a text here. [`known`] answers what the
+//! The page calls `question` for a place for the question's bytes, then `answer`, and reads the
+//! bytes of the answer at `text`. The question is what `POST /ask` of `foretell serve` takes, the
+//! answer what it returns, but for the report, which is a text here. `known` answers what the
 //! page knows from the start. The root of the program itself is `main.rs`.
 #![cfg(target_family = "wasm")]
 #![allow(dead_code, unused_imports, reason = "the modules are the program's, of which a page asks only a part")]

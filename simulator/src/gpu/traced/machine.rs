@@ -183,6 +183,7 @@ impl<'a> Durations<'a> {
     /// How much longer than expected a step may take in a run that nobody tuned.
     pub(super) fn untuned(&self) -> f64 {
         match self.machine {
+            TracedMachine::Gpu(cluster) if cluster.gpu.estimated => UNTUNED * ESTIMATED_KERNELS[1] / MEASURED_KERNELS[1],
             TracedMachine::Gpu(_) => UNTUNED,
             TracedMachine::Measured(_) => 1.0,
         }
