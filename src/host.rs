@@ -1,4 +1,4 @@
-//! What the commands take from the system: files, streams, a clock, progress bars, and facts about
+//! Services of the system for the commands: files, streams, a clock, progress bars, and facts about
 //! this machine. In a browser there is no system, and `memory.rs` stands in for it. This module
 //! knows no commands.
 

@@ -288,8 +288,8 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     let mut imported = imported;
     let model = model(arguments, &mut imported, path)?;
     let mut plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
-    // Readers leave the usual bucket where their file states none.
-    if plan.layout.bucket == Layout::default().bucket {
+    // Readers leave our own bucket where their file states none. Without shards it is DDP's too.
+    if plan.layout.zero > 0 && plan.layout.bucket == Layout::default().bucket {
         plan.layout.bucket = usual_bucket(&plan.stack, plan.layout.bucket);
     }
     let settings = Settings { unread: imported.unread, assumed: imported.assumed, without_effect: imported.without_effect };

@@ -97,7 +97,7 @@ impl Method {
     }
 
     /// The preferences that are trained on.
-    fn preference(self) -> Option<Preference> {
+    pub fn preference(self) -> Option<Preference> {
         match self {
             Self::Dpo => Some(Preference::Dpo),
             Self::Orpo => Some(Preference::Orpo),

@@ -112,7 +112,7 @@ extern "C" fn answer() -> usize {
             let report = answer.report.take();
             answer.text(&report.into()).into_bytes()
         }
-        Err(refusal) => serde_json::to_vec(&refusal.document()).unwrap_or_default(),
+        Err(refusal) => serde_json::to_vec(&refusal.document()).expect("invariant: a refusal is texts"),
     })
 }
 

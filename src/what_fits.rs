@@ -65,7 +65,7 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     if choices.method.attention == Some(Attention::Eager) {
         add("--attention flash", &|choices| choices.method.attention = Some(Attention::Flash));
     }
-    let is_on_preferences = matches!(method, Some(Method::Dpo | Method::Orpo | Method::Kto | Method::Reward));
+    let is_on_preferences = method.and_then(Method::preference).is_some();
     if is_on_preferences && choices.method.adapter.is_none() {
         add("--adapter rank=16", &|choices| choices.method.adapter = "rank=16".parse().ok());
     }

@@ -332,9 +332,6 @@ impl Recomputed {
 }
 
 #[cfg(test)]
-mod leads;
-
-#[cfg(test)]
 mod tests {
     use super::Estimates;
     use crate::space::{Family, Request, optimizer_tensors};

@@ -127,7 +127,6 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     // The defaults of its train.py: everything in bf16, without autocast. Steps of this kind were
     // traced with the newest release.
     if framework("fsdp_qlora") {
-        keys.retain(|(word, _)| *word != "version");
         keys.extend([("version", "latest"), ("precision", "bf16"), ("adapters", "bf16")]);
     }
     if is_deepspeed(row) {

@@ -1,4 +1,4 @@
-//! What a command answered, and the files in which it leaves what it does not print.
+//! The answer of a command, and the names of the files that the command writes for it.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ pub(super) const PROGRESS: &str = "progress.jsonl";
 pub(super) const REPORT: &str = "report.html";
 pub(super) const WRITTEN: &str = "written";
 
-/// What a command answered.
+/// The answer of a command.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Its exit status: 0, or that of a failure, whose document is then `document` mostly.

@@ -15,7 +15,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a child prints, in its folder.
+/// The files for a child's standard output and standard error, in its folder.
 const DOCUMENT: &str = "document.json";
 const MESSAGES: &str = "messages.txt";
 

@@ -1,4 +1,4 @@
-//! What the planner's page knows before it asks: the names and types of its fields.
+//! The names and types of the fields of the planner's page.
 
 use super::{commands, schema};
 use crate::failure::{Failure, code};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// What the page knows from the start: the names and types of its fields.
+/// The page gets these names and types before it asks anything.
 #[derive(Serialize)]
 struct Known {
     version: &'static str,

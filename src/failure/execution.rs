@@ -10,9 +10,10 @@ use std::error::Error;
 impl From<ExecutorError> for Failure {
     fn from(error: ExecutorError) -> Self {
         match &error {
-            ExecutorError::Stopped { signal, .. } => {
-                Failure::Stopped { signal: u8::try_from(*signal).unwrap_or_default(), fault: Fault::of(error).into() }
-            }
+            ExecutorError::Stopped { signal, .. } => Failure::Stopped {
+                signal: u8::try_from(*signal).expect("invariant: signals have small numbers"),
+                fault: Fault::of(error).into(),
+            },
             ExecutorError::Checkpoint(cause) if cause.is_input() => Failure::of_input(error),
             ExecutorError::Plan(_) | ExecutorError::Data(_) | ExecutorError::Unsupported { .. } => Failure::of_input(error),
             _ => Failure::of_undone(error),

@@ -12,7 +12,7 @@ use tracing::level_filters::LevelFilter;
 
 pub use web_time::Instant;
 
-/// Whether commands see the machine on which they run.
+/// Whether `local` and `local-gpus` can be looked up.
 pub const SEES_MACHINE: bool = false;
 
 /// The folder in which commands run.
@@ -146,7 +146,7 @@ pub fn stderr() -> impl Write {
     Stream(&STDERR)
 }
 
-/// What was printed on standard output and on standard error.
+/// The texts of standard output and standard error.
 pub fn printed() -> [String; 2] {
     [&STDOUT, &STDERR].map(|stream| String::from_utf8_lossy(&lock(stream)).into_owned())
 }

@@ -17,7 +17,7 @@ pub use indicatif::ProgressBar;
 pub use std::fs::File;
 pub use std::time::Instant;
 
-/// Whether commands see the machine on which they run.
+/// Whether `local` and `local-gpus` can be looked up.
 pub const SEES_MACHINE: bool = true;
 
 /// Reads a regular file of at most `most` bytes.

@@ -1,5 +1,5 @@
 //! Parallelism over several axes in the words of Accelerate's `ParallelismConfig`, which the
-//! Trainer and Axolotl have too. Of what shards parameters it knows only that FSDP does.
+//! Trainer and Axolotl have too. It knows that FSDP shards parameters, and not how.
 
 use super::stated::Stated;
 use super::{FrameworkError, Surroundings};
@@ -58,7 +58,7 @@ pub(super) fn read(
     let others = replicas.saturating_mul(layout.tensor).saturating_mul(layout.context);
     let stated_shards = stated.size(SHARDS)?;
     let shards = stated_shards.unwrap_or(ranks / others.max(1)).max(1);
-    // It takes FSDP, whose section says when shards are gathered.
+    // Shards of parameters are FSDP's. Its own section, read later, may say another stage.
     if stated_shards.is_some_and(|shards| shards > 1) {
         layout.zero = 3;
     }
