@@ -3,11 +3,11 @@
 
 use crate::choices::{Choices, Setting};
 use crate::failure::{Failure, code};
-use crate::predict;
+use crate::inputs::NamedModel;
 use foretell_planner::{Candidate, Planned};
-use foretell_program::{Profile, Program, compile_training};
+use foretell_program::Profile;
 use foretell_reports::{Column, table};
-use foretell_simulator::{CostModel, Folding, WhatIf, predict as simulate, traced_prediction};
+use foretell_simulator::{ChangeablePlan, WhatIf};
 use foretell_topologies::Topology;
 use foretell_units::Seconds;
 use foretell_units::diagnostic::Mistake;
@@ -51,17 +51,14 @@ pub fn answer(
     choices: &Choices,
     profile: Option<&Profile>,
 ) -> Result<BreakevenAnswer, Failure> {
-    let mut contenders = Vec::new();
-    for (index, candidate) in planned.candidates.iter().enumerate() {
-        contenders.push(Contender::new(Some(index + 1), candidate, &setting.topology, setting, profile)?);
-    }
-    if setting.topology.node_count() > 1
-        && let Some((candidate, topology)) = of_one_node(choices, setting, profile)?
-    {
-        contenders.push(Contender::new(None, &candidate, &topology, setting, profile)?);
-    }
+    let has_nodes = setting.topology.node_count() > 1;
+    let alone = if has_nodes { of_one_node(choices, setting, profile)? } else { None };
+    let shown = planned.candidates.iter().enumerate().map(|(index, candidate)| (Some(index + 1), candidate, &setting.topology));
+    let of_one_node = alone.iter().map(|(candidate, topology)| (None, candidate, topology));
+    let contender = |(layout, candidate, topology)| Contender::new(layout, candidate, topology, &setting.model, profile);
+    let contenders = shown.chain(of_one_node).map(contender).collect::<Result<Vec<_>, _>>()?;
     let factors: Vec<f64> = POWERS.map(|power| 2.0_f64.powi(power)).collect();
-    let fastest = |factor: f64| fastest(&contenders, quantity, factor, setting, profile);
+    let fastest = |factor: f64| fastest(&contenders, quantity, factor);
     let mut stretches: Vec<(f64, usize, Seconds)> = Vec::new();
     for &factor in &factors {
         let (winner, step) = fastest(factor)?;
@@ -101,63 +98,31 @@ impl BreakevenAnswer {
     }
 }
 
-/// A layout, ready to be simulated on changed hardware.
-struct Contender {
+/// A layout, ready to be predicted on changed hardware.
+struct Contender<'a> {
     layout: Option<usize>,
     words: String,
-    candidate: Candidate,
-    topology: Topology,
-    /// Its Program; `None` where its framework's own operators predict it.
-    program: Option<(Program, CostModel)>,
+    plan: ChangeablePlan<'a>,
 }
 
-impl Contender {
+impl<'a> Contender<'a> {
     fn new(
         layout: Option<usize>,
-        candidate: &Candidate,
-        topology: &Topology,
-        setting: &Setting,
+        candidate: &'a Candidate,
+        topology: &'a Topology,
+        model: &'a NamedModel,
         profile: Option<&Profile>,
     ) -> Result<Self, Failure> {
-        let model = &setting.model;
-        let program = if candidate.prediction.is_traced() {
-            None
-        } else {
-            let costs = predict::costs(profile, topology, &candidate.plan, &model.model)?;
-            Some((compile_training(&model.model, &model.name, &candidate.plan)?, costs))
-        };
         let words = candidate.plan.layout.in_words();
-        Ok(Self { layout, words, candidate: candidate.clone(), topology: topology.clone(), program })
-    }
-
-    fn step(&self, what_if: &WhatIf, setting: &Setting, profile: Option<&Profile>) -> Result<Seconds, Failure> {
-        let topology = what_if.topology(&self.topology)?;
-        match &self.program {
-            Some((program, costs)) => {
-                let oversubscription = predict::oversubscription(false);
-                let (prediction, _) = simulate(program, &topology, &what_if.costs(costs), oversubscription, Folding::On)?;
-                Ok(prediction.step_seconds)
-            }
-            None => {
-                let (plan, model) = (&self.candidate.plan, &setting.model.model);
-                let costs = predict::costs(profile, &topology, plan, model)?;
-                let traced = traced_prediction(plan, model, &topology, &costs);
-                traced.map(|traced| traced.prediction.step_seconds).map_err(Failure::of_undone)
-            }
-        }
+        let plan = ChangeablePlan::new((&model.model, &model.name), &candidate.plan, topology, profile)?;
+        Ok(Self { layout, words, plan })
     }
 }
 
 /// The place of the fastest layout at a factor, and its step. Of equal ones the first.
-fn fastest(
-    contenders: &[Contender],
-    quantity: &str,
-    factor: f64,
-    setting: &Setting,
-    profile: Option<&Profile>,
-) -> Result<(usize, Seconds), Failure> {
+fn fastest(contenders: &[Contender<'_>], quantity: &str, factor: f64) -> Result<(usize, Seconds), Failure> {
     let what_if = question(quantity, factor)?;
-    let steps = contenders.par_iter().map(|contender| contender.step(&what_if, setting, profile));
+    let steps = contenders.par_iter().map(|contender| Ok(contender.plan.predict(&what_if)?.step_seconds));
     let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
     let fastest = steps.into_iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
     fastest.ok_or_else(|| Failure::undone(code::NOTHING_FITS, "the search returned nothing"))

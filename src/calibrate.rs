@@ -14,7 +14,6 @@ use crate::inputs::{self, NamedModel};
 use crate::launch::{Hosts, backend_here};
 use crate::output;
 use crate::plan_file::PlanFile;
-use crate::predict;
 use clap::Args;
 use convergence::ConvergenceArguments;
 use foretell_executor::data::{DataSource, Dataset};
@@ -25,6 +24,7 @@ use foretell_executor::{
 use foretell_models::Model;
 use foretell_planner::Fixed;
 use foretell_program::{Exchange, InputCosts, Plan, Profile, Reach};
+use foretell_simulator::require_products;
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use needs::MOST_BETWEEN_EXCHANGES;
@@ -118,7 +118,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => Model::examples().map(|(name, model)| NamedModel { name: name.into(), model }).collect(),
     };
     models.iter().try_for_each(|named| executable(&named.model))?;
-    predict::has_products(&topology, precision)?;
+    require_products(&topology, precision).map_err(Failure::of_input)?;
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
         let sequences = model.model.sample().is_sequence();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });

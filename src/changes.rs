@@ -2,11 +2,10 @@
 
 use crate::choices::Setting;
 use crate::failure::Failure;
-use crate::predict;
 use foretell_models::GraphOptions;
 use foretell_planner::Planned;
-use foretell_program::{PlanError, Profile, Program, compile_training};
-use foretell_simulator::{CostModel, Folding, WhatIf, predict as simulate};
+use foretell_program::{PlanError, Profile};
+use foretell_simulator::{ChangeablePlan, WhatIf};
 use foretell_units::Seconds;
 use rayon::prelude::*;
 
@@ -34,10 +33,10 @@ pub fn in_short(planned: &Planned, setting: &Setting, profile: Option<&Profile>)
     Changes::new(planned, setting, profile)?.in_short()
 }
 
-/// The shown layouts, ready to be simulated on changed hardware.
+/// The shown layouts, ready to be predicted on changed hardware.
 pub struct Changes<'a> {
     setting: &'a Setting,
-    programs: Vec<(Program, CostModel)>,
+    layouts: Vec<ChangeablePlan<'a>>,
 }
 
 /// The shown layouts after one change.
@@ -53,14 +52,14 @@ struct Verdict {
 }
 
 impl<'a> Changes<'a> {
-    /// Compiles the layouts of an answer.
-    pub fn new(planned: &Planned, setting: &'a Setting, profile: Option<&Profile>) -> Result<Self, Failure> {
-        let model = &setting.model;
-        let compiled = planned.candidates.par_iter().map(|candidate| {
-            let costs = predict::costs(profile, &setting.topology, &candidate.plan, &model.model)?;
-            Ok((compile_training(&model.model, &model.name, &candidate.plan)?, costs))
-        });
-        Ok(Self { setting, programs: compiled.collect::<Result<_, Failure>>()? })
+    /// Prepares the layouts of an answer.
+    pub fn new(planned: &'a Planned, setting: &'a Setting, profile: Option<&Profile>) -> Result<Self, Failure> {
+        let model = (&setting.model.model, setting.model.name.as_str());
+        let layouts = planned
+            .candidates
+            .par_iter()
+            .map(|candidate| ChangeablePlan::new(model, &candidate.plan, &setting.topology, profile));
+        Ok(Self { setting, layouts: layouts.collect::<Result<_, _>>()? })
     }
 
     /// One line for the short answer.
@@ -108,12 +107,7 @@ impl<'a> Changes<'a> {
     /// `None` if no layout is shown.
     fn verdict(&self, question: &'static str, name: &'static str) -> Result<Option<Verdict>, Failure> {
         let what_if: WhatIf = question.parse().map_err(Failure::of_input)?;
-        let topology = what_if.topology(&self.setting.topology)?;
-        let oversubscription = predict::oversubscription(false);
-        let steps = self.programs.par_iter().map(|(program, costs)| {
-            let (prediction, _) = simulate(program, &topology, &what_if.costs(costs), oversubscription, Folding::On)?;
-            Ok(prediction.step_seconds)
-        });
+        let steps = self.layouts.par_iter().map(|layout| Ok(layout.predict(&what_if)?.step_seconds));
         let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
         let fastest = steps.iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
         Ok(fastest.map(|(place, step)| Verdict { question, name, fastest: place, step: *step, of_first: steps[0] }))

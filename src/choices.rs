@@ -8,14 +8,12 @@ use crate::host::Instant;
 use crate::inputs::{self, NamedModel};
 use crate::method::{Method, MethodChoices};
 use crate::plan_file::{ModelReference, PlanFile, PolicyTraining};
-use crate::predict;
-use crate::price_limit;
 use crate::usual_stack::Trainer;
 use clap::Args;
-use foretell_planner::{Fixed, Framework, Planned, Progress, Request, StackLimits, plan};
+use foretell_planner::{Clock, Fixed, Framework, PlanJob, Planned, Progress, plan_job, usual_headroom};
 use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Rollout, RolloutPlacement, Stack, Trained};
-use foretell_simulator::Stop;
-use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
+use foretell_simulator::require_products;
+use foretell_topologies::{Architecture, Topology, TopologyReference};
 use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, DataType, Price, Seconds, count};
 use std::path::Path;
@@ -193,7 +191,7 @@ impl Choices {
             precision
         });
         for format in self.precision.iter().copied().map(DataType::from) {
-            predict::has_products(&topology, format)?;
+            require_products(&topology, format).map_err(Failure::of_input)?;
         }
         let optimizer = self.optimizer.map(Optimizer::from).unwrap_or_else(|| {
             let optimizer = model.model.usual_optimizer();
@@ -272,28 +270,6 @@ impl Choices {
         inputs::sound(NamedModel { model, ..named }, Path::new("--sequence"))
     }
 
-    /// Number of ranks that the search may use: one per device within `--price-limit`. With
-    /// `--oversubscribe` it is the world size of the fixed layout, as with `mpirun`.
-    pub fn devices(&self, topology: &Topology) -> usize {
-        match (self.oversubscribe, self.fix.data, self.fix.tensor, self.fix.pipeline) {
-            (true, Some(data), Some(tensor), Some(pipeline)) => {
-                let others = [tensor, pipeline, self.fix.context.unwrap_or(1), self.fix.expert.unwrap_or(1)];
-                others.into_iter().fold(data, usize::saturating_mul)
-            }
-            _ => self.price_limit.as_ref().map_or(topology.device_count(), |limit| price_limit::affordable(topology, limit)),
-        }
-    }
-
-    /// The fields of the layout that the search leaves alone: those of `--fix`, and those that the
-    /// stack has only one value of.
-    pub fn fixed(&self, stack: &Stack) -> Fixed {
-        let mut fixed = self.fix.clone();
-        if let Some(limits) = StackLimits::of(stack) {
-            limits.fix(&mut fixed);
-        }
-        fixed
-    }
-
     /// The number formats to try: those of `--precision`, or the default.
     pub fn formats(&self, setting: &Setting) -> Vec<DataType> {
         let mut formats = vec![setting.base.precision];
@@ -306,22 +282,8 @@ impl Choices {
     }
 
     /// Share of each GPU's memory that layouts leave free.
-    ///
-    /// Our own executor maps one arena: the driver's context and the libraries need about 2 GiB of
-    /// 80. Allocators of frameworks also lose some between blocks, unless their allocations are
-    /// replayed one by one.
     pub fn headroom(&self, stack: &Stack) -> f64 {
-        let knows_allocator = || inputs::stack(stack.name()).is_ok_and(|profile| profile.tables.is_some());
-        self.headroom.unwrap_or(match self.memory_limit {
-            Some(_) => 0.0,
-            None if stack.is_own() || knows_allocator() => 0.025,
-            None => 0.06,
-        })
-    }
-
-    /// How much slower a simpler layout may be.
-    pub fn simplicity_margin(&self) -> f64 {
-        if self.prefer == Prefer::Simple { SIMPLICITY_MARGIN } else { 0.0 }
+        self.headroom.unwrap_or_else(|| usual_headroom(stack, self.memory_limit))
     }
 
     /// The limits of a device's memory.
@@ -329,15 +291,38 @@ impl Choices {
         Limits { memory_limit: self.memory_limit, headroom: self.headroom(stack) }
     }
 
-    /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin
-    /// with another node kind. Sets the setting's topology to that of the answer.
-    pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
-        self.search_watched(setting, profile, top, &|_, _| {})
+    /// Ranks that the search may use.
+    pub fn devices(&self, setting: &Setting) -> usize {
+        self.job(setting, None, Instant::now()).devices()
     }
 
-    /// Whether [`Self::search`] is one search, so that its progress is that of the whole.
+    /// Whether the search is one, so that its progress is that of the whole.
     pub fn is_one_search(&self, setting: &Setting) -> bool {
-        self.formats(setting).len() == 1 && self.without_first_nodes(setting).is_empty()
+        self.job(setting, None, Instant::now()).is_one_search()
+    }
+
+    /// The question that the planner answers. Its time runs from `started`.
+    pub fn job<'a>(&'a self, setting: &'a Setting, profile: Option<&'a Profile>, started: Instant) -> PlanJob<'a> {
+        PlanJob {
+            profile,
+            formats: self.formats(setting),
+            fixed: self.fix.clone(),
+            keeps_node_order: self.first_nodes.is_some(),
+            oversubscribes: self.oversubscribe,
+            memory_limit: self.memory_limit,
+            headroom: self.headroom,
+            price_limit: self.price_limit.clone(),
+            prefers_simple: self.prefer == Prefer::Simple,
+            objective: self.objective.into(),
+            clock: Clock::new(move || Seconds::new(started.elapsed().as_secs_f64())),
+            end: self.time_limit,
+            ..PlanJob::new(&setting.model.model, &setting.model.name, &setting.topology, &setting.base)
+        }
+    }
+
+    /// Answers the question. Sets the setting's topology to that of the answer.
+    pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+        self.search_watched(setting, profile, top, &|_, _| {})
     }
 
     /// Searches as [`Self::search`] does. Tells `watch` how far the search is, with the seconds
@@ -352,132 +337,10 @@ impl Choices {
         self.refuse_policy("the search over layouts alone")?;
         let started = Instant::now();
         let watch = |progress: Progress| watch(started.elapsed().as_secs_f64(), progress);
-        let formats = self.formats(setting);
-        if formats.len() > 1 && !matches!(self.objective, Objective::Time | Objective::TimeToLoss) {
-            let hint = "omit `--objective`, or name one format";
-            return Err(Failure::input(code::OPTION_VALUE, "several number formats can only be compared by step time").hint(hint));
-        }
-        let devices = self.devices(&setting.topology);
-        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started, &watch);
-        // The other searches leave some kinds of devices out.
-        let on_all_devices = planned.as_ref().ok().and_then(|planned| planned.search.all_devices_seconds);
-        for (first, topology, devices) in self.without_first_nodes(setting) {
-            if planned.is_ok() && self.is_over(started) {
-                planned = planned.map(|planned| planned.cut_off());
-                break;
-            }
-            let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
-            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started, &watch);
-            planned = match (planned, found) {
-                (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.counting(&found)),
-                (Ok(before), Err(_)) => Ok(before),
-                (before, Ok(found)) => {
-                    (setting.topology, setting.first_nodes) = (topology, Some(first));
-                    Ok(match before {
-                        Ok(before) => found.counting(&before),
-                        Err(_) => found,
-                    })
-                }
-                (before, Err(_)) => before,
-            };
-        }
-        let mut planned = planned?;
-        planned.search.all_devices_seconds = on_all_devices;
-        planned.search.wall_seconds = started.elapsed().as_secs_f64();
-        Ok(planned)
-    }
-
-    /// Searches the first `devices` of a topology for the best `top` layouts. `elsewhere` is the
-    /// best value on other topologies: only better layouts count.
-    fn search_devices(
-        &self,
-        setting: &Setting,
-        (topology, devices): (&Topology, usize),
-        profile: Option<&Profile>,
-        (top, elsewhere): (usize, Option<f64>),
-        started: Instant,
-        watch: &(dyn Fn(Progress) + Sync),
-    ) -> Result<Planned, Failure> {
-        if let Some(limit) = &self.price_limit {
-            price_limit::check_currency(topology, limit)?;
-        }
-        if devices == 0 {
-            let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
-            return Err(
-                Failure::input(code::OPTION_VALUE, format!("no node of `{}` costs so little", topology.name())).hint(hint)
-            );
-        }
-        // The clock stops a search a little later if that still gives an answer.
-        let (stop, give_up) = (self.stop_after(started, 0.0), self.stop_after(started, LATE_ANSWER));
-        let search = |base: &Plan| -> Result<Planned, Failure> {
-            let costs = predict::costs(profile, topology, base, &setting.model.model)?;
-            let request = Request {
-                fixed: self.fixed(&base.stack),
-                devices,
-                objective: self.objective.into(),
-                stop: stop.clone(),
-                give_up: give_up.clone(),
-                watch,
-                oversubscription: predict::oversubscription(self.oversubscribe),
-                memory_limit: self.memory_limit,
-                headroom: self.headroom(&base.stack),
-                searches_locally: true,
-                simplicity_margin: self.simplicity_margin(),
-                top,
-                must_beat: elsewhere,
-                ..Request::new(&setting.model.model, &setting.model.name, topology, &costs, base)
-            };
-            Ok(plan(&request)?)
-        };
-        let mut planned = search(&setting.base);
-        for &precision in &self.formats(setting)[1..] {
-            if planned.is_ok() && stop.is_raised() {
-                return planned.map(|planned| planned.cut_off());
-            }
-            // A model that does not fit in one format may fit in another.
-            planned = match (planned, search(&Plan { precision, ..setting.base.clone() })) {
-                (Ok(one), Ok(other)) => Ok(one.merged(other, top)),
-                (Err(_), other) => other,
-                (one, Err(_)) => one,
-            };
-        }
-        planned
-    }
-
-    /// Stops a search that began at `started` so many seconds after the time limit.
-    pub fn stop_after(&self, started: Instant, seconds: f64) -> Stop {
-        let end = self.time_limit.map(|limit| limit.value() + seconds);
-        Stop::when(move || end.is_some_and(|end| started.elapsed().as_secs_f64() > end))
-    }
-
-    /// Whether the time limit is over.
-    pub fn is_over(&self, started: Instant) -> bool {
-        self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value())
-    }
-
-    /// Topologies that begin with another node kind: that kind's name, the reordered topology, and
-    /// the number of devices without the kinds that come before it in the file (or those within the
-    /// price limit).
-    fn without_first_nodes(&self, setting: &Setting) -> Vec<(String, Topology, usize)> {
-        let groups = setting.topology.node_groups();
-        let unnamed = |groups: &[NodeGroup]| -> Vec<NodeGroup> {
-            groups.iter().map(|group| NodeGroup { name: String::new(), ..group.clone() }).collect()
-        };
-        let (mut seen, mut found) = (Vec::new(), Vec::new());
-        for place in (1..groups.len()).filter(|_| self.first_nodes.is_none() && !self.oversubscribe).take(MOST_KINDS_LEFT_OUT) {
-            // Skips what equals a prefix of the file's nodes: the search has seen it.
-            let left = unnamed(&groups[place..]);
-            let is_known = seen.contains(&left) || unnamed(&groups[..groups.len() - place]) == left;
-            if let Ok(topology) = setting.topology.clone().beginning_with(&groups[place].name)
-                && !is_known
-            {
-                let rest = groups[place..].iter().map(|group| group.devices * group.count).sum();
-                let devices = if self.price_limit.is_some() { self.devices(&topology) } else { rest };
-                found.push((groups[place].name.clone(), topology, devices));
-                seen.push(left);
-            }
-        }
-        found
+        let answer = plan_job(&PlanJob { top, watch: &watch, ..self.job(setting, profile, started) })?;
+        setting.topology = answer.topology;
+        setting.first_nodes = answer.first_nodes.or(setting.first_nodes.take());
+        Ok(answer.planned)
     }
 
     /// Returns the plan file of a layout that the search found.
@@ -503,16 +366,6 @@ impl Choices {
         Ok(file)
     }
 }
-
-/// Seconds beyond its time limit for which a search without an answer goes on. Most have one by
-/// then.
-const LATE_ANSWER: f64 = 0.25;
-
-/// How much slower a simpler layout may be: less than any prediction is sure of.
-const SIMPLICITY_MARGIN: f64 = 0.005;
-
-/// Most node kinds at the beginning of a file that are left out. Each needs a search of its own.
-const MOST_KINDS_LEFT_OUT: usize = 3;
 
 /// Parses a share of something, such as `6%` or `0.06`.
 fn share(text: &str) -> Result<f64, Mistake> {

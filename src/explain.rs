@@ -228,7 +228,7 @@ const MANY_STAGES: usize = 30;
 fn oddities(best: &Candidate, search: &Search, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let topology = &setting.topology;
     let (layout, ranks) = (&best.plan.layout, best.plan.mesh()?.world_size());
-    let devices = choices.devices(topology).min(topology.device_count());
+    let devices = choices.devices(setting).min(topology.device_count());
     let mut said = Vec::new();
     if ranks < devices {
         said.push(idle_devices(best, search, topology, ranks..devices));

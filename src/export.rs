@@ -194,6 +194,7 @@ fn changed(loaded: &LoadedPlan, framework: Framework, original: &Path, folder: &
     let read_beside = |name: &str| inputs::read_beside(beside, Path::new(name)).and_then(Result::ok);
     let topology = &loaded.topology;
     let surroundings = Surroundings {
+        launch_file: None,
         ranks: topology.device_count(),
         devices_per_node: topology.device_count() / topology.node_count().max(1),
         device: topology.device_kinds().first().map_or("h100-sxm-80g", |kind| kind.name.as_str()),

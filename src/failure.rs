@@ -8,9 +8,9 @@ mod terminal;
 pub mod usage;
 
 use code::Code;
-use foretell_planner::PlannerError;
+use foretell_planner::{PlanJobError, PlannerError};
 use foretell_program::PlanError;
-use foretell_simulator::SimulationError;
+use foretell_simulator::{ChangedPlanError, SimulationError};
 use foretell_units::diagnostic::{help, one_line, place};
 use miette::Diagnostic;
 use schemars::JsonSchema;
@@ -209,6 +209,25 @@ macro_rules! undone {
     };
 }
 undone!(SimulationError, foretell_reports::ReportError, foretell_export::ExportError);
+
+impl From<ChangedPlanError> for Failure {
+    fn from(error: ChangedPlanError) -> Self {
+        match error {
+            ChangedPlanError::Costs(_) | ChangedPlanError::Plan(_) | ChangedPlanError::Topology(_) => Failure::of_input(error),
+            error => Failure::of_undone(error),
+        }
+    }
+}
+
+impl From<PlanJobError> for Failure {
+    fn from(error: PlanJobError) -> Self {
+        match error {
+            PlanJobError::Search(error) => error.into(),
+            PlanJobError::NoSizeFits => Failure::of_undone(error),
+            error => Failure::of_input(error),
+        }
+    }
+}
 
 impl From<PlannerError> for Failure {
     fn from(error: PlannerError) -> Self {

@@ -9,12 +9,12 @@ use crate::foreign;
 use crate::inputs::{self, NamedModel};
 use crate::output;
 use crate::plan_file::{ModelReference, PlanFile, usual_bucket, usual_overlap};
-use crate::predict;
 use clap::{Args, ValueEnum};
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, check_stack, import_plan};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::traced::TracedPlan;
 use foretell_program::{AttentionKernel, Layout, Plan};
+use foretell_simulator::require_products;
 use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -35,7 +35,8 @@ pub struct Arguments {
     /// The file's format
     #[arg(value_enum)]
     form: Form,
-    /// The file; for `kineto` one for each rank, or for a rank of each stage
+    /// The file; for `kineto` one for each rank, or for a rank of each stage; for `hf-trainer` also
+    /// accelerate's configuration of the launch, as the second
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Library name of the GPUs, if the file does not identify them
@@ -135,10 +136,11 @@ impl Form {
 }
 
 impl Arguments {
-    /// The one file.
+    /// The one file. A Trainer's may have that of its launch beside it.
     fn file(&self) -> Result<&Path, Failure> {
         match self.files.as_slice() {
             [file] => Ok(file),
+            [file, _] if self.form == Form::HfTrainer => Ok(file),
             _ => Err(Failure::input(code::IMPORT_OPTIONS, "this format is read from one file")
                 .hint("give one file, or import `kineto`")),
         }
@@ -258,6 +260,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     let name = arguments.topology.as_deref().ok_or_else(|| missing("topology"))?;
     let topology = inputs::topology(name, arguments.nodes)?;
     let folder = path.parent().unwrap_or(Path::new("."));
+    let launch_file = arguments.files.get(1).and_then(|path| path.to_str());
     // A file that is there and cannot be read is an error, and not one that is missing.
     let unreadable = std::cell::RefCell::new(None);
     let read_beside = |name: &str| {
@@ -272,6 +275,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
         micro_batch: arguments.micro_batch,
         sequence: arguments.sequence,
         vocab: arguments.vocab,
+        launch_file,
         file: &read_beside,
     };
     let imported = import_plan(text, form, surroundings).map_err(|error| Failure::of_input(error).in_file(path));
@@ -284,7 +288,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
         let message = format!("the file states its micro-batch, {own}, and `--micro-batch` is {size}");
         return Err(Failure::input(code::IMPORT_OPTIONS, message).hint("leave one of them out").in_file(path));
     }
-    predict::has_products(&topology, imported.plan.precision)?;
+    require_products(&topology, imported.plan.precision).map_err(Failure::of_input)?;
     let mut imported = imported;
     let model = model(arguments, &mut imported, path)?;
     let mut plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };

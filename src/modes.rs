@@ -235,7 +235,7 @@ fn in_mode(
     if mode == found.plan.mode {
         return Ok(Ok(found.clone()));
     }
-    let Some(plan) = with_mode(&found.plan, mode, choices.devices(&setting.topology)) else {
+    let Some(plan) = with_mode(&found.plan, mode, choices.devices(setting)) else {
         return Ok(Err("no devices are left for the servers, or no number of workers divides the batch".into()));
     };
     let (model, topology) = (&setting.model, &setting.topology);

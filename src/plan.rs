@@ -5,21 +5,21 @@ use crate::choices::{Choices, Objective, Setting};
 use crate::failure::{Failure, code};
 use crate::fit_table::{Axes, Format as TableFormat};
 use crate::host::Instant;
+use crate::lengths::{DataLengths, LengthChoices, LengthsAnswer};
 use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
-use crate::sizes::Point;
 use crate::usual_stack::Trainer;
 use crate::{
     breakeven, changes, explain, fit_table, gpus_needed, inputs, modes, output, post_training, predict, search_report, sizes,
     what_fits,
 };
 use clap::Args;
-use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search};
+use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search, SizePoint, SizePoints, enough_nodes, front, scaling};
 use foretell_program::{MOST_RANKS, Profile};
 use foretell_reports::GapPoint;
 use foretell_simulator::Prediction;
-use foretell_units::diagnostic::Mistake;
+use foretell_units::diagnostic::{Mistake, one_line};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,8 @@ use std::sync::Mutex;
 pub struct Arguments {
     #[command(flatten)]
     pub choices: Choices,
+    #[command(flatten)]
+    lengths: LengthChoices,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -45,10 +47,10 @@ pub struct Arguments {
     explain: bool,
     /// Find the best layout at each size; the number of devices doubles from the first to the
     /// second
-    #[arg(long, value_name = "8..4096", value_parser = device_range, conflicts_with_all = ["output", "explain", "front"])]
+    #[arg(long, value_name = "8..4096", value_parser = device_range, conflicts_with_all = ["output", "explain", "front", "lengths"])]
     scaling: Option<(usize, usize)>,
     /// Pareto front of step time, memory and devices
-    #[arg(long, conflicts_with_all = ["output", "explain"])]
+    #[arg(long, conflicts_with_all = ["output", "explain", "lengths"])]
     front: bool,
     /// Lay a plan of your own beside the answer: its prediction, and where the difference comes
     /// from
@@ -56,30 +58,30 @@ pub struct Arguments {
     compare: Option<PathBuf>,
     /// Find from which bandwidth or rate on which layout is the fastest: a quantity of `simulate
     /// --what-if`
-    #[arg(long, value_name = "inter_node.bandwidth", value_parser = breakeven::quantity, conflicts_with_all = ["scaling", "front", "table", "gpus_needed", "mode"])]
+    #[arg(long, value_name = "inter_node.bandwidth", value_parser = breakeven::quantity, conflicts_with_all = ["scaling", "front", "table", "gpus_needed", "mode", "lengths"])]
     breakeven: Option<String>,
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
     /// Plan a table of jobs and say which fit, how large and how fast: two of context, method,
     /// batch, nodes and loss
-    #[arg(long, value_name = "context,method", conflicts_with_all = ["output", "explain", "front", "scaling", "compare", "report", "progress"])]
+    #[arg(long, value_name = "context,method", conflicts_with_all = ["output", "explain", "front", "scaling", "compare", "report", "progress", "lengths"])]
     table: Option<Axes>,
     /// Form of the table
     #[arg(long, value_enum, default_value_t, requires = "table")]
     table_format: TableFormat,
     /// Find the least number of each of these devices on which the job fits, in place of
     /// `--topology`
-    #[arg(long, value_name = "rtx-4090,a100-80g,...", value_delimiter = ',', conflicts_with_all = ["topology", "nodes", "output", "explain", "front", "scaling", "compare", "report", "progress", "table"])]
+    #[arg(long, value_name = "rtx-4090,a100-80g,...", value_delimiter = ',', conflicts_with_all = ["topology", "nodes", "output", "explain", "front", "scaling", "compare", "report", "progress", "table", "lengths"])]
     gpus_needed: Vec<String>,
     /// Modes to search: how the replicas of a model stay together
-    #[arg(long, value_enum, default_value_t, conflicts_with_all = ["scaling", "front"])]
+    #[arg(long, value_enum, default_value_t, conflicts_with_all = ["scaling", "front", "lengths"])]
     mode: ModeChoice,
     /// A table of the samples that each mode needs to reach a loss, in place of the built-in one
     #[arg(long, value_name = "FILE", requires = "mode")]
     samples_needed: Option<PathBuf>,
     /// Write one self-contained HTML page: the answer, the best layout's step, and the search
-    #[arg(long, value_name = "FILE", conflicts_with = "scaling")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scaling", "lengths"])]
     report: Option<PathBuf>,
     /// Write the search's progress into a file as it goes, for `foretell serve FILE`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scaling", "front"])]
@@ -110,11 +112,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         let answer = output::with_spinner("search", || fit_table::answer(axes, &arguments.choices, profile.as_ref()))?;
         return if json { output::json(&answer) } else { output::line(&answer.text(arguments.table_format)) };
     }
-    let mut setting = arguments.choices.setting(if is_ours { Trainer::Ours } else { Trainer::Framework })?;
-    let compared =
-        arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices, &setting)).transpose()?;
+    let trainer = if is_ours { Trainer::Ours } else { Trainer::Framework };
+    let (choices, lengths) = arguments.lengths.apply(&arguments.choices, trainer)?;
+    let choices = &choices;
+    let mut setting = choices.setting(trainer)?;
+    let compared = arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), choices, &setting)).transpose()?;
     if arguments.scaling.is_some() || arguments.front {
-        return points(arguments, &setting, started, json);
+        return points(arguments, &setting, profile.as_ref(), started, json);
     }
     let history: Mutex<Vec<GapPoint>> = Mutex::new(Vec::new());
     let file = |path: &PathBuf| {
@@ -135,20 +139,18 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             file.add(moment);
         }
     };
-    let searched = arguments.choices.search_watched(&mut setting, profile.as_ref(), arguments.top, &watch);
+    let searched = choices.search_watched(&mut setting, profile.as_ref(), arguments.top, &watch);
     bar.finish_and_clear();
     let history = history.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(file) = file.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         file.finish(started.elapsed().as_secs_f64())?;
     }
-    let planned = match searched {
-        Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, device, limit, hint }))
-            if !arguments.choices.oversubscribe =>
-        {
-            let hint = match what_fits::hint(&arguments.choices, profile.as_ref())? {
+    let mut planned = match searched {
+        Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, device, limit, hint })) if !choices.oversubscribe => {
+            let hint = match what_fits::hint(choices, profile.as_ref())? {
                 Some(changes) => changes,
                 None => {
-                    let enough = sizes::enough_nodes(&arguments.choices, &setting, started).unwrap_or(None);
+                    let enough = enough_nodes(&choices.job(&setting, profile.as_ref(), started)).unwrap_or(None);
                     enough.map_or(hint.clone(), |nodes| format!("{hint}; it fits on {nodes} such nodes"))
                 }
             };
@@ -156,15 +158,17 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         planned => planned?,
     };
+    let rank = |lengths: &DataLengths| output::with_spinner("lengths", || lengths.rank(&mut planned, &setting, profile.as_ref()));
+    let lengths = lengths.as_ref().map(rank).transpose()?;
     let modes = (arguments.mode == ModeChoice::Any)
-        .then(|| modes::compare(&arguments.choices, &setting, profile.as_ref(), &planned, arguments.samples_needed.as_deref()))
+        .then(|| modes::compare(choices, &setting, profile.as_ref(), &planned, arguments.samples_needed.as_deref()))
         .transpose()?;
     let best_mode = modes.as_ref().and_then(ModeAnswers::best);
     let Some(best) = best_mode.or(planned.candidates.first()) else {
         return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     if let Some(path) = &arguments.output {
-        let mut file = arguments.choices.plan_file(&setting, &best.plan);
+        let mut file = choices.plan_file(&setting, &best.plan);
         file.relative_to(
             Path::new("."),
             path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
@@ -172,47 +176,51 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
     if let Some(path) = &arguments.report {
-        let page = search_report::of_search(&arguments.choices, &setting, profile.as_ref(), &planned, &history)?;
+        let page = search_report::of_search(choices, &setting, profile.as_ref(), &planned, &history)?;
         output::write(path, page.as_bytes())?;
     }
     let remarks = predict::costs(profile.as_ref(), &setting.topology, &best.plan, &setting.model.model)?.remarks;
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
     let breakeven = arguments.breakeven.as_deref().map(|quantity| {
-        let find = || breakeven::answer(quantity, &planned, &setting, &arguments.choices, profile.as_ref());
+        let find = || breakeven::answer(quantity, &planned, &setting, choices, profile.as_ref());
         output::with_spinner("simulate", find)
     });
     let breakeven = breakeven.transpose()?;
     if json {
-        let mut document = document(&arguments.choices, &setting, &planned)?;
+        let mut document = document(choices, &setting, &planned)?;
         if let Some(modes) = &modes {
-            document.plan = Some(arguments.choices.movable_plan_file(&setting, &best.plan)?);
+            document.plan = Some(choices.movable_plan_file(&setting, &best.plan)?);
             document.predicted = Some(best.prediction.clone());
-            document.modes = Some(modes.document(&arguments.choices, &setting)?);
+            document.modes = Some(modes.document(choices, &setting)?);
         }
-        document.breakeven = breakeven;
+        (document.breakeven, document.lengths) = (breakeven, lengths);
         if let Some(compared) = &compared {
             document.compared =
                 arguments.compare.clone().map(|plan| ComparedAnswer { plan, predicted: compared.prediction.clone() });
         }
         return output::json(&document);
     }
-    if let Some(warning) = explain::cut_off(&planned, arguments.choices.objective) {
+    if let Some(warning) = explain::cut_off(&planned, choices.objective) {
         output::line(&warning)?;
     }
     if let Some(line) = explain::fit(best, &setting.topology) {
         output::line(&line)?;
     }
     output::line(&format!("{}\n{}", explain::title(&setting), predict::layouts(&planned.candidates)))?;
+    if let Some(lengths) = &lengths {
+        output::line("these steps have samples as long as the longest; over the data set:")?;
+        output::line(&lengths.text())?;
+    }
     for line in modes.iter().flat_map(ModeAnswers::lines) {
         output::line(&line)?;
     }
     // Other objectives do not choose by time, and a search that was cut off has no time left.
     // Traced steps have no Program that could be simulated on other hardware.
     let asks_for_time =
-        matches!(arguments.choices.objective, Objective::Time) && !planned.search.is_cut_off && !best.prediction.is_traced();
+        matches!(choices.objective, Objective::Time) && !planned.search.is_cut_off && !best.prediction.is_traced();
     let changes = (asks_for_time && !arguments.explain).then(|| changes::in_short(&planned, &setting, profile.as_ref()));
     let changes = changes.transpose()?;
-    for line in explain::in_short(&planned, &setting, &arguments.choices, changes)? {
+    for line in explain::in_short(&planned, &setting, choices, changes)? {
         output::line(&line)?;
     }
     if let (Some(compared), Some(path)) = (&compared, &arguments.compare) {
@@ -225,7 +233,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&format!("defaults: {}", setting.taken.join(", ")))?;
     }
     if arguments.explain {
-        output::line(&explain::explanation(&planned, &setting, profile.as_ref(), &arguments.choices)?)?;
+        output::line(&explain::explanation(&planned, &setting, profile.as_ref(), choices)?)?;
     }
     match &arguments.output {
         Some(path) if modes.is_some() => output::line(&format!("the best mode, with its layout, is in {}", path.display())),
@@ -246,6 +254,7 @@ impl Arguments {
             ("--breakeven", self.breakeven.is_some()),
             ("--plots", self.plots.is_some()),
             ("--table", self.table.is_some()),
+            ("--lengths", self.lengths.are_stated()),
             ("--gpus-needed", !self.gpus_needed.is_empty()),
             ("--mode", self.mode == ModeChoice::Any),
             ("--report", self.report.is_some()),
@@ -325,6 +334,7 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Resu
         modes: None,
         compared: None,
         breakeven: None,
+        lengths: None,
     })
 }
 
@@ -348,6 +358,10 @@ pub struct PlanAnswer {
     /// The stretches of `--breakeven`.
     #[serde(skip_serializing_if = "Option::is_none")]
     breakeven: Option<BreakevenAnswer>,
+    /// What the samples' lengths do to the best plan's step, with `--lengths`. The plans are then of
+    /// the longest batch, the best first by their mean step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lengths: Option<LengthsAnswer>,
 }
 
 /// Another good plan.
@@ -375,18 +389,28 @@ struct ComparedAnswer {
 pub struct PointsAnswer {
     /// The best layout of each size.
     #[serde(skip_serializing_if = "Option::is_none")]
-    scaling: Option<Vec<Point>>,
+    scaling: Option<Vec<SizePoint>>,
     /// The Pareto front of step time, memory and devices.
     #[serde(skip_serializing_if = "Option::is_none")]
-    front: Option<Vec<Point>>,
+    front: Option<Vec<SizePoint>>,
 }
 
 /// Answers `--scaling` or `--front`.
-fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool) -> Result<(), Failure> {
-    let (name, points) = output::with_spinner("search", || match arguments.scaling {
-        Some(sizes) => sizes::scaling(&arguments.choices, setting, sizes, started).map(|points| ("scaling", points)),
-        None => sizes::front(&arguments.choices, setting, started).map(|points| ("front", points)),
+fn points(
+    arguments: &Arguments,
+    setting: &Setting,
+    profile: Option<&Profile>,
+    started: Instant,
+    json: bool,
+) -> Result<(), Failure> {
+    let job = arguments.choices.job(setting, profile, started);
+    let (name, SizePoints { points, left_out }) = output::with_spinner("search", || match arguments.scaling {
+        Some(sizes) => scaling(&job, sizes).map(|found| ("scaling", found)),
+        None => front(&job).map(|found| ("front", found)),
     })?;
+    for (size, error) in &left_out {
+        output::note(&format!("{size} are left out: {}", one_line(error)));
+    }
     if let Some(folder) = &arguments.plots {
         let plot = sizes::plot(name, setting, &points);
         output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;

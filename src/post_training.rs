@@ -8,7 +8,7 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::predict;
 use foretell_planner::{
-    Framework, PlacedRoles, PlacementSearch, PlannedRoles, PostTrainingPlanError, PostTrainingRequest, Request,
+    Framework, PlacedRoles, PlacementSearch, PlanJob, PlannedRoles, PostTrainingPlanError, PostTrainingRequest, Request,
     plan_post_training,
 };
 use foretell_program::{PolicyMethod, Profile, Rollout, RolloutOffload, RolloutPlacement};
@@ -77,21 +77,10 @@ pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top
     let PolicyTraining { method, rollout } = policy;
     let fixed = choices.method.rollout.as_ref().map(crate::rollout::RolloutChoices::fixed).unwrap_or_default();
     check_framework(*method, &as_searched(rollout, fixed.placement), setting.base.stack.name())?;
-    let devices = choices.devices(&setting.topology);
     let job = ActorJob::new(&setting.model.model, &setting.base, rollout, Some(1)).map_err(of_error)?;
     let costs = predict::costs(profile, &setting.topology, &job.plan, &job.model)?;
-    let stop = choices.stop_after(started, 0.0);
-    let actor = Request {
-        fixed: choices.fixed(&job.plan.stack),
-        devices,
-        memory_limit: choices.memory_limit,
-        headroom: choices.headroom(&job.plan.stack),
-        simplicity_margin: choices.simplicity_margin(),
-        stop: stop.clone(),
-        give_up: stop,
-        top,
-        ..Request::new(&job.model, &setting.model.name, &setting.topology, &costs, &job.plan)
-    };
+    let of_actor = PlanJob { model: &job.model, base: &job.plan, top, ..choices.job(setting, profile, started) };
+    let actor = Request { searches_locally: false, ..of_actor.request(&costs, &job.plan) };
     let framework = framework_of(rollout)?;
     let request = PostTrainingRequest { method: *method, rollout, fixed, framework, base: &setting.base, actor };
     plan_post_training(&request).map_err(|error| match error {

@@ -1,23 +1,21 @@
 //! Predicts a loaded plan. Shared by `simulate`, `execute` and `run`.
 
 use crate::failure::{Failure, code};
-use crate::host::Instant;
+use crate::host::{self, Instant};
 use crate::output::{note, with_spinner};
 use crate::plan_file::LoadedPlan;
-use crate::remarks;
 use foretell_models::Model;
 use foretell_planner::Candidate;
-use foretell_program::traced::Untraced;
-use foretell_program::{Compiled, LayoutDimension, Mode, Offload, Plan, Profile, Program, Stack};
+use foretell_program::{Compiled, LayoutDimension, Mode, Plan, Profile, Program, Stack};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, layouts_table, prediction_table};
-use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
     CheckpointCost, CostModel, Disturbance, InputBound, Load, MemoryUse, Options, OverfullDevice, Oversubscription,
-    PacedPrediction, Prediction, Recording, Simulation, SimulationError, StepKind, checkpoint_cost, load, memory_use,
-    predict_with_memory, simulate, traced_plan, traced_prediction,
+    PacedPrediction, PowerModel, Prediction, Recording, Simulation, SimulationError, StepKind, TracedPrediction, checkpoint_cost,
+    load, memory_use, plan_costs, predict_with_memory, simulate, traced_energy, traced_prediction,
 };
-use foretell_topologies::{Architecture, Topology};
-use foretell_units::{BytesPerSecond, DataType, Seconds};
+use foretell_topologies::{LOCAL_DEVICE, Topology};
+use foretell_units::diagnostic::{Mistake, one_line};
+use foretell_units::{BytesPerSecond, Joules, Seconds};
 use serde::{Deserialize, Serialize};
 
 /// What the prediction says of the input pipeline.
@@ -43,6 +41,9 @@ pub struct PredictedPlan {
     pub undisturbed: Option<Seconds>,
     /// What the prediction assumes, one sentence each.
     pub remarks: Vec<String>,
+    /// The energy of the devices, if the framework's own operators predict the step and the power
+    /// of the devices is known.
+    pub traced_energy: Option<Joules>,
     /// The memory that the run needs.
     memory: MemoryUse,
     /// What a checkpoint costs.
@@ -97,6 +98,8 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
         let reason = "the plan is predicted by its framework's own operators, which nothing can disturb yet";
         return Err(Failure::input(code::OPTION_VALUE, reason).hint(hint));
     }
+    let energy = |traced: &TracedPrediction| traced_energy(&traced.time, ranks, &loaded.topology, &PowerModel::default());
+    let of_energy = traced.as_ref().and_then(energy);
     let of_operators = traced.map(|traced| {
         (prediction, memory) = (traced.prediction, traced.memory_use);
         let stack = loaded.plan.stack.name();
@@ -132,7 +135,18 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     let of_paces = prediction.paces.as_ref().map(paces_in_words);
     let remarks =
         loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_operators).chain(of_usual_step).chain(of_paces).collect();
-    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks, checkpoint, storage, input: None })
+    Ok(PredictedPlan {
+        compiled,
+        prediction,
+        simulation,
+        undisturbed,
+        memory,
+        remarks,
+        traced_energy: of_energy,
+        checkpoint,
+        storage,
+        input: None,
+    })
 }
 
 /// Says how workers that go at their own pace do.
@@ -175,108 +189,22 @@ pub fn predict_cycle(
     Prediction::of_cycle(steps).zip(usual).ok_or_else(|| Failure::undone(code::SYSTEM, "the plan has no step"))
 }
 
-/// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
-/// and the plan's stack, else from the data sheet.
+/// The cost model of a plan, with what it assumes.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model: &Model) -> Result<CostModel, Failure> {
-    has_products(topology, plan.precision)?;
-    let input = |error: ProfileError| Failure::of_input(error);
-    let mut costs = CostModel::new(profile, topology).with_plan(topology, plan, model).map_err(input)?;
-    let kinds = topology.device_kinds();
-    if (0..kinds.len()).any(|kind| costs.cluster(kind).is_some()) {
-        costs.remarks.extend(remarks::on_stack(Profiles::library().map_err(input)?, plan, model, is_traced(&costs, plan, model)));
-        costs.remarks.extend(remarks::on_devices(plan, kinds));
-    }
-    let of_our_kernels = kinds.iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none()).map(|(_, kind)| kind);
-    if let Some(kind) = of_our_kernels.filter(|_| !plan.workload.routing.is_balanced()) {
-        return Err(Failure::input(
-            code::PLAN_CONTRADICTION,
-            format!(
-                "`workload.routing`: costs on `{}` are those of our own kernels, which compute every slot of an expert",
-                kind.name
-            ),
-        )
-        .hint(
-            "leave \
-             `routing` out, or use GPUs of the catalogue without `--profile`",
-        ));
-    }
-    let measured_itself =
-        |kind: &str| (0..kinds.len()).any(|index| kinds[index].name == kind && costs.framework(index).is_some());
-    if let Some(kind) = of_our_kernels.filter(|kind| !plan.stack.is_own() && !measured_itself(&kind.name)) {
-        costs.remarks.push(format!(
-            "`stack: {}` has no costs on `{}`: kernels and communication there are those of our own executor",
-            plan.stack.name(),
-            kind.name
-        ));
-    }
-    costs.remarks.extend(on_tables(&costs, plan, model)?);
-    costs.remarks.extend(remarks::on_woven_passes(plan));
-    costs.remarks.extend(profile.and_then(|profile| remarks::on_machine(profile, topology)));
+    let mut costs = plan_costs(profile, topology, plan, model).map_err(Failure::of_input)?;
+    costs.remarks.extend(profile.and_then(|profile| on_machine(profile, topology)));
     Ok(costs)
 }
 
-/// Whether the framework's own operators predict a plan.
-fn is_traced(costs: &CostModel, plan: &Plan, model: &Model) -> bool {
-    (0..costs.kind_count()).any(|kind| traced_plan(plan, model, costs, kind).is_ok())
-}
-
-/// What stands in for a framework's own operators, one sentence each. Refuses what only operator
-/// tables know where there is none.
-fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, Failure> {
-    let stack = plan.stack.name();
-    if plan.layout.offload == Offload::State && !is_traced(costs, plan, model) {
-        let message = format!("`layout.offload: state`: the operators of `{stack}` were not traced for this job");
-        return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("use `offload: optimizer`, or `stack: hf-deepspeed`"));
-    }
-    let Some(kind) = (0..costs.kind_count()).find(|&kind| costs.tables(kind).is_some()) else {
-        return match plan.workload.stated_kernels() {
-            Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
-            Some(field) => Err(Failure::input(
-                code::PLAN_CONTRADICTION,
-                format!("`workload.{field}`: `stack: {stack}` does not tell such kernels apart"),
-            )
-            .hint(
-                "use `stack: hf-trainer` on GPUs of the \
-                 catalogue, or leave it out",
-            )),
-            None => Ok(Vec::new()),
-        };
-    };
-    // A profile knows no other attention kernel than its own, and no weights of four bits.
-    let needs_table = plan.workload.stated_kernels().filter(|field| *field != "loss");
-    match (traced_plan(plan, model, costs, kind), needs_table) {
-        (Ok(traced), _) => Ok(traced.assumptions),
-        (Err(Untraced { reason }), Some(field)) => Err(Failure::input(
-            code::PLAN_CONTRADICTION,
-            format!("`workload.{field}`: the operators of `{stack}` are not known for {reason}"),
-        )
-        .hint(
-            "leave out other options, use \
-             `--method lora`, or one of `foretell models` that is like Llama",
-        )),
-        (Err(Untraced { reason }), None) => Ok(vec![format!(
-            "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"
-        )]),
-    }
-}
-
-/// Refuses a precision for which a topology's devices state no peak rate.
-pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Failure> {
-    if precision == DataType::Fp8 {
-        let kinds = topology.device_kinds().iter();
-        // CPUs have no fp8 arithmetic either, but compute the same numbers, so that a GPU's
-        // training can be tried.
-        let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));
-        let names: Vec<String> = without.map(|kind| format!("`{}`", kind.name)).collect();
-        if !names.is_empty() {
-            return Err(Failure::input(
-                code::PLAN_CONTRADICTION,
-                format!("`precision: fp8`: no fp8 rate is known for {}", names.join(", ")),
-            )
-            .hint("use `precision: bf16`, or state the device's `peak: {fp8: ..}`"));
-        }
-    }
-    Ok(())
+/// Returns a sentence if a profile stands for the cores of this machine, and was measured on
+/// another.
+fn on_machine(profile: &Profile, topology: &Topology) -> Option<String> {
+    let is_local = topology.is_lab() || topology.device_kinds().iter().any(|kind| kind.name == LOCAL_DEVICE);
+    let (there, here) = (&profile.machine.device, host::processor());
+    (is_local && profile.device == LOCAL_DEVICE && *there != here).then(|| {
+        let message = format!("the profile was measured on `{there}`, and this machine is `{here}`");
+        one_line(&Mistake::new(message, "run `foretell calibrate` here"))
+    })
 }
 
 /// Refuses a plan that does not fit its devices.

@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     // Refuses what cannot be trained here before spending minutes on measuring.
     let backend = backend_here(&setting.topology)?;
     World::check_transport(None, arguments.training.transport(), backend)?;
-    let devices = choices.devices(&setting.topology);
+    let devices = choices.devices(&setting);
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
     let dataset = arguments.training.check_possible(&setting.model.model, &setting.base, None, backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;

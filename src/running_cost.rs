@@ -84,7 +84,8 @@ pub fn answer(
     loaded: &LoadedPlan,
 ) -> Result<Answers, Failure> {
     let program = &predicted.compiled.training;
-    let cost = running_cost(program, &loaded.topology, &predicted.simulation.timeline, &PowerModel::default());
+    let of_program = running_cost(program, &loaded.topology, &predicted.simulation.timeline, &PowerModel::default());
+    let cost = RunningCost { step_energy: predicted.traced_energy.or(of_program.step_energy), ..of_program };
     let step = prediction.step_seconds;
     let steps = steps(questions, program.samples, program.tokens)?;
     let goodput = goodput(questions, step, loaded, predicted, cost.devices)?;

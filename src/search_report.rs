@@ -4,8 +4,7 @@ use crate::binding;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::{Failure, code};
 use crate::predict;
-use crate::sizes::Point;
-use foretell_planner::{Candidate, Planned};
+use foretell_planner::{Candidate, Planned, SizePoint};
 use foretell_program::{Profile, compile_training};
 use foretell_reports::{Chart, GapPoint, LayoutPoint, Section, page};
 use foretell_simulator::{Options, Prediction, Recording, simulate};
@@ -59,8 +58,8 @@ pub fn of_search(
 }
 
 /// The page of `--front`.
-pub fn of_front(setting: &Setting, points: &[Point]) -> Result<String, Failure> {
-    let point = |point: &Point| LayoutPoint {
+pub fn of_front(setting: &Setting, points: &[SizePoint]) -> Result<String, Failure> {
+    let point = |point: &SizePoint| LayoutPoint {
         name: format!("{} devices, {}", point.devices, point.layout),
         plan: String::new(),
         step_seconds: point.step_seconds,

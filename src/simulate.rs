@@ -3,6 +3,7 @@
 use crate::beside;
 use crate::binding::{self, Limits};
 use crate::failure::{Failure, code};
+use crate::lengths::{DataLengths, LengthChoices, LengthsAnswer};
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::post_training;
@@ -74,6 +75,8 @@ pub struct Arguments {
     /// each use is a question of its own
     #[arg(long, value_name = "CHANGE")]
     what_if: Vec<String>,
+    #[command(flatten)]
+    lengths: LengthChoices,
     #[command(flatten)]
     running: running_cost::Questions,
     /// Simulate equivalent ranks once: the same answer in less time
@@ -193,6 +196,9 @@ pub struct SimulateAnswer {
     /// This job and those of `--beside`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     jobs: Vec<beside::JobBesideAnswer>,
+    /// What the samples' lengths do to the step, with `--lengths`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lengths: Option<LengthsAnswer>,
 }
 
 /// What jitter and stragglers cost.
@@ -233,11 +239,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let options = options(arguments, json);
     let mut predicted = output::with_spinner("simulate", || predict::predict_as(&loaded, profile.as_ref(), &options))?;
-    if predicted.prediction.is_traced() && !arguments.what_if.is_empty() {
-        let hint = "write the change into the topology's file, or ask under `stack: fsdp`";
-        let reason = "the plan is predicted by its framework's own operators, for which `--what-if` has no answer";
-        return Err(Failure::input(code::OPTION_VALUE, reason).hint(hint));
-    }
     if arguments.ranks == Ranks::OnePerStage {
         predicted.prediction = of_representatives(&loaded, predicted.prediction)?;
     }
@@ -270,6 +271,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         let page = output::with_spinner("report", || report(&loaded, &predicted, profile.as_ref(), arguments))?;
         output::write(path, page.as_bytes())?;
     }
+    let lengths = arguments.lengths.of_model(&loaded.model)?;
+    let over_lengths = |lengths: &DataLengths| {
+        let answer = || lengths.answer(&loaded.model, &loaded.plan, &loaded.topology, profile.as_ref());
+        output::with_spinner("lengths", answer)
+    };
+    let lengths = lengths.as_ref().map(over_lengths).transpose()?;
     let running = running_cost::answer(&arguments.running, &predicted, &predicted.prediction, &loaded)?;
     if json {
         let (cost, goodput) = running.documents();
@@ -286,6 +293,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
                 .undisturbed
                 .map(|undisturbed| disturbance_document(&options.disturbance, undisturbed, predicted.prediction.step_seconds)),
             jobs: beside::document(&jobs),
+            lengths,
         })?;
     } else if arguments.dump_program {
         output::line(&program.to_string())?;
@@ -302,7 +310,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             Some(path) => output::line(&what_if::path_line(path))?,
             None => {}
         }
-        let parts = [waiting.map(|waiting| waiting.table()), running.table()];
+        let lengths = lengths.as_ref().map(LengthsAnswer::text);
+        let parts = [lengths, waiting.map(|waiting| waiting.table()), running.table()];
         for part in parts.into_iter().flatten() {
             output::line(&format!("\n{part}"))?;
         }
@@ -345,6 +354,7 @@ impl Arguments {
             ("--plots", self.plots.is_some()),
             ("--critical-path", self.critical_path),
             ("--beside", !self.beside.is_empty()),
+            ("--lengths", self.lengths.are_stated()),
             ("--what-if", !self.what_if.is_empty()),
             ("--cost, --steps, --samples or --tokens", self.running.asks_for_cost()),
             ("--goodput", self.running.goodput),

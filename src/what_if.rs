@@ -7,7 +7,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, Section, table};
-use foretell_simulator::{CriticalPath, Options, PathTime, Prediction, Recording, WhatIf, memory_use};
+use foretell_simulator::{ChangeablePlan, CriticalPath, Options, PathTime, Prediction, Recording, WhatIf, memory_use};
 use foretell_units::Seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -48,6 +48,11 @@ pub fn answer(
     questions
         .into_iter()
         .map(|what_if| {
+            if predicted.prediction.is_traced() {
+                let model = (&loaded.model.model, loaded.model.name.as_str());
+                let plan = ChangeablePlan::new(model, &loaded.plan, &loaded.topology, profile)?;
+                return Ok(Answer { prediction: plan.predict(&what_if)?, what_if });
+            }
             let topology = what_if.topology(&loaded.topology)?;
             let program = &predicted.compiled.training;
             let costs = what_if.costs(&costs);

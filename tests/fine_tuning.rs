@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Scratch;
+use common::{Scratch, text};
 use serde_json::Value;
 
 const JOB: [&str; 7] = ["plan", "--model", "llama3-8b", "--topology", "rtx4090-8", "--sequence", "2048"];
@@ -190,4 +190,87 @@ fn state_on_hosts_is_planned_simulated_and_exported() {
     }
     let own = scratch.run(&[&JOB[..], &["--stack", "foretell", "--fix", "offload=state"]].concat());
     assert_eq!(own.status.code(), Some(2), "a Program has no such offloading");
+}
+
+/// The answer to `--lengths` of a small job, and the plan's own prediction.
+fn with_lengths(scratch: &Scratch, more: &[&str]) -> (Value, Value) {
+    let answer = planned(
+        scratch,
+        &[&["--method", "lora", "--global-batch", "64", "--top", "1", "--fix", "data=8,zero=0,micro_batch=1"], more].concat(),
+    );
+    (answer["lengths"].clone(), answer["predicted"].clone())
+}
+
+#[test]
+fn samples_of_different_lengths_are_padded_sorted_or_packed() {
+    let scratch = Scratch::new();
+    let (padded, longest) = with_lengths(&scratch, &["--lengths", "mean=300,p95=900,max=1500"]);
+    assert_eq!((&padded["longest_tokens"], &padded["cut_share"]), (&1500.into(), &0.0.into()));
+    assert!((padded["mean_tokens"].as_f64().expect("a mean") - 300.0).abs() < 3.0);
+    let named = |name: &str| {
+        let ways = padded["batching"].as_array().expect("a list");
+        ways.iter().find(|way| way["name"] == name).unwrap_or_else(|| panic!("{name} in {padded}")).clone()
+    };
+    assert_eq!(padded["batching"][0]["name"], "pad");
+    let number = |way: &Value, field: &str| way[field].as_f64().expect("a number");
+    let rate = |name: &str| number(&named(name), "tokens_per_second");
+    assert!(rate("group") > 1.2 * rate("pad") && rate("pack") > rate("pad"), "{padded}");
+    // The longest batch decides memory, and is what the plan is predicted with.
+    let fullest = longest["peak_memory_bytes"].as_array().expect("a list").iter().filter_map(Value::as_u64).max();
+    assert_eq!(named("pad")["memory_bytes"].as_u64(), fullest);
+    assert!(number(&named("pad"), "step_seconds") < 0.7 * number(&longest, "step_seconds"), "{padded}");
+
+    let (apart, _) = with_lengths(&scratch, &["--lengths", "300,900", "--batching", "pack", "--attention", "flash"]);
+    assert_eq!(apart["batching"][0]["name"], "pack");
+    assert_eq!(apart["assumptions"][0], "packed samples do not attend to each other");
+}
+
+#[test]
+fn lengths_are_read_from_files_or_refused() {
+    let scratch = Scratch::new();
+    let numbers = scratch.file("lengths.txt", "100\n200\n\n4000\n");
+    let lines = "{\"input_ids\": [1, 2, 3]}\n{\"length\": 40}\n{\"text\": \"a\", \"num_tokens\": 17}\n";
+    let samples = scratch.file("samples.jsonl", lines);
+    let texts = scratch.file("texts.jsonl", "{\"text\": \"some words\"}\n");
+    let (cut, _) = with_lengths(&scratch, &["--lengths", text(&numbers)]);
+    // The sequence has 2048 positions.
+    assert_eq!(cut["longest_tokens"], 2048);
+    assert!((cut["cut_share"].as_f64().expect("a share") - 1.0 / 3.0).abs() < 1e-9);
+    assert_eq!(with_lengths(&scratch, &["--lengths", text(&samples)]).0["longest_tokens"], 40);
+    for (arguments, expected) in [
+        (&["--lengths", text(&texts)][..], "add `--tokenizer`"),
+        (&["--lengths", "mean=300"], "95th percentile is missing"),
+        (&["--lengths", "nowhere.txt"], "cannot be read"),
+        (&["--batching", "pack"], "--lengths"),
+        (&["--lengths", "300,900", "--front"], "cannot be used with"),
+    ] {
+        let output = scratch.run(&[&JOB[..], arguments].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn traced_steps_answer_questions_about_other_hardware_energy_and_goodput() {
+    let scratch = Scratch::new();
+    let topology = "base: rtx4090-8\nnodes:\n  - {name: box, count: 1, devices: {kind: rtx-4090, count: 8}, link: \
+                    {kind: pcie, bandwidth: 31GB/s, devices_per_switch: 4, uplink: 31GB/s, switches_per_socket: 1, socket_link: 50GB/s}, \
+                    nics: {count: 1, bandwidth: 100Gbit/s}, mean_time_between_failures: 500h}\nstorage: {bandwidth: 1GB/s}\n\
+                    restart_time: 5min\n";
+    scratch.file("box.yaml", topology);
+    let job = ["--topology", "box.yaml", "--method", "lora", "--global-batch", "64", "--sequence", "2048"];
+    let plan = |more: &[&str]| scratch.json(&[&["plan", "--model", "llama3-8b"][..], &job, more].concat());
+    let step = |answer: &Value| answer["predicted"]["step_seconds"].as_f64().expect("a step");
+    let usual = plan(&["-o", "best.yaml"]);
+    let questions = ["device.peak*2", "device.speed*2", "host.launch*2", "intra_node.bandwidth*4"];
+    let asked: Vec<&str> = questions.iter().flat_map(|question| ["--what-if", question]).collect();
+    let simulated = scratch.json(&[&["simulate", "--plan", "best.yaml"], &asked[..]].concat());
+    let changed = |place: usize| simulated["what_if"][place]["step_seconds"].as_f64().expect("a step") / step(&usual);
+    assert!(changed(0) < 0.9 && changed(1) < 0.6, "{} {}", changed(0), changed(1));
+    assert!(changed(2) >= 1.0 && changed(3) <= 1.0, "{} {}", changed(2), changed(3));
+    assert!(simulated["cost"]["step_energy_joules"].as_f64().is_some_and(|energy| energy > 0.0), "{}", simulated["cost"]);
+    // All ranks work all the time, so the fastest layout also needs the least energy.
+    assert!(step(&plan(&["--objective", "energy"])) < 1.05 * step(&usual));
+    assert!(step(&plan(&["--objective", "goodput"])) < 1.05 * step(&usual));
 }

@@ -4,7 +4,13 @@
 mod common;
 
 use common::{Scratch, text};
-use serde_json::Value;
+use foretell_models::Model;
+use foretell_planner::{PlanJob, plan_job};
+use foretell_program::{Layout, Optimizer, Plan, Stack};
+use foretell_simulator::gpu::Profiles;
+use foretell_topologies::Topology;
+use foretell_units::DataType;
+use serde_json::{Value, json};
 
 const PLAN: &str = "\
 model: {family: gpt, layers: 4, hidden: 256, heads: 4, vocab: 4096, sequence: 128}
@@ -399,4 +405,70 @@ fn inputs_that_several_operators_read_can_be_sharded() {
     let job = ["plan", "--model", "mlp", "--topology", "2xh100", "--stack", "foretell", "--method", "lora", "--top", "2"];
     let document = scratch.json(&[&job[..], &["--fix", "tensor=2"]].concat());
     assert!(number(&document, "/predicted/step_seconds") > 0.0, "{document}");
+}
+
+/// A cluster whose slower node comes first, so that the best layout may leave it out.
+const MIXED: &str = "\
+name: mixed
+nodes:
+  - {name: slow, count: 1, devices: {kind: v100-sxm-32g, count: 2}, link: nvswitch-150GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}
+  - {name: fast, count: 1, devices: {kind: h100-sxm-80g, count: 4}, link: nvswitch-450GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}
+";
+
+#[test]
+fn the_library_answers_as_the_program() {
+    let scratch = Scratch::new();
+    let file = scratch.file("mixed.yaml", MIXED);
+    let sizes = json!({"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 4096, "sequence": 128});
+    let model: Model = serde_json::from_value(sizes.clone()).expect("a model");
+    scratch.file("small.yaml", &sizes.to_string());
+    let mixed = Topology::from_yaml(MIXED, "mixed.yaml").expect("a topology");
+    let a100 = Topology::library("dgx-a100-80g").expect("a topology");
+    let plan_of = |precision, stack: &str| {
+        let defaults = &Profiles::library().and_then(|profiles| profiles.stack(stack)).expect("a stack").defaults;
+        let layout = Layout { bucket: defaults.bucket, ..Layout::default() };
+        let job = Plan::new(layout, 16);
+        Plan { precision, optimizer: Optimizer::AdamW, stack: Stack::new(stack), overlap: defaults.overlap, ..job }
+    };
+    for (topology, named, stack, formats) in [
+        (&mixed, text(&file), "foretell", "fp16"),
+        (&a100, "dgx-a100-80g", "foretell", "bf16,fp32"),
+        (&a100, "dgx-a100-80g", "hf-trainer", "bf16"),
+    ] {
+        let of_program = scratch.json(&[
+            "plan",
+            "--model",
+            "small.yaml",
+            "--topology",
+            named,
+            "--stack",
+            stack,
+            "--precision",
+            formats,
+            "--global-batch",
+            "16",
+            "--top",
+            "3",
+        ]);
+        let formats: Vec<DataType> =
+            formats.split(',').map(|name| serde_json::from_value(json!(name)).expect("a format")).collect();
+        let base = plan_of(formats[0], stack);
+        let job = PlanJob { formats, top: 3, ..PlanJob::new(&model, "small", topology, &base) };
+        let of_library = plan_job(&job).expect("an answer");
+        let program: Vec<&Value> = [&of_program["predicted"]]
+            .into_iter()
+            .chain(of_program["alternatives"].as_array().expect("a list").iter().map(|other| &other["predicted"]))
+            .collect();
+        let library =
+            of_library.planned.candidates.iter().map(|candidate| serde_json::to_value(&candidate.prediction).expect("JSON"));
+        let without_clock = |mut prediction: Value| {
+            prediction.as_object_mut().expect("an object").remove("wall_seconds");
+            prediction
+        };
+        let library: Vec<Value> = library.map(without_clock).collect();
+        let program: Vec<Value> = program.into_iter().cloned().map(without_clock).collect();
+        assert_eq!(program, library, "{named}, {stack}");
+        assert_eq!(of_program["search"]["layouts"], json!(of_library.planned.search.layouts));
+        assert_eq!(of_program["plan"]["first_nodes"], json!(of_library.first_nodes));
+    }
 }

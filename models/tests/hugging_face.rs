@@ -72,7 +72,7 @@ fn a_value_that_no_graph_expresses_is_refused() {
         ("deepseek-v2", "moe_layer_freq", json!(2), "`moe_layer_freq: 2`"),
         ("deepseek-v3", "topk_method", json!("greedy"), "`topk_method: \"greedy\"`"),
         ("deepseek-v2", "topk_method", json!("lazy"), "`topk_method: \"lazy\"`"),
-        ("llama", "rope_parameters", json!({"rope_theta": 1e4, "mrope_section": [2]}), "`rope_parameters.mrope_section` is not"),
+        ("llama", "rope_parameters", json!({"rope_theta": 1e4, "twist": [2]}), "`rope_parameters.twist` is not"),
         ("bert", "model_type", json!("albert"), "comes nearest: {family: bert, layers: 3, hidden: 64, heads: 4, ffn: 160"),
         ("resnet", "model_type", json!("albert"), "it states no `num_hidden_layers`"),
     ];

@@ -2,7 +2,9 @@
 //! with a proof of how far it is from the best.
 //!
 //! The nouns:
-//! - A [`Request`] names the model, the devices, and the layout fields that are [`Fixed`].
+//! - A [`PlanJob`] is what `foretell plan` is asked: several searches, over number formats and
+//!   orders of nodes. [`plan_job`] answers it.
+//! - A [`Request`] is one search. It names the model, the devices, and the layout fields that are [`Fixed`].
 //! - The *search space* is every [`Layout`](foretell_program::Layout) that the request allows. A
 //!   *family* is the layouts with one mesh, micro-batch, schedule and recomputation; its *variants*
 //!   differ in ZeRO, rank order, cuts and buckets.
@@ -42,6 +44,7 @@
 mod bounds;
 mod error;
 mod estimate;
+mod job;
 mod objective;
 pub mod operator_sharding;
 mod post_training;
@@ -50,6 +53,9 @@ mod search;
 mod space;
 
 pub use error::PlannerError;
+pub use job::{
+    Clock, JobAnswer, PlanJob, PlanJobError, SizePoint, SizePoints, enough_nodes, front, plan_job, scaling, usual_headroom,
+};
 pub use objective::checkpoint_bytes;
 pub use post_training::{
     FixedRollout, Framework, PlacedRoles, PlacementSearch, PlannedRoles, PostTrainingPlanError, PostTrainingRequest,

@@ -17,6 +17,8 @@
 //! | `equivalence` | which ranks are equivalent, so that one is simulated for all |
 //! | `engine` | the interpreter: an event queue, and the streams of every simulated rank |
 //! | `answers` | predictions, what-if questions, the critical path, money and energy, failures |
+//! | `lengths` | lengths of samples, and how samples share batches |
+//! | `plan_costs` | the cost model of a plan, and what it assumes |
 //! | `phases` | phases of a repeated step on groups of devices |
 //! | `post_training` | RL post-training: generation, and the roles of a step |
 //!
@@ -88,9 +90,11 @@ mod equivalence;
 mod error;
 pub mod gpu;
 mod interpolation;
+mod lengths;
 mod lowering;
 mod network;
 mod phases;
+mod plan_costs;
 mod post_training;
 mod si;
 
@@ -100,7 +104,9 @@ pub use engine::{Breakdown, Deadline, EventQueue, Recording, Stop};
 pub use equivalence::Folding;
 pub use error::SimulationError;
 pub use gpu::MemoryRates;
+pub use lengths::*;
 pub use lowering::Oversubscription;
 pub use network::{ActivityId, Collectives, FairShare, ResourceId};
 pub use phases::{Phase, PhaseCourse, PhaseSpan, course};
+pub use plan_costs::*;
 pub use post_training::*;

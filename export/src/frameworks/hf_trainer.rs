@@ -6,6 +6,7 @@ mod kernels;
 mod launch;
 mod method;
 mod names;
+mod preferences;
 mod script;
 
 use super::deepspeed::{Trainer, read_config as read_deepspeed};
@@ -17,7 +18,7 @@ use super::{FrameworkError, ImportedPlan, Surroundings};
 use foretell_program::{Layout, Offload, Plan, Recompute};
 use foretell_units::Bytes;
 use formats::Loaded;
-use names::{NEUTRAL, PREFERENCES, REFUSED, RENAMED};
+use names::{NEUTRAL, REFUSED, RENAMED};
 use serde_json::{Value, json};
 
 /// The tool whose file it is. Their defaults differ.
@@ -30,25 +31,31 @@ enum Tool {
 }
 
 impl Tool {
-    /// The tool that has some of the stated settings.
-    fn of(stated: &Stated) -> Self {
+    /// The tool that has some of the stated settings. Scripts of others have flags of TRL's names,
+    /// and not its defaults.
+    fn of(stated: &Stated, script: Option<&str>) -> Self {
         let has = |names: &[&str]| names.iter().any(|name| stated.has(name));
+        let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
+        let is_of_trl = script.is_none_or(|name| TRL_SCRIPTS.iter().any(|start| name.starts_with(start)));
         if has(&["base_model", "micro_batch_size", "sequence_len", "adapter"]) {
             Self::Axolotl
         } else if has(&["finetuning_type", "stage", "cutoff_len", "template"]) {
             Self::LlamaFactory
-        } else if has(&[
-            "use_peft",
-            "lora_r",
-            "max_seq_length",
-            "max_length",
-            "packing",
-            "dataset_text_field",
-            "assistant_only_loss",
-            "completion_only_loss",
-            "dataset_num_proc",
-            "dataset_mixer",
-        ]) {
+        } else if has(&["use_peft"]) && script.is_none_or(|name| !name.contains("lora")) {
+            Self::Trl
+        } else if is_of_trl
+            && has(&[
+                "lora_r",
+                "max_seq_length",
+                "max_length",
+                "packing",
+                "dataset_text_field",
+                "assistant_only_loss",
+                "completion_only_loss",
+                "dataset_num_proc",
+                "dataset_mixer",
+            ])
+        {
             Self::Trl
         } else {
             Self::Trainer
@@ -65,13 +72,16 @@ impl Tool {
     }
 }
 
+/// How the names of TRL's scripts begin, and of those that are written like them.
+const TRL_SCRIPTS: [&str; 6] = ["sft", "run_sft", "dpo", "run_dpo", "reward", "orpo"];
+
 /// Settings of which every file of a Trainer has at least one.
 const KNOWN: [&str; 8] =
     ["per_device_train_batch_size", "num_train_epochs", "output_dir", "bf16", "fp16", "learning_rate", "optim", "fsdp"];
 
 pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
-    let script::Given { mut stated, launch_file } = script::read(text, surroundings)?;
-    let tool = Tool::of(&stated);
+    let script::Given { mut stated, launch_file, script } = script::read(text, surroundings)?;
+    let tool = Tool::of(&stated, script.as_deref());
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
@@ -85,14 +95,14 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
                 .into(),
         });
     }
-    refuse_preferences(&mut stated)?;
+    let preference = preferences::read(&mut stated, tool, script.as_deref())?;
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, optimizer or memory")?;
     stated.neutral(&NEUTRAL);
     if stated.is_on("auto_find_batch_size")? {
         stated.assume("`auto_find_batch_size`: the stated batch is planned, which the Trainer halves where memory runs out");
     }
-    stated.neutral(&["packing*", "sample_packing*", "pad_to_sequence_len", "padding_free"]);
-    let sequence = stated.size("max_length")?;
+    let sequence = read_sequence(&mut stated, tool, surroundings)?;
+    note_packing(&mut stated)?;
     let unknown_model = stated.name("model_name_or_path")?;
     if stated.is_on("torch_compile")? {
         stated.neutral(&["torch_compile_*"]);
@@ -101,8 +111,17 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
              ones of Llama's layers",
         );
     }
+    let launch_file = launch_file.or(surroundings.launch_file.map(str::to_owned));
+    let is_recipe = script.is_none() && matches!(tool, Tool::Trl | Tool::LlamaFactory);
+    let says_shards = ["deepspeed", "fsdp", "fsdp_config"].iter().any(|name| stated.has(name));
+    if is_recipe && launch_file.is_none() && !says_shards && surroundings.ranks > 1 {
+        stated.assume(
+            "the launch is taken to shard nothing: where `accelerate launch --config_file` starts the job, give that file as a second one",
+        );
+    }
     let launched = launch_file.map(|file| launch::follow(&file, &mut stated, surroundings)).transpose()?;
     let (mut plan, loaded) = read_plan(&mut stated, tool, surroundings)?;
+    plan.workload.preference = preference;
     let mut has_deepspeed = stated.has("deepspeed");
     let usual = if tool == Tool::Trl { "trl" } else { "hf-trainer" };
     let mut is_followed = false;
@@ -114,6 +133,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         has_deepspeed |= is_followed;
     }
     method::read(&mut stated, tool, &mut plan)?;
+    method::read_frozen(&mut stated, tool, &mut plan)?;
     kernels::read(&mut stated, &mut plan)?;
     // DeepSpeed keeps a copy in single precision, FSDP widens what is not computed in pure bf16,
     // and peft keeps adapters wide.
@@ -132,23 +152,37 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     Ok(ImportedPlan { sequence, unknown_model, ..ImportedPlan::new(plan, stated.finish()?) })
 }
 
-/// Refuses jobs with other models and passes than those of fine-tuning.
-fn refuse_preferences(stated: &mut Stated) -> Result<(), FrameworkError> {
-    let mut found = stated.stated_of(&PREFERENCES);
-    let other = |stated: &mut Stated, name: &str, plain: &[&str]| -> Result<Option<String>, FrameworkError> {
-        Ok(stated.text(name)?.filter(|value| !plain.contains(&value.as_str())).map(|_| name.to_string()))
+/// Positions of a sample. Tools have defaults, which a model's own positions are not.
+fn read_sequence(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -> Result<Option<usize>, FrameworkError> {
+    if let Some(sequence) = stated.size("max_length")? {
+        return Ok(Some(sequence));
+    }
+    let usual = match tool {
+        Tool::Trainer => None,
+        Tool::Trl => Some((1024, "TRL's default of `max_length`")),
+        Tool::Axolotl => Some((512, "Axolotl's default of `sequence_len`")),
+        Tool::LlamaFactory => Some((2048, "LLaMA-Factory's default of `cutoff_len`")),
     };
-    found.extend(other(stated, "stage", &["sft", "pt"])?);
-    found.extend(other(stated, "loss_type", &["nll", "dft", "chunked_nll"])?);
-    let Some(first) = found.first() else { return Ok(()) };
-    let names: Vec<String> = found.iter().map(|name| stated.own_name(name)).map(|name| format!("`{name}`")).collect();
-    Err(FrameworkError::Form {
-        reason: format!(
-            "{}: training on preferences, by rewards or from a teacher is not planned: it has other models and passes",
-            stated.written(first)
-        ),
-        hint: format!("leave out {} to plan the policy's fine-tuning alone", names.join(", ")),
-    })
+    Ok(usual.filter(|_| surroundings.sequence.is_none()).map(|(positions, what)| {
+        stated.assume(format!("{positions} positions of a sample: {what}"));
+        positions
+    }))
+}
+
+/// Says what a plan makes of packed samples. Their lengths decide how much they attend to.
+fn note_packing(stated: &mut Stated) -> Result<(), FrameworkError> {
+    let is_packed = ["packing", "sample_packing"].into_iter().find(|name| stated.peek(name).is_some());
+    if let Some(name) = is_packed
+        && stated.is_on(name)?
+    {
+        stated.assume(format!(
+            "{}: rows are full, and attention is over whole rows; where it keeps to samples, `workload: {{packed: TOKENS}}` says how \
+             long these are in the mean, and `simulate --lengths` compares ways to make batches",
+            stated.written(name)
+        ));
+    }
+    stated.neutral(&["packing*", "sample_packing*", "pad_to_sequence_len", "padding_free"]);
+    Ok(())
 }
 
 /// Reads all but DeepSpeed's part, the method and the kernels.
@@ -217,6 +251,15 @@ fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bo
     let is_offloaded =
         matches!(stated.take("activation_checkpointing"), Some(Value::String(word)) if word.starts_with("offload"));
     let recomputes = is_offloaded || stated.is_on("activation_checkpointing")?;
+    // Axolotl's words for where and what.
+    let is_offloaded = is_offloaded
+        || match stated.peek("activation_offloading").and_then(Value::as_str) {
+            Some("legacy" | "hidden_states") => stated.take("activation_offloading").is_some(),
+            Some("disk") => {
+                return Err(stated.unknown("activation_offloading", "places: the host (`true`, `legacy`, `hidden_states`)"));
+            }
+            _ => false,
+        };
     if is_offloaded || stated.is_on("activation_offloading")? {
         layout.offload = Offload::Activations;
     }
@@ -226,7 +269,8 @@ fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bo
 /// Reads DeepSpeed's configuration, written in place or in a file that the arguments name. Returns
 /// whether there is one.
 fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: &mut Plan) -> Result<bool, FrameworkError> {
-    let mut section = match stated.text("deepspeed").ok().flatten() {
+    let is_section = stated.has_section("deepspeed");
+    let mut section = match if is_section { None } else { stated.text("deepspeed")? } {
         None => stated.section("deepspeed"),
         Some(path) => match (surroundings.file)(&path) {
             Some(text) => Stated::parse(&text, "DeepSpeed's JSON configuration")?,

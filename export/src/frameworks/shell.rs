@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
     let mut script = Script::default();
     script.read(&lexer::tokens(text));
+    script.run_uncalled();
     if script.launches.is_empty() {
         return Ok(script.without_launch());
     }
@@ -70,6 +71,11 @@ fn is_foreign(launcher: &str, command: &str) -> bool {
         "tune" => command == "run",
         _ => false,
     }
+}
+
+/// Whether a word starts a shell.
+fn is_shell(word: &str) -> bool {
+    matches!(word.rsplit('/').next(), Some("bash" | "sh" | "zsh"))
 }
 
 /// Whether values are arguments: the first word is a flag.
@@ -126,11 +132,24 @@ struct Script {
     /// Words of lines that begin with a flag.
     arguments: Vec<String>,
     launches: Vec<Launch>,
+    functions: BTreeMap<String, Function>,
+    /// The arguments of the functions that are being run, the innermost last.
+    calls: Vec<Vec<String>>,
     /// The first command of another launcher, which starts no Python script.
     foreign: Option<String>,
     /// What is left out, a sentence each.
     notes: Vec<String>,
 }
+
+/// A function of a script.
+#[derive(Clone, Debug)]
+struct Function {
+    body: Vec<Token>,
+    is_called: bool,
+}
+
+/// The most calls within each other that are run: a function may call itself.
+const MOST_CALLS: usize = 16;
 
 /// The most rounds of a loop that are run.
 const MOST_ROUNDS: usize = 256;
@@ -176,6 +195,34 @@ impl<'a> Loop<'a> {
     }
 }
 
+/// The function whose definition tokens begin with: its name, its body, and what is behind it.
+fn definition(tokens: &[Token]) -> Option<(String, &[Token], &[Token])> {
+    let literal = |token: &'_ Token| if let Token::Word(word) = token { word.literal().map(str::to_owned) } else { None };
+    let (name, rest) = match tokens {
+        [keyword, name, Token::Open, Token::Close, rest @ ..] if literal(keyword).as_deref() == Some("function") => (name, rest),
+        [keyword, name, rest @ ..] if literal(keyword).as_deref() == Some("function") => (name, rest),
+        [name, Token::Open, Token::Close, rest @ ..] => (name, rest),
+        _ => return None,
+    };
+    let name = literal(name)?;
+    let start = rest.iter().position(|token| !matches!(token, Token::End))?;
+    if literal(&rest[start]).as_deref() != Some("{") {
+        return None;
+    }
+    let mut depth = 0;
+    for (at, token) in rest.iter().enumerate().skip(start) {
+        match literal(token).as_deref() {
+            Some("{") => depth += 1,
+            Some("}") => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some((name, &rest[start + 1..at], &rest[at + 1..]));
+        }
+    }
+    None
+}
+
 /// What a variable is assigned.
 enum Assigned {
     Text(String),
@@ -202,6 +249,13 @@ impl Script {
             {
                 self.repeat(&counted);
                 rest = behind;
+            }
+            if command.is_empty()
+                && let Some((name, body, behind)) = definition(rest)
+            {
+                self.functions.insert(name, Function { body: body.to_vec(), is_called: false });
+                rest = behind;
+                continue;
             }
             let Some((token, behind)) = rest.split_first() else { break };
             rest = behind;
@@ -300,6 +354,37 @@ impl Script {
         self.last = Some(self.combined(result.unwrap_or(Taken::Yes)));
     }
 
+    /// Runs a function's body with its arguments.
+    fn call(&mut self, name: &str, arguments: Vec<String>) {
+        let Some(function) = self.functions.get_mut(name).filter(|_| self.calls.len() < MOST_CALLS) else { return };
+        function.is_called = true;
+        let body = function.body.clone();
+        self.calls.push(arguments);
+        self.read(&body);
+        self.calls.pop();
+    }
+
+    /// Runs the functions that nothing called: a script may be sourced, and another one call them.
+    fn run_uncalled(&mut self) {
+        let uncalled = self.functions.iter().filter(|(_, function)| !function.is_called).map(|(name, _)| name.clone());
+        for name in uncalled.collect::<Vec<_>>() {
+            if self.launches.is_empty() {
+                self.call(&name, Vec::new());
+            }
+        }
+    }
+
+    /// The values of a positional parameter of the innermost call: `$1`, or all of them (`$@`). The
+    /// script's own arguments are none.
+    fn positional(&self, name: &str) -> Option<Vec<String>> {
+        let arguments = self.calls.last();
+        if name == "@" || name == "*" {
+            return Some(arguments.cloned().unwrap_or_default());
+        }
+        let place = name.parse::<usize>().ok()?.checked_sub(1)?;
+        arguments?.get(place).map(|argument| vec![argument.clone()])
+    }
+
     /// The result of a list of commands up to this one.
     fn combined(&self, result: Taken) -> Taken {
         let last = self.last.unwrap_or(Taken::Yes);
@@ -389,7 +474,33 @@ impl Script {
         if matches!(first.as_str(), "echo" | "printf" | "cat" | "mkdir" | "cp" | "cd" | "source") {
             return;
         }
-        // `bash -c "torchrun train.py ..."`, and `eval $COMMAND`.
+        if first == "shift" {
+            let count = words.get(1).and_then(|count| count.parse().ok()).unwrap_or(1);
+            if let Some(arguments) = self.calls.last_mut() {
+                arguments.drain(..arguments.len().min(count));
+            }
+            return;
+        }
+        if self.functions.contains_key(first) {
+            let name = first.clone();
+            return self.call(&name, words.into_iter().skip(1).collect());
+        }
+        if let Some(at) =
+            words.windows(2).position(|pair| is_shell(&pair[0]) && pair[1].starts_with('-') && pair[1].ends_with('c'))
+            && let Some(text) = words.get(at + 2).filter(|_| self.calls.len() < MOST_CALLS)
+        {
+            // `srun bash -c '$LAUNCHER $COMMAND'`: the inner shell expands what is exported.
+            let (before, inner) = (self.launches.len(), lexer::tokens(text));
+            self.calls.push(words.get(at + 4..).unwrap_or_default().to_vec());
+            self.read(&inner);
+            self.calls.pop();
+            let launcher = words.get(..at).unwrap_or_default();
+            self.launches[before..].iter_mut().for_each(|launch| {
+                launch.launcher.splice(0..0, launcher.iter().cloned());
+            });
+            return;
+        }
+        // `eval $COMMAND`.
         let words: Vec<String> =
             words.into_iter().flat_map(|word| if word.contains(".py ") { words_of(&word) } else { vec![word] }).collect();
         let Some(place) = words.iter().position(|word| word.ends_with(".py")) else {
@@ -423,10 +534,9 @@ impl Script {
                     let sum = lexer::sum(text, &|name| self.variables.get(name)?.first()?.trim().parse().ok());
                     current.get_or_insert_default().push_str(&sum.map_or_else(|| format!("$(({text}))"), |sum| sum.to_string()));
                 }
-                // The script's own arguments: none are given.
-                Piece::Variable { name, .. } if name == "@" || name == "*" => {}
                 Piece::Variable { name, default, is_quoted, is_all } => {
-                    let found = self.variables.get(name).cloned().or_else(|| default.clone().map(|text| vec![text]));
+                    let found = self.positional(name).or_else(|| self.variables.get(name).cloned());
+                    let found = found.or_else(|| default.clone().map(|text| vec![text]));
                     let Some(values) = found else {
                         current.get_or_insert_default().push_str(&format!("${name}"));
                         continue;

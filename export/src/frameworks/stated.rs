@@ -109,6 +109,18 @@ impl Stated {
         self.account.assumed.extend(account.assumed);
     }
 
+    /// Whether a setting is accounted for.
+    pub(super) fn is_taken(&self, name: &str) -> bool {
+        self.taken.contains(name)
+    }
+
+    /// Replaces settings by those of another source, which come later.
+    pub(super) fn replace_by(&mut self, later: Self) {
+        let taken = later.taken;
+        self.settings.extend(later.settings.into_iter().filter(|(name, _)| !taken.contains(name)));
+        self.unexpanded.extend(later.unexpanded);
+    }
+
     /// The value of a setting. It is not taken.
     pub(super) fn peek(&self, name: &str) -> Option<&Value> {
         self.settings.get(name)

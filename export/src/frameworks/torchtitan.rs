@@ -120,8 +120,11 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     if nearest.plan.layout.zero == 1 {
         nearest.replace(|plan| &mut plan.layout.zero, 2, "FSDP shards gradients with the optimizer's state: `zero: 2`");
     }
-    // With one rank of `data` nothing is sharded.
-    if nearest.plan.layout.data == 1 || nearest.plan.layout.zero == 0 {
+    if nearest.plan.layout.context > 1 && nearest.plan.layout.zero == 0 {
+        nearest.replace(|plan| &mut plan.layout.zero, 3, "ranks of `context` shard parameters: `zero: 3`");
+    }
+    // With one rank of both nothing is sharded.
+    if nearest.plan.layout.data * nearest.plan.layout.context == 1 || nearest.plan.layout.zero == 0 {
         nearest.plan.layout.zero = 0;
         nearest.plan.layout.shard_group = None;
     }

@@ -81,7 +81,7 @@ fn formats_of_parameters_and_moments_are_read() {
     for name in ["adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"] {
         let imported = sound(&format!("bf16: true\nweight_decay: 0.1\noptim: {name}\n"));
         assert_eq!((imported.plan.optimizer, imported.plan.workload.moments), (Optimizer::AdamW, MomentFormat::EightBit));
-        assert_eq!(imported.assumed.iter().any(|note| note.contains("pages")), name.starts_with("paged"), "{name}");
+        assert_eq!(imported.plan.workload.paged_moments, name.starts_with("paged"), "{name}");
     }
     // A setting is named as the file names it.
     refused("bf16: true\noptimizer: lion\n", &["`optimizer: \"lion\"`"]);
@@ -138,20 +138,19 @@ fn kernels_of_attention_and_loss_are_read() {
 }
 
 #[test]
-fn training_on_preferences_or_by_rewards_is_refused() {
+fn training_by_rewards_or_on_unnamed_preferences_is_refused() {
     for text in [
         "beta: 0.1\n",
-        "stage: dpo\n",
+        "stage: ppo\n",
         "num_generations: 8\n",
-        "rl: dpo\n",
+        "rl: grpo\nmicro_batch_size: 1\n",
         "reward_funcs: [x]\n",
         "loss_type: sigmoid\n",
         "ref_model_sync_steps: 4\n",
-        "stage: rm\n",
         "pref_beta: 0.1\n",
         "use_vllm: true\n",
     ] {
-        refused(&format!("bf16: true\n{text}"), &[text.split(':').next().unwrap_or_default(), "is not planned"]);
+        refused(&format!("bf16: true\n{text}"), &[text.split(':').next().unwrap_or_default(), "foretell plan --method"]);
     }
     // Leaving out what the hint names is the way forward.
     let error = read("bf16: true\nbeta: 0.1\nmax_prompt_length: 512\n").expect_err("preferences");

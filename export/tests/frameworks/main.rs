@@ -3,6 +3,7 @@
 
 mod fine_tuning;
 mod kineto;
+mod launches;
 mod mutations;
 mod plans;
 mod scripts;

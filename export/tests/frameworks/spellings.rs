@@ -11,14 +11,13 @@ use proptest::prelude::*;
 use serde_json::{Map, Value};
 
 /// Names that say the same: today's and another.
-const OTHERS: [(Framework, &str, &str); 14] = [
+const OTHERS: [(Framework, &str, &str); 13] = [
     (Framework::Accelerate, "per_device_train_batch_size", "per_gpu_train_batch_size"),
     (Framework::Accelerate, "activation_checkpointing", "gradient_checkpointing"),
     (Framework::Trl, "max_length", "max_seq_length"),
     (Framework::Trl, "dtype", "torch_dtype"),
     (Framework::Trl, "per_device_train_batch_size", "per_gpu_train_batch_size"),
     (Framework::Axolotl, "gradient_checkpointing", "activation_checkpointing"),
-    (Framework::Axolotl, "bf16", "bfloat16"),
     (Framework::LlamaFactory, "lora_rank", "lora_r"),
     (Framework::LlamaFactory, "per_device_train_batch_size", "per_gpu_train_batch_size"),
     (Framework::Torchtitan, "training.local_batch_size", "training.batch_size"),

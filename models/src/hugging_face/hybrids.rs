@@ -370,7 +370,9 @@ pub(super) fn nemotron_h(fields: &mut Fields) -> Result<Model, ConfigError> {
         }
     };
     let ffn_bias = fields.flag_or("mlp_bias", false)?;
+    // Three names of one number.
     let epsilon = fields.number_or("layer_norm_epsilon", 1e-5)?;
+    let epsilon = fields.number_or("norm_eps", epsilon)?;
     let epsilon = fields.number_or("rms_norm_eps", epsilon)?;
     fields.set("rms_norm_eps", json!(epsilon));
     let dropout = fields.dropout(&[("hidden_dropout", 0.0)])?;

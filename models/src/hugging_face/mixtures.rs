@@ -90,6 +90,8 @@ pub(super) fn deepseek_v3(fields: &mut Fields) -> Result<Model, ConfigError> {
 /// query sees. Attention is planned over all positions, without the indexer.
 pub(super) fn deepseek_v32(fields: &mut Fields) -> Result<Model, ConfigError> {
     fields.neutral(&["indexer_rope_interleave", "index_share_for_mtp_iteration", "layer_types"]);
+    // The indexer is left out, and which layers have one is in `indexer_types`.
+    fields.neutral(&["index_topk_freq", "index_skip_topk_offset", "moe_router_dtype"]);
     let features = fields.size_or("index_head_dim", 128)?;
     let heads = fields.size_or("index_n_heads", 64)?;
     let chosen = fields.size_or("index_topk", 2048)?;

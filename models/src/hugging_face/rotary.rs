@@ -54,20 +54,23 @@ pub(super) fn rotary(fields: &mut Fields, theta: f64, share: f64) -> Result<Rota
         share = number(name, &object, "partial_rotary_factor")?.unwrap_or(share);
         is_scaled |= is_scaling(name, &object)?;
     }
-    let whole = theta.round();
-    if !(1.0..=16_777_216.0).contains(&whole) || (whole - theta).abs() > 1e-6 {
-        return Err(inexpressible(
-            "rope_theta",
-            &json!(theta),
-            "the base of the frequencies is a whole number from 1 to 16,777,216",
-        ));
+    let mut whole = theta.round();
+    if whole < 1.0 || (whole - theta).abs() > 1e-6 {
+        return Err(inexpressible("rope_theta", &json!(theta), "the base of the frequencies is a whole number of at least 1"));
+    }
+    if whole > MOST_THETA {
+        fields.note(format!("`rope_theta` {whole} is taken as {MOST_THETA}: the base of the frequencies changes no time"));
+        whole = MOST_THETA;
     }
     Ok(Rotary { theta: whole as usize, is_scaled, share })
 }
 
+/// The largest base of a model's frequencies.
+const MOST_THETA: f64 = 16_777_216.0;
+
 /// Known fields of `rope_parameters`: the base, the share that is rotated, and how positions are
 /// scaled.
-const ROPE: [&str; 18] = [
+const ROPE: [&str; 20] = [
     "attention_factor",
     "attn_factor",
     "beta_fast",
@@ -77,6 +80,8 @@ const ROPE: [&str; 18] = [
     "high_freq_factor",
     "long_factor",
     "low_freq_factor",
+    "mrope_interleaved",
+    "mrope_section",
     "mscale",
     "mscale_all_dim",
     "original_max_position_embeddings",

@@ -10,7 +10,7 @@ use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
 use foretell_program::traced::{stages_of_zero, traced_offloads, traced_stages};
 use foretell_program::{Layout, Offload, Plan, Recompute};
-use foretell_simulator::{Prediction, TracedOutcome, traced_plan, traced_within};
+use foretell_simulator::{PowerModel, Prediction, TracedOutcome, TracedPrediction, traced_energy, traced_plan, traced_within};
 use foretell_topologies::DeviceId;
 use foretell_units::Bytes;
 use rayon::prelude::*;
@@ -55,10 +55,6 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         return Ok(None);
     }
     let stages_of_zero = stages_of_zero(tables);
-    if matches!(request.objective, Objective::Energy | Objective::Goodput) {
-        let reason = "neither energy nor goodput is known of a framework's traced operators".to_owned();
-        return Err(PlannerError::no_layout(request, reason, "choose by time or cost, or use `--stack fsdp`"));
-    }
     let offloads = traced_offloads(tables);
     if let Some(field) = unknown_field(&request.fixed, stages_of_zero, offloads) {
         let reason = format!("`{field}` as fixed: the operators of this stack were traced for layouts of data-parallel ranks");
@@ -195,8 +191,8 @@ fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &A
         let plan = Plan { layout: layout.clone(), ..request.base.clone() };
         match traced_within(&plan, request.model, request.topology, request.costs, Some(limit)) {
             Ok(TracedOutcome::Predicted(traced)) => {
+                let value = value(request, layout.data, &traced);
                 let prediction = traced.prediction;
-                let value = prediction.step_seconds.value() * objective::value_per_second(request, layout.data);
                 let needed = traced.memory_use.needed_by_stage.iter().copied().max().expect("invariant: a mesh has a stage");
                 looked.fitting.push(Fitting { plan, prediction, value, needed });
                 has_answer.store(true, Ordering::Relaxed);
@@ -210,6 +206,15 @@ fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &A
         }
     }
     looked
+}
+
+/// The value of a predicted layout on so many ranks.
+fn value(request: &Request<'_>, ranks: usize, traced: &TracedPrediction) -> f64 {
+    if request.objective == Objective::Energy {
+        let energy = traced_energy(&traced.time, ranks, request.topology, &PowerModel::default());
+        return energy.expect("invariant: `objective::check` has found every power").value();
+    }
+    traced.prediction.step_seconds.value() * objective::value_per_second(request, ranks)
 }
 
 /// The memory of a device that layouts may use.

@@ -5,6 +5,7 @@
 //! timeline, so a measured step works as well.
 
 use super::failures::Reliability;
+use crate::gpu::traced::TracedTime;
 use foretell_models::Kernel;
 use foretell_program::{Operation, Program, Rank, RankTimeline, StageProgram, Timeline};
 use foretell_topologies::{DeviceId, DeviceKind, NodeId, Topology};
@@ -137,6 +138,20 @@ pub fn running_cost(program: &Program, topology: &Topology, timeline: &Timeline,
         unpriced,
         unpowered,
     }
+}
+
+/// Returns the energy of the devices of so many ranks in a step of a traced framework; `None` if
+/// their power is unknown. Matrix products and attention count as arithmetic, other kernels as
+/// memory-bound, and communication where kernels wait for it.
+pub fn traced_energy(time: &TracedTime, ranks: usize, topology: &Topology, model: &PowerModel) -> Option<Joules> {
+    let kind = topology.device_kind(DeviceId(0));
+    let power = kind.power?;
+    let idle = kind.idle_power.map_or(model.idle, |idle| idle / power);
+    let over_idle = |time: Seconds, share: f64| time.value() * (share - idle).max(0.0);
+    let busy = over_idle(time.arithmetic, model.arithmetic)
+        + over_idle(time.memory_bound, model.memory)
+        + over_idle(time.exposed, model.communication);
+    Some(power * Seconds::new((busy + idle * time.step.value()) * ranks as f64))
 }
 
 /// Returns the energy of all devices until the slowest rank ends its step.

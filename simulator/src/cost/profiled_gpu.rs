@@ -95,7 +95,8 @@ impl ProfiledGpu {
 
     /// Scales the figures for a what-if question.
     pub(crate) fn rescale(&mut self, scale: &CostScale) {
-        let Cluster { gpu, link, network, node_rate, .. } = &mut self.cluster;
+        let Cluster { gpu, link, network, node_rate, paces, .. } = &mut self.cluster;
+        (paces.host, paces.kernels) = (paces.host * scale.launch, paces.kernels / scale.speed);
         gpu.scale(scale.peak, scale.memory_bandwidth);
         gpu.launch = gpu.launch * scale.launch;
         self.stack.host.host_launch = self.stack.host.host_launch * scale.launch;

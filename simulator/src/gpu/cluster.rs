@@ -20,6 +20,22 @@ pub struct Cluster {
     pub devices_per_node: usize,
     /// Rate of a node to others by the data sheet, one way.
     pub node_rate: BytesPerSecond,
+    /// Durations on a changed machine, over the usual ones.
+    pub paces: ClusterPaces,
+}
+
+/// Durations on a machine of a what-if question, over the usual ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClusterPaces {
+    /// The host's time of an operator.
+    pub host: f64,
+    /// The time of a kernel.
+    pub kernels: f64,
+}
+
+impl ClusterPaces {
+    /// Those of the usual machine.
+    pub const USUAL: Self = Self { host: 1.0, kernels: 1.0 };
 }
 
 impl Cluster {

@@ -39,7 +39,7 @@ pub mod traced;
 mod workload;
 
 pub use category::Category;
-pub use cluster::Cluster;
+pub use cluster::{Cluster, ClusterPaces};
 pub use costs::GpuCosts;
 pub use device::{GpuProfile, Tiling};
 pub(crate) use expert_rows::ExpertRows;

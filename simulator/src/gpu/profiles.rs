@@ -1,7 +1,7 @@
 //! The library of profiles, read from the YAML files that are compiled in. It must not know what a
 //! constant means: the types that it reads do.
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, ClusterPaces};
 use super::defaults::one;
 use super::device::GpuProfile;
 use super::fitted::{FITTED_ROWS, Fitted};
@@ -299,7 +299,7 @@ impl Profiles {
         let joined = joined.max(1);
         // All hosts of a domain send at the same time.
         let node_rate = node_rate * (joined as f64 / devices_per_node.max(1) as f64);
-        Ok(Cluster { device: device.into(), gpu, link, network, devices_per_node: joined, node_rate })
+        Ok(Cluster { device: device.into(), gpu, link, network, devices_per_node: joined, node_rate, paces: ClusterPaces::USUAL })
     }
 }
 

@@ -5,9 +5,9 @@
 //! micro-batch. It must not know engines.
 
 use super::error::PostTrainingError;
-use super::lengths::Lengths;
 use crate::answers::{Options, Prediction, memory_use, predict_step, predict_with_memory, traced_prediction};
 use crate::cost::CostModel;
+use crate::lengths::Lengths;
 use foretell_models::Model;
 use foretell_program::{Compiled, Plan, Rollout, compile};
 use foretell_topologies::Topology;

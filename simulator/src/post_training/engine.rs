@@ -8,9 +8,9 @@
 //!
 //! It must not know frameworks, and no training.
 
-use super::lengths::Lengths;
 use super::token_work::TokenWork;
 use crate::gpu::{Cluster, NodeSpread, ProductFormat};
+use crate::lengths::Lengths;
 use foretell_program::{Collective, Rollout};
 use foretell_units::{Bytes, Seconds};
 

@@ -2,7 +2,7 @@
 //!
 //! The nouns: the *actor* trains, and is an [`ActorJob`], a plan like any other. *Rollout engines*
 //! generate responses: an [`Engine`] does the [`TokenWork`] of each token for responses of some
-//! [`Lengths`]. Frozen models and a critic compute beside the actor. [`RoleSetting`] puts them on
+//! [`Lengths`](crate::Lengths). Frozen models and a critic compute beside the actor. [`RoleSetting`] puts them on
 //! devices, and predicts the [`crate::Phase`]s of a step.
 //!
 //! It knows no frameworks: what they can place is the planner's.
@@ -10,7 +10,6 @@
 mod actor;
 mod engine;
 mod error;
-mod lengths;
 mod memory;
 mod step;
 mod token_work;
@@ -19,7 +18,6 @@ mod transfer;
 pub use actor::{ActorCosts, ActorJob};
 pub use engine::{Engine, Generation, STEP_OVERHEAD};
 pub use error::PostTrainingError;
-pub use lengths::Lengths;
 pub use memory::{PhaseMemory, Residents, RoleMemory};
 pub use step::{DeviceGroup, EngineAnswer, PostTrainingPrediction, RoleSetting, predict_post_training};
 pub use token_work::TokenWork;

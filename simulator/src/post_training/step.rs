@@ -6,13 +6,13 @@
 use super::actor::{ActorCosts, ActorJob};
 use super::engine::{Engine, Generation};
 use super::error::PostTrainingError;
-use super::lengths::Lengths;
 use super::memory::{self, PhaseMemory, Residents};
 use super::token_work::TokenWork;
 use super::transfer::transfer;
 use crate::answers::Prediction;
 use crate::cost::CostModel;
 use crate::gpu::ProductFormat;
+use crate::lengths::Lengths;
 use crate::phases::{Phase, PhaseSpan, course};
 use foretell_models::Model;
 use foretell_program::{Plan, PolicyMethod, Reward, Rollout, RolloutPlacement};

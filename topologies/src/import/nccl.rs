@@ -71,6 +71,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     // PCI addresses of GPUs, and links of a GPU with the address that they lead to.
     let (mut bus, mut buses) = (String::new(), Vec::new());
     let mut ends: Vec<(usize, String, usize)> = Vec::new();
+    let mut has_impossible = false;
     let mut nics: Vec<Nic> = Vec::new();
     let mut is_system = false;
     let document = roxmltree::Document::parse(text).map_err(|error| wrong(&format!("it is not XML: {error}")))?;
@@ -101,7 +102,11 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
                 most = most.max(of_gpu);
                 is_switched |= element.attribute("tclass") == Some(SWITCH_CLASS);
             }
-            "net" => nics.extend(nic_of(&element).filter(|nic| nics.iter().all(|other| other.name != nic.name))),
+            "net" => {
+                let nic = nic_of(&element).filter(|nic| nics.iter().all(|other| other.name != nic.name));
+                has_impossible |= nic.as_ref().is_some_and(|nic| nic.rate.is_none());
+                nics.extend(nic);
+            }
             _ => {}
         }
     }
@@ -134,6 +139,12 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
             None => Joined::Mesh(most),
         },
     };
+    if has_impossible {
+        notes.push(format!(
+            "a NIC claims more than {} Gbit/s, which none has: its rate is taken as not stated",
+            FASTEST_NIC / 1e3
+        ));
+    }
     let nics = choose(&nics);
     notes.extend(nics.note);
     let by_number = device.as_deref().and_then(device_of);
@@ -185,10 +196,14 @@ fn rate_of(pci: &Node<'_, '_>) -> Option<f64> {
 const SOFTWARE: [&str; 13] =
     ["veth", "br-", "cali", "tunl", "docker", "virbr", "vnet", "cni", "flannel", "vxlan", "tap", "dummy", "podman"];
 
+/// Megabits per second of the fastest NIC that is sold, twice over.
+const FASTEST_NIC: f64 = 1.6e6;
+
 /// A NIC. `None` if its rate is not stated.
 fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
-    // NCCL states megabits per second.
+    // NCCL states megabits per second. No NIC is as fast as what some drivers claim.
     let rate = net.attribute("speed")?.parse::<f64>().ok().filter(|rate| *rate > 0.0)?;
+    let is_possible = rate <= FASTEST_NIC;
     let pci = net.ancestors().find(|one| one.tag_name().name() == "pci");
     let number = pci.and_then(|pci| pci.attribute("device")).unwrap_or_default();
     let name = format!("{} (port {})", net.attribute("name").unwrap_or("a NIC"), net.attribute("port").unwrap_or("1"));
@@ -198,7 +213,7 @@ fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
     let is_of_software = pci.is_none() && net.attribute("name").is_some_and(begins);
     Some(Nic {
         name: if net.has_attribute("name") { name } else { format!("NIC {dev} at {}", net.range().start) },
-        rate: Some(rate / 1e3),
+        rate: Some(rate / 1e3).filter(|_| is_possible),
         is_beside_gpu: None,
         is_virtual: is_of_software || VIRTUAL.iter().any(|one| one.eq_ignore_ascii_case(number)),
     })

@@ -31,6 +31,10 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
     }
     let mut wires: Vec<Vec<usize>> = Vec::new();
     for line in lines {
+        // Another matrix may follow (`topo -p2p`).
+        if wires.len() == gpus {
+            break;
+        }
         let mut words = line.split_whitespace();
         if !words.next().is_some_and(is_gpu) {
             continue;

@@ -74,6 +74,10 @@ pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String,
     };
     let bandwidth = options.nic_bandwidth.clone().or(machine.nic_bandwidth);
     let nics = match (machine.nics, bandwidth) {
+        (0, Some(bandwidth)) if options.nic_bandwidth.is_some() => {
+            notes.push(format!("the text names no NIC: one of {bandwidth} is assumed, since `--nic-bandwidth` says so"));
+            format!(", nics: {{count: 1, bandwidth: {bandwidth}}}")
+        }
         (0, _) => String::new(),
         (count, Some(bandwidth)) => format!(", nics: {{count: {count}, bandwidth: {bandwidth}}}"),
         (count, None) => {

@@ -75,6 +75,11 @@ fn read_mixed(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) 
         stated.assume(format!("`precision` {}: the file says `bf16: auto`", surroundings.precision));
         return Ok((surroundings.precision, true));
     }
+    // Axolotl's names for a model in that format, without autocast.
+    let [is_bfloat16, is_float16] = [stated.is_on("bfloat16")?, stated.is_on("float16")?];
+    if is_bfloat16 || is_float16 {
+        return Ok((if is_bfloat16 { DataType::Bf16 } else { DataType::Fp16 }, false));
+    }
     match (stated.is_on("bf16")?, stated.is_on("fp16")?) {
         (true, true) => Err(FrameworkError::Form {
             reason: "`bf16` and `fp16` are both on".into(),
@@ -141,7 +146,9 @@ pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -
             return Err(stated.unknown("optim", known));
         }
     };
-    if name.is_some_and(|name| name.starts_with("paged_")) {
+    if name.as_deref() == Some("paged_adamw_8bit") {
+        plan.workload.paged_moments = true;
+    } else if name.is_some_and(|name| name.starts_with("paged_")) {
         stated.assume(format!(
             "{}: the plan keeps the state in device memory, from which pages move to the host only where memory runs out",
             stated.written("optim")

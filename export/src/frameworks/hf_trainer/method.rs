@@ -109,7 +109,80 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
         Some(_) => return Err(stated.unknown("finetuning_type", "types: full, lora")),
     }
     // TRL loads weights of four bits only with adapters.
-    Ok(stated.is_on("use_peft")? || (tool == Tool::Trl && is_quantised && stated.has("lora_r")))
+    if stated.is_on("use_peft")?
+        || (stated.has("lora_r") && stated.is_on("use_lora")?)
+        || (tool == Tool::Trl && is_quantised && stated.has("lora_r"))
+    {
+        return Ok(true);
+    }
+    // Scripts of others (FastChat's `train_lora.py`) have no switch: who says a rank means adapters.
+    let says_neither = ["use_peft", "use_lora", "lora_enable"].iter().all(|switch| stated.peek(switch).is_none());
+    let is_meant = tool == Tool::Trainer && says_neither && stated.stated_of(&["lora_r"]).len() == 1;
+    if is_meant {
+        stated.assume(format!(
+            "`training.lora`: {}; `--use_lora False` says that all parameters are trained",
+            stated.written("lora_r")
+        ));
+    }
+    Ok(is_meant || stated.is_on("lora_enable")?)
+}
+
+/// Parameters of the part of a model that sees images.
+const VISION: &str = "vision*";
+
+/// Settings that say whether that part is trained, and which value freezes it.
+const FREEZES_VISION: [(&str, bool); 5] = [
+    ("freeze_vision_tower", true),
+    ("freeze_vision_modules", true),
+    ("freeze_vit", true),
+    ("tune_mm_vision", false),
+    ("tune_vision_tower", false),
+];
+
+/// Settings that say whether the layers between images and text are trained. They are few, and
+/// frozen with the tower or not at all.
+const OF_PROJECTOR: [&str; 5] =
+    ["freeze_multi_modal_projector", "tune_mm_mlp", "tune_mm_mlp_adapter", "tune_mm_projector", "freeze_aligner"];
+
+/// Settings that freeze the language model, and the value that does.
+const FREEZES_TEXT: [(&str, bool); 5] = [
+    ("freeze_language_model", true),
+    ("freeze_llm", true),
+    ("freeze_backbone", true),
+    ("tune_mm_llm", false),
+    ("tune_language_model", false),
+];
+
+/// Reads which parts of a model of images and text are trained.
+pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
+    for (name, freezing) in FREEZES_TEXT {
+        if stated.flag(name)? == Some(freezing) {
+            return Err(FrameworkError::Form {
+                reason: format!("{}: the language model is frozen, whose parameters have no one name", stated.written(name)),
+                hint: "leave it out, and give `training: {frozen: [..]}` with patterns of its parameters' names in the plan"
+                    .into(),
+            });
+        }
+    }
+    // LLaMA-Factory freezes the tower and the projector unless it is told otherwise.
+    let sees = ["image_max_pixels", "video_max_pixels", "image_resolution", "freeze_multi_modal_projector", "media_dir"];
+    let is_usual = tool == Tool::LlamaFactory && sees.iter().any(|name| stated.peek(name).is_some());
+    let mut freezes = is_usual.then_some(true);
+    for (name, freezing) in FREEZES_VISION {
+        if let Some(value) = stated.flag(name)? {
+            freezes = Some(value == freezing);
+        }
+    }
+    for name in OF_PROJECTOR {
+        if stated.flag(name)?.is_some() {
+            stated.in_part(name);
+        }
+    }
+    if freezes == Some(true) {
+        plan.training.frozen = NamePatterns::from_iter([VISION]);
+        stated.assume("`training.frozen` vision*: the part that sees images is not trained");
+    }
+    Ok(())
 }
 
 fn read_adapters(stated: &mut Stated, tool: Tool) -> Result<Lora, FrameworkError> {

@@ -123,7 +123,7 @@ pub(super) const NEUTRAL: [&str; 118] = [
 ];
 
 /// Names of the same settings in files of Axolotl, LLaMA-Factory and TRL, and older names.
-pub(super) const RENAMED: [(&str, &str); 12] = [
+pub(super) const RENAMED: [(&str, &str); 10] = [
     ("per_gpu_train_batch_size", "per_device_train_batch_size"),
     ("micro_batch_size", "per_device_train_batch_size"),
     ("optimizer", "optim"),
@@ -133,58 +133,9 @@ pub(super) const RENAMED: [(&str, &str); 12] = [
     ("max_seq_length", "max_length"),
     ("cutoff_len", "max_length"),
     ("model_max_length", "max_length"),
-    ("bfloat16", "bf16"),
-    ("float16", "fp16"),
     // The second name is that of releases before 5.20.
     ("gradient_checkpointing", "activation_checkpointing"),
 ];
 
 /// Settings that no plan expresses.
 pub(super) const REFUSED: [&str; 5] = ["sharded_ddp", "adafactor", "mixture_of_depths", "shift_attn", "use_llama_pro"];
-
-/// Settings of training on preferences, by rewards or from a teacher, which has other models beside
-/// the trained one and other passes. TRL's, Axolotl's and LLaMA-Factory's names.
-pub(super) const PREFERENCES: [&str; 42] = [
-    "beta",
-    "max_prompt_length",
-    "max_completion_length",
-    "num_generations",
-    "response_length",
-    "num_ppo_epochs",
-    "num_mini_batches",
-    "reward_*",
-    "ref_model*",
-    "ref_adapter_name",
-    "sync_ref_model",
-    "precompute_ref_log_probs",
-    "reference_free",
-    "sft_model_path",
-    "value_model*",
-    "process_reward_model",
-    "rl",
-    "rl_*",
-    "trl.*",
-    "dpo_*",
-    "kto_*",
-    "orpo_*",
-    "simpo_*",
-    "cpo_*",
-    "pref_*",
-    "ppo_*",
-    "desirable_weight",
-    "undesirable_weight",
-    "epsilon_high",
-    "scale_rewards",
-    "missing_eos_penalty",
-    "cliprange*",
-    "vf_coef",
-    "kl_coef",
-    "use_vllm",
-    "vllm_*",
-    "teacher_*",
-    "kd_*",
-    "lmbda",
-    "center_rewards_coefficient",
-    "disable_dropout_in_ref",
-    "rpo_alpha",
-];

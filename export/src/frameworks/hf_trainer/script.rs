@@ -11,6 +11,8 @@ pub(super) struct Given {
     pub(super) stated: Stated,
     /// Accelerate's configuration (`accelerate launch --config_file FILE`).
     pub(super) launch_file: Option<String>,
+    /// The Python script whose flags they are; `None` for a file of settings.
+    pub(super) script: Option<String>,
 }
 
 /// Reads the settings of either form.
@@ -18,17 +20,17 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
     let is_script = text.starts_with("#!");
     let parsed = Stated::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`) or YAML");
     match parsed {
-        Ok(stated) if !is_script => Ok(Given { stated, launch_file: None }),
+        Ok(stated) if !is_script => Ok(Given { stated, launch_file: None, script: None }),
         Err(error) if !is_script && text.trim_start().starts_with(['{', '[']) => Err(error),
         other => {
             let started = shell::launch(text)?;
             if !started.arguments.is_empty() {
-                let launch_file = launch_file(&started.launcher);
+                let (launch_file, script) = (launch_file(&started.launcher), started.script.clone());
                 let mut stated = flags_of(started, surroundings.ranks, Spelling::Underscores)?;
                 // DeepSpeed's own flags are a switch, and the file beside it.
                 stated.drop_switch("deepspeed");
                 stated.rename("deepspeed_config", "deepspeed")?;
-                return Ok(Given { stated, launch_file });
+                return Ok(Given { stated: with_recipe(stated, surroundings)?, launch_file, script });
             }
             match other {
                 Err(error) if !is_script => Err(error),
@@ -41,6 +43,25 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
             }
         }
     }
+}
+
+/// The flags with the settings of the file that `--config` names, as TRL's and the
+/// alignment-handbook's scripts read it: a flag replaces what the file says.
+fn with_recipe(mut flags: Stated, surroundings: &Surroundings<'_>) -> Result<Stated, FrameworkError> {
+    let is_file = |name: &str| [".yaml", ".yml", ".json"].iter().any(|end| name.ends_with(end));
+    let Some(name) = flags.peek("config").and_then(|name| name.as_str()).filter(|name| is_file(name)).map(str::to_owned) else {
+        return Ok(flags);
+    };
+    let Some(text) = (surroundings.file)(&name) else {
+        return Err(FrameworkError::Form {
+            reason: format!("the job's settings are in `--config {name}`, and there is no such file beside this one"),
+            hint: "put it there, or import that file itself".into(),
+        });
+    };
+    flags.take("config");
+    let mut recipe = Stated::parse(&text, "TrainingArguments as JSON or YAML")?;
+    recipe.replace_by(flags);
+    Ok(recipe)
 }
 
 /// The file that a launcher's words name.

@@ -77,10 +77,9 @@ const RENAMED: [(&str, &str); 22] = [
 ];
 
 /// Settings that no plan expresses.
-const REFUSED: [&str; 7] = [
+const REFUSED: [&str; 6] = [
     "training.cpu_offload",
     "training.enable_fp8_linear",
-    "optimizer.early_step_in_backward",
     "parallelism.pipeline_parallel_schedule_csv",
     "activation_checkpoint.memory_budget",
     "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
@@ -189,18 +188,13 @@ fn read_layout(stated: &mut Stated, ranks: usize, blocks: Option<usize>) -> Resu
     if model_ranks == 0 || !ranks.is_multiple_of(model_ranks) {
         return Err(wrong(format!("{ranks} ranks are no multiple of the degrees' product, {model_ranks}")));
     }
-    if experts > 1 {
-        return Err(FrameworkError::Form {
-            reason: format!("`expert_parallel_degree = {experts}` is not read"),
-            hint: "leave it out, and give `expert` in the plan".into(),
-        });
-    }
     let shard = degree(stated, "parallelism.data_parallel_shard_degree")?.unwrap_or(ranks / model_ranks);
     let product = model_ranks.saturating_mul(shard);
     if product != ranks {
         return Err(wrong(format!("the degrees make {product} ranks of {ranks}")));
     }
-    let zero = match (shard, stated.text("parallelism.fsdp_reshard_after_forward")?.as_deref()) {
+    // Ranks of a sequence shard parameters too (`ParallelDims.fsdp_enabled`).
+    let zero = match (shard.saturating_mul(context), stated.text("parallelism.fsdp_reshard_after_forward")?.as_deref()) {
         (1, _) => 0,
         (_, Some("never")) => 2,
         // By default a pipeline keeps parameters gathered.
@@ -214,9 +208,18 @@ fn read_layout(stated: &mut Stated, ranks: usize, blocks: Option<usize>) -> Resu
         (_, Some("always")) => 3,
         (_, Some(_)) => return Err(stated.unknown("parallelism.fsdp_reshard_after_forward", "policies: default, always, never")),
     };
-    let data = replicate * shard;
-    let mut layout = Layout { data, tensor, pipeline, context, zero, ..Layout::default() };
-    layout.shard_group = Some(shard).filter(|&shard| zero > 0 && shard != data);
+    // Experts lie on the ranks that shard parameters.
+    if !shard.is_multiple_of(experts) {
+        return Err(FrameworkError::Form {
+            reason: format!("`expert_parallel_degree = {experts}` does not divide the {shard} ranks that shard parameters"),
+            hint:
+                "use a degree that divides `data_parallel_shard_degree`; experts on ranks of `context` or `tensor` are not read"
+                    .into(),
+        });
+    }
+    let data = replicate * shard / experts;
+    let mut layout = Layout { data, tensor, pipeline, context, expert: experts, zero, ..Layout::default() };
+    layout.shard_group = Some(shard / experts).filter(|&shard| zero > 0 && shard != data);
     layout.sequence_parallel = stated.flag("parallelism.enable_sequence_parallel")?.unwrap_or(true) && tensor > 1;
     layout.context_method = match stated.text("parallelism.context_parallel_rotate_method")?.as_deref() {
         None | Some("allgather") => ContextMethod::Gather,

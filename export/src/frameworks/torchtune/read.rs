@@ -59,7 +59,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         (None, None) => (None, builder),
     };
     stated.refuse(&["model.use_dora"], "of adapters, plain LoRA and QLoRA are planned")?;
-    stated.refuse(&["optimizer_in_bwd", "fsdp_sharding_strategy"], "no plan expresses it, and it decides memory")?;
+    stated.refuse(&["fsdp_sharding_strategy"], "no plan expresses it, and it decides memory")?;
     for teacher in ["teacher_model", "reward_and_value_model", "ref_policy_model", "base_model_path", "quantizer"] {
         stated.refuse(
             &[teacher, &format!("{teacher}.*")],
@@ -73,6 +73,10 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     let global = layout.micro_batch.saturating_mul(accumulation).saturating_mul(layout.data);
     let mut plan = Plan::new(layout, global);
     read_optimizer(&mut stated, &mut plan)?;
+    plan.workload.updates_in_backward = stated.is_on("optimizer_in_bwd")?;
+    if stated.peek("dataset.packed") == Some(&Value::Bool(true)) {
+        stated.assume("`dataset.packed`: rows are full, and attention is over whole rows; where it keeps to samples, `workload: {packed: TOKENS}` says how long these are in the mean");
+    }
     plan.precision = match stated.word("dtype")?.as_deref() {
         Some("bf16") => DataType::Bf16,
         None | Some("fp32") => DataType::Fp32,
@@ -198,12 +202,13 @@ fn read_optimizer(stated: &mut Stated, plan: &mut Plan) -> Result<(), FrameworkE
         "AdamW" | "Adam" => adam,
         "AdamW8bit" | "PagedAdamW8bit" | "Adam8bit" => {
             plan.workload.moments = MomentFormat::EightBit;
-            if kind.starts_with("Paged") {
-                stated.assume("`optimizer._component_`: the plan keeps the state in device memory, from which pages move to the host only where memory runs out");
-            }
+            plan.workload.paged_moments = kind.starts_with("Paged");
             adam
         }
-        "PagedAdamW" | "PagedAdam" => adam,
+        "PagedAdamW" | "PagedAdam" => {
+            stated.assume("`optimizer._component_`: the plan keeps the state in device memory, in the format of the parameters; bitsandbytes' is of 32 bits, and pages move to the host where memory runs out");
+            adam
+        }
         "SGD" => {
             let momentum = stated.number("optimizer.momentum")?.unwrap_or(0.0);
             let nesterov = stated.is_on("optimizer.nesterov")?;

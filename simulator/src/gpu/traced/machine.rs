@@ -91,7 +91,7 @@ impl<'a> Durations<'a> {
 
     pub(super) fn operator(&mut self, operator: &TracedOperator, values: &[f64]) -> Seconds {
         match self.machine {
-            TracedMachine::Gpu(cluster) => DeviceKernels { gpu: &cluster.gpu }.operator(operator, values),
+            TracedMachine::Gpu(cluster) => DeviceKernels { gpu: &cluster.gpu }.operator(operator, values) * cluster.paces.kernels,
             TracedMachine::Measured(framework) => {
                 let (time, is_measured) = framework.operator(operator, values);
                 self.note(is_measured, &operator.name);
@@ -103,7 +103,8 @@ impl<'a> Durations<'a> {
     pub(super) fn moving(&mut self, name: &str, bytes: f64, launches: u64) -> Seconds {
         match self.machine {
             TracedMachine::Gpu(cluster) => {
-                DeviceKernels { gpu: &cluster.gpu }.moving(bytes) + cluster.gpu.launch * launches as f64
+                let time = DeviceKernels { gpu: &cluster.gpu }.moving(bytes) + cluster.gpu.launch * launches as f64;
+                time * cluster.paces.kernels
             }
             TracedMachine::Measured(framework) => {
                 let (time, is_measured) = framework.moving(name, bytes);
@@ -149,8 +150,8 @@ impl<'a> Durations<'a> {
         match self.machine {
             TracedMachine::Gpu(cluster) => {
                 let [fast, slow] = if cluster.gpu.estimated { ESTIMATED_KERNELS } else { MEASURED_KERNELS };
-                let pace = |host, kernels, collectives| Pace {
-                    host: HOST_OPERATOR * host,
+                let pace = |host: f64, kernels, collectives| Pace {
+                    host: HOST_OPERATOR * host * cluster.paces.host,
                     kernels,
                     collectives,
                     updates: host,

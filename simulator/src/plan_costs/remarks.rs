@@ -1,15 +1,14 @@
-//! What a prediction assumes of a plan under another software stack, or of a profile, in sentences
-//! for the user. It must not know any predicted time.
+//! What a prediction assumes of a plan under another software stack, in sentences for the user. It
+//! must not know any predicted time.
 
-use crate::host;
+use crate::gpu::{AttentionKind, Profiles, RoutingSkew};
 use foretell_models::{Model, Moe};
-use foretell_program::{Plan, Profile};
-use foretell_simulator::gpu::{AttentionKind, Profiles, RoutingSkew};
-use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, Topology};
+use foretell_program::Plan;
+use foretell_topologies::{Architecture, DeviceKind};
 use foretell_units::diagnostic::{Mistake, one_line};
 
 /// Returns what the prediction of a plan assumes of its stack, one sentence each.
-pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model, is_traced: bool) -> Vec<String> {
+pub(super) fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model, is_traced: bool) -> Vec<String> {
     let named = plan.stack.name();
     let mut remarks = Vec::new();
     if let Some(name) = profiles.alias(named) {
@@ -42,7 +41,7 @@ pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model, is_traced: bool
 }
 
 /// Returns a sentence if a framework stands on devices that it is not known to train on.
-pub fn on_devices(plan: &Plan, kinds: &[DeviceKind]) -> Option<String> {
+pub(super) fn on_devices(plan: &Plan, kinds: &[DeviceKind]) -> Option<String> {
     let stack = plan.stack.name();
     if plan.stack.is_own() {
         return None;
@@ -76,17 +75,6 @@ fn on_routing(plan: &Plan, model: &Model) -> Option<String> {
     })
 }
 
-/// Returns a sentence if a profile stands for the cores of this machine, and was measured on
-/// another.
-pub fn on_machine(profile: &Profile, topology: &Topology) -> Option<String> {
-    let is_local = topology.is_lab() || topology.device_kinds().iter().any(|kind| kind.name == LOCAL_DEVICE);
-    let (there, here) = (&profile.machine.device, host::processor());
-    (is_local && profile.device == LOCAL_DEVICE && *there != here).then(|| {
-        let message = format!("the profile was measured on `{there}`, and this machine is `{here}`");
-        one_line(&Mistake::new(message, "run `foretell calibrate` here"))
-    })
-}
-
 /// Returns the settings of a layout that change nothing.
 fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
     let mut remarks = Vec::new();
@@ -111,7 +99,7 @@ fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
 }
 
 /// Returns a sentence if passes that should overlap with each other do not.
-pub fn on_woven_passes(plan: &Plan) -> Option<String> {
+pub(super) fn on_woven_passes(plan: &Plan) -> Option<String> {
     let (layout, overlap) = (&plan.layout, &plan.overlap);
     if !overlap.passes {
         return None;

@@ -1,6 +1,6 @@
-//! Lengths of responses: a log-normal distribution that is cut off at the most tokens.
+//! A log-normal distribution of lengths that is cut off at the most tokens.
 //!
-//! Its spread follows from the 95th percentile, and its median from the mean, which the responses
+//! Its spread follows from the 95th percentile, and its median from the mean, which the lengths
 //! that are cut off lower.
 
 use foretell_program::Rollout;
@@ -27,8 +27,13 @@ pub struct Lengths {
 impl Lengths {
     /// The lengths of a rollout's responses.
     pub fn of(rollout: &Rollout) -> Self {
-        let (mean, most) = (rollout.response as f64, rollout.response_max as f64);
-        let p95 = rollout.response_p95.map_or((USUAL_P95 * mean).min(most), |p95| p95 as f64);
+        Self::new(rollout.response, rollout.response_p95, rollout.response_max)
+    }
+
+    /// Lengths with a mean and a 95th percentile, none above `most`.
+    pub fn new(mean: usize, p95: Option<usize>, most: usize) -> Self {
+        let (mean, most) = (mean as f64, most as f64);
+        let p95 = p95.map_or((USUAL_P95 * mean).min(most), |p95| p95 as f64);
         // ln(p95 / mean) = P95 x spread - spread^2 / 2, whose largest value is P95^2 / 2.
         let ratio = (p95 / mean).ln().clamp(0.0, P95 * P95 / 2.0);
         let spread = P95 - (P95 * P95 - 2.0 * ratio).max(0.0).sqrt();

@@ -1,0 +1,148 @@
+//! Training on preferences: DPO, ORPO, KTO and reward models, as TRL, Axolotl and LLaMA-Factory
+//! state it. Training by rewards or from a teacher is refused.
+
+use super::super::FrameworkError;
+use super::super::stated::Stated;
+use super::Tool;
+use foretell_program::Preference;
+
+/// Settings of training on preferences, by rewards or from a teacher, which has other models beside
+/// the trained one and other passes. TRL's, Axolotl's and LLaMA-Factory's names.
+const OTHER_MODELS: [&str; 42] = [
+    "beta",
+    "max_prompt_length",
+    "max_completion_length",
+    "num_generations",
+    "response_length",
+    "num_ppo_epochs",
+    "num_mini_batches",
+    "reward_*",
+    "ref_model*",
+    "ref_adapter_name",
+    "sync_ref_model",
+    "precompute_ref_log_probs",
+    "reference_free",
+    "sft_model_path",
+    "value_model*",
+    "process_reward_model",
+    "rl",
+    "rl_*",
+    "trl.*",
+    "dpo_*",
+    "kto_*",
+    "orpo_*",
+    "simpo_*",
+    "cpo_*",
+    "pref_*",
+    "ppo_*",
+    "desirable_weight",
+    "undesirable_weight",
+    "epsilon_high",
+    "scale_rewards",
+    "missing_eos_penalty",
+    "cliprange*",
+    "vf_coef",
+    "kl_coef",
+    "use_vllm",
+    "vllm_*",
+    "teacher_*",
+    "kd_*",
+    "lmbda",
+    "center_rewards_coefficient",
+    "disable_dropout_in_ref",
+    "rpo_alpha",
+];
+
+/// Of these, settings that change a loss and neither a model nor a pass.
+const OF_LOSSES: [&str; 14] = [
+    "beta",
+    "max_prompt_length",
+    "max_completion_length",
+    "dpo_beta",
+    "dpo_label_smoothing",
+    "dpo_use_weighting",
+    "kto_*",
+    "orpo_alpha",
+    "pref_beta",
+    "pref_ftx",
+    "desirable_weight",
+    "undesirable_weight",
+    "center_rewards_coefficient",
+    "rpo_alpha",
+];
+
+/// Reads what is trained on: `None` for texts.
+pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<Option<Preference>, FrameworkError> {
+    let preference = stated_preference(stated, tool, script)?;
+    if preference.is_some() {
+        stated.neutral(&OF_LOSSES);
+    }
+    let mut found = stated.stated_of(&OTHER_MODELS);
+    found.retain(|name| !stated.is_taken(name));
+    if preference.is_none()
+        && let Some(loss) = stated.text("loss_type")?
+        && !["nll", "dft", "chunked_nll"].contains(&loss.as_str())
+    {
+        found.push("loss_type".into());
+    } else if preference.is_some() {
+        stated.neutral(&["loss_type"]);
+    }
+    let Some(first) = found.first() else { return Ok(preference) };
+    let names: Vec<String> = found.iter().map(|name| stated.own_name(name)).map(|name| format!("`{name}`")).collect();
+    Err(FrameworkError::Form {
+        reason: format!(
+            "{}: it belongs to training by rewards, from a teacher, or on preferences of a kind that the file does not name",
+            stated.written(first)
+        ),
+        hint: format!(
+            "leave out {}, or plan the job with `foretell plan --method dpo`, `orpo`, `kto`, `reward`, `grpo` or `ppo`",
+            names.join(", ")
+        ),
+    })
+}
+
+/// The preference that a file or the name of a script states.
+fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<Option<Preference>, FrameworkError> {
+    let unknown = |stated: &Stated, name: &str| {
+        Err(FrameworkError::Form {
+            reason: format!("{}: training by rewards or from a teacher has other models and passes", stated.written(name)),
+            hint: "plan it with `foretell plan --method grpo` or `ppo`, or leave it out to plan the policy's fine-tuning alone"
+                .into(),
+        })
+    };
+    if tool == Tool::LlamaFactory
+        && let Some(stage) = stated.text("stage")?
+    {
+        let is_orpo = stated.text("pref_loss")?.as_deref() == Some("orpo");
+        return match stage.as_str() {
+            "sft" | "pt" => Ok(None),
+            "dpo" if is_orpo => Ok(Some(Preference::Orpo)),
+            "dpo" => match stated.text("pref_loss")?.as_deref() {
+                None | Some("sigmoid" | "hinge" | "ipo" | "kto_pair") => Ok(Some(Preference::Dpo)),
+                Some(_) => unknown(stated, "pref_loss"),
+            },
+            "kto" => Ok(Some(Preference::Kto)),
+            "rm" => Ok(Some(Preference::Reward)),
+            _ => unknown(stated, "stage"),
+        };
+    }
+    if tool == Tool::Axolotl
+        && let Some(kind) = stated.text("rl")?
+    {
+        return match kind.as_str() {
+            "dpo" | "ipo" => Ok(Some(Preference::Dpo)),
+            "orpo" => Ok(Some(Preference::Orpo)),
+            "kto" => Ok(Some(Preference::Kto)),
+            _ => unknown(stated, "rl"),
+        };
+    }
+    let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
+    let starts = |name: &str| script.is_some_and(|script| script.trim_start_matches("run_").starts_with(name));
+    let of_scripts =
+        [("dpo", Preference::Dpo), ("orpo", Preference::Orpo), ("kto", Preference::Kto), ("reward", Preference::Reward)];
+    let found = of_scripts.into_iter().find(|(name, _)| starts(name)).map(|(_, preference)| preference);
+    if let Some(preference) = found {
+        stated.assume(format!("`workload.preference` {}: the script's name says so", preference.name()));
+    }
+    Ok(found)
+}

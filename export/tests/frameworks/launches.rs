@@ -1,0 +1,166 @@
+//! Jobs as people start them: shells within shells, functions, recipes beside flags, launches beside
+//! recipes, and tools whose defaults a file leaves open.
+
+use foretell_export::{ImportedPlan, PlanForm, Surroundings, import_plan};
+use foretell_program::{MomentFormat, NamePatterns, Preference, Recompute};
+use foretell_units::DataType;
+use foretell_units::diagnostic::one_line;
+
+const MODEL: &str = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 \
+                     --micro-batch-size 1 --global-batch-size 64 --vocab-size 32000";
+
+fn read(text: &str, form: PlanForm) -> Result<ImportedPlan, String> {
+    read_in(text, form, Surroundings::from(8))
+}
+
+fn read_in(text: &str, form: PlanForm, surroundings: Surroundings<'_>) -> Result<ImportedPlan, String> {
+    import_plan(text, form, surroundings).map_err(|error| one_line(&error))
+}
+
+fn trainer(text: &str) -> ImportedPlan {
+    read(text, PlanForm::HuggingFaceTrainer).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn says(imported: &ImportedPlan, part: &str) -> bool {
+    imported.assumed.iter().any(|note| note.contains(part))
+}
+
+#[test]
+fn an_inner_shell_expands_what_its_script_exports() {
+    let script = |inner: &str| {
+        format!(
+            "LAUNCHER=\"torchrun --nproc_per_node 8\"\nexport CMD=\"pretrain_gpt.py {MODEL} --tensor-model-parallel-size 4 \
+             --pipeline-model-parallel-size 2\"\nsrun --jobid 1 {inner}\n"
+        )
+    };
+    for inner in ["bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'", "bash -lc \"$LAUNCHER $CMD\" 2>&1"] {
+        let layout = read(&script(inner), PlanForm::MegatronArguments).expect(inner).plan.layout;
+        assert_eq!((layout.tensor, layout.pipeline), (4, 2), "{inner}");
+    }
+}
+
+#[test]
+fn functions_have_their_arguments() {
+    let script = format!(
+        "ARGS=({MODEL})\nrun_megatron() {{\n  local ranks=\"$1\"; shift\n  torchrun --nproc_per_node $ranks pretrain_gpt.py \"$@\"\n}}\n\
+         run_megatron 8 \"${{ARGS[@]}}\" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2\n"
+    );
+    let layout = read(&script, PlanForm::MegatronArguments).expect("it is sound").plan.layout;
+    assert_eq!((layout.tensor, layout.pipeline), (2, 2));
+    // One that calls itself ends, and one that nothing calls is read as it stands.
+    let endless = script.replace("run_megatron()", "function run_megatron").replace("local", "run_megatron; local");
+    assert_eq!(read(&endless, PlanForm::MegatronArguments).expect("it ends").plan.layout.tensor, 2);
+    let sourced = format!("main() {{\n  torchrun pretrain_gpt.py {MODEL} --tensor-model-parallel-size 2\n}}\n");
+    assert_eq!(read(&sourced, PlanForm::MegatronArguments).expect("it is read").plan.layout.tensor, 2);
+}
+
+#[test]
+fn flags_of_other_scripts_are_not_those_of_trl() {
+    let lora =
+        trainer("torchrun train_lora.py --model_name_or_path org/7b --lora_r 8 --lora_alpha 16 --bf16 True --output_dir o");
+    assert_eq!(lora.plan.training.lora.map(|lora| lora.rank), Some(8));
+    let full = trainer("torchrun train.py --model_name_or_path org/7b --lora_r 8 --use_lora False --bf16 True --output_dir o");
+    assert!(full.plan.training.lora.is_none());
+    let glue =
+        trainer("python run_glue.py --max_seq_length 128 --per_device_train_batch_size 32 --learning_rate 2e-5 --output_dir o");
+    assert_eq!((glue.plan.precision, glue.plan.layout.recompute, glue.sequence), (DataType::Fp32, Recompute::None, Some(128)));
+    let unexpanded = read("deepspeed train.py --deepspeed $DS --bf16 True --output_dir o", PlanForm::HuggingFaceTrainer);
+    assert!(unexpanded.expect_err("its ZeRO stage is not known").contains("$DS"));
+}
+
+#[test]
+fn what_a_file_leaves_open_is_its_tools_default() {
+    for (text, positions) in [
+        ("finetuning_type: lora\nstage: sft\nbf16: true\n", 2048),
+        ("base_model: org/7b\nmicro_batch_size: 1\nadapter: lora\nbf16: true\n", 512),
+        ("packing: true\ndataset_text_field: text\nbf16: true\n", 1024),
+    ] {
+        let imported = trainer(text);
+        assert_eq!(imported.sequence, Some(positions), "{text}");
+        assert!(says(&imported, "default of"), "{:?}", imported.assumed);
+    }
+    assert!(says(&trainer("packing: true\nbf16: true\nmax_length: 4096\n"), "attention is over whole rows"));
+    assert!(says(&trainer("dataset_text_field: text\nbf16: true\nmax_length: 4096\n"), "accelerate launch"));
+    let pure =
+        trainer("base_model: org/7b\nmicro_batch_size: 1\nsequence_len: 512\nfloat16: false\nbfloat16: true\nfp16: null\n");
+    assert!(pure.plan.precision == DataType::Bf16 && pure.plan.workload.no_master_copy);
+    assert!(trainer("optim: paged_adamw_8bit\nbf16: true\n").plan.workload.paged_moments);
+}
+
+#[test]
+fn the_part_that_sees_images_is_frozen_as_the_file_says() {
+    let vision = NamePatterns::from_iter(["vision*"]);
+    let frozen = |text: &str| trainer(text).plan.training.frozen;
+    assert_eq!(frozen("stage: sft\nfinetuning_type: full\nimage_max_pixels: 262144\nbf16: true\n"), vision);
+    assert!(frozen("stage: sft\nfinetuning_type: full\nfreeze_vision_tower: false\nbf16: true\n").is_empty());
+    assert!(frozen("stage: sft\nfinetuning_type: full\nbf16: true\n").is_empty());
+    let script = "torchrun train_qwen.py --bf16 --output_dir o --tune_mm_vision False --tune_mm_mlp True --tune_mm_llm";
+    assert_eq!(frozen(&format!("{script} True")), vision);
+    let error = read(&format!("{script} False"), PlanForm::HuggingFaceTrainer).expect_err("it trains no text model");
+    assert!(error.contains("--tune_mm_llm") && error.contains("frozen"), "{error}");
+}
+
+#[test]
+fn preferences_are_planned_where_the_file_names_them() {
+    let preference = |text: &str| trainer(text).plan.workload.preference;
+    assert_eq!(preference("stage: dpo\nfinetuning_type: lora\npref_beta: 0.1\nbf16: true\n"), Some(Preference::Dpo));
+    assert_eq!(preference("stage: dpo\nfinetuning_type: full\npref_loss: orpo\nbf16: true\n"), Some(Preference::Orpo));
+    assert_eq!(preference("stage: rm\nfinetuning_type: full\nbf16: true\n"), Some(Preference::Reward));
+    assert_eq!(preference("base_model: org/7b\nmicro_batch_size: 1\nrl: kto\nbf16: true\n"), Some(Preference::Kto));
+    assert_eq!(preference("python run_dpo.py --beta 0.1 --bf16 True --output_dir o"), Some(Preference::Dpo));
+    for other in ["stage: ppo\nbf16: true\n", "beta: 0.1\nbf16: true\n", "use_vllm: true\nbf16: true\n"] {
+        let error = read(other, PlanForm::HuggingFaceTrainer).expect_err(other);
+        assert!(error.contains("foretell plan --method"), "{error}");
+    }
+}
+
+#[test]
+fn a_recipe_stands_beside_its_flags_and_its_launch() {
+    let file = |name: &str| {
+        match name {
+        "recipe.yaml" => Some("bf16: true\nmax_length: 2048\nper_device_train_batch_size: 4\ndataset_text_field: text\n".into()),
+        "zero3.yaml" => Some(
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nnum_machines: 1\n\
+             fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n"
+                .into(),
+        ),
+        _ => None,
+    }
+    };
+    let surroundings = Surroundings { file: &file, ..Surroundings::from(8) };
+    let script = "accelerate launch --config_file zero3.yaml sft.py --config recipe.yaml --per_device_train_batch_size 2";
+    let of_script = read_in(script, PlanForm::HuggingFaceTrainer, surroundings).expect("both files are there");
+    assert_eq!((of_script.sequence, of_script.plan.layout.micro_batch, of_script.plan.layout.zero), (Some(2048), 2, 3));
+    let recipe = file("recipe.yaml").expect("it is there");
+    let launched = Surroundings { launch_file: Some("zero3.yaml"), ..surroundings };
+    assert_eq!(read_in(&recipe, PlanForm::HuggingFaceTrainer, launched).expect("it is sound").plan.layout.zero, 3);
+    let missing = read(script, PlanForm::HuggingFaceTrainer).expect_err("no file is there");
+    assert!(missing.contains("recipe.yaml") || missing.contains("zero3.yaml"), "{missing}");
+}
+
+#[test]
+fn sequences_over_ranks_shard_parameters_and_experts_lie_on_ranks_that_do() {
+    let file = |parallelism: &str| {
+        format!(
+            "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 1\nseq_len = 32768\n[parallelism]\n{parallelism}\n"
+        )
+    };
+    let layout = |parallelism: &str| read(&file(parallelism), PlanForm::Torchtitan).map(|imported| imported.plan.layout);
+    let sharded = layout("data_parallel_shard_degree = 1\ncontext_parallel_degree = 8").expect("it is sound");
+    assert_eq!((sharded.context, sharded.zero), (8, 3));
+    let error = layout("data_parallel_shard_degree = 2\ncontext_parallel_degree = 4\nexpert_parallel_degree = 8");
+    assert!(error.expect_err("8 experts on 2 ranks").contains("expert_parallel_degree = 8"));
+}
+
+#[test]
+fn moments_and_updates_of_recipes_are_the_plans() {
+    let recipe = |more: &str| {
+        let text = format!(
+            "model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\ntokenizer:\n  max_seq_len: 2048\ndtype: bf16\nbatch_size: 2\n{more}"
+        );
+        read_in(&text, PlanForm::Torchtune, Surroundings::from(1)).unwrap_or_else(|error| panic!("{more}: {error}")).plan.workload
+    };
+    let paged = recipe("optimizer:\n  _component_: bitsandbytes.optim.PagedAdamW8bit\n  lr: 2e-5\noptimizer_in_bwd: true\n");
+    assert!(paged.paged_moments && paged.updates_in_backward && paged.moments == MomentFormat::EightBit);
+    assert!(!recipe("optimizer:\n  _component_: torch.optim.AdamW\n  lr: 2e-5\n").updates_in_backward);
+}

@@ -1,0 +1,143 @@
+//! The cost model of a plan: from a profile where that has the device kind, else from the GPU
+//! profiles and the plan's stack, else from the data sheet. It refuses what no costs are known of,
+//! and says what it assumes.
+
+mod changed;
+mod remarks;
+
+pub use changed::{ChangeablePlan, ChangedPlanError};
+
+use crate::answers::traced_plan;
+use crate::cost::CostModel;
+use crate::gpu::{ProfileError, Profiles};
+use foretell_models::Model;
+use foretell_program::traced::Untraced;
+use foretell_program::{Offload, Plan, Profile};
+use foretell_topologies::{Architecture, Topology};
+use foretell_units::DataType;
+use miette::Diagnostic;
+use thiserror::Error;
+
+/// Why a plan has no costs.
+#[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
+pub enum PlanCostError {
+    /// A compiled-in profile is missing or malformed.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Profile(#[from] ProfileError),
+    /// No device of a kind multiplies in the plan's number format, as far as is known.
+    #[error("`precision: fp8`: no fp8 rate is known for {kinds}")]
+    #[diagnostic(code(plan::unknown_rate), help("use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`"))]
+    UnknownRate {
+        /// The device kinds.
+        kinds: String,
+    },
+    /// The costs of a device kind are those of our own kernels, which know no skewed routing.
+    #[error("`workload.routing`: costs on `{kind}` are those of our own kernels, which compute every slot of an expert")]
+    #[diagnostic(code(plan::unknown_routing), help("leave `routing` out, or use GPUs of the catalogue without `--profile`"))]
+    UnknownRouting {
+        /// The device kind.
+        kind: String,
+    },
+    /// A setting that only traced operators know, where a job has none.
+    #[error("`{setting}`: {reason}")]
+    #[diagnostic(code(plan::unknown_operators), help("{hint}"))]
+    UnknownOperators {
+        /// The setting, as a plan file states it.
+        setting: String,
+        /// Why its operators are not known.
+        reason: String,
+        /// What to change.
+        hint: &'static str,
+    },
+}
+
+/// Makes the cost model of a plan. Its remarks say what it assumes.
+///
+/// # Errors
+/// [`PlanCostError`] if the plan sets something whose costs nothing knows.
+pub fn plan_costs(
+    profile: Option<&Profile>,
+    topology: &Topology,
+    plan: &Plan,
+    model: &Model,
+) -> Result<CostModel, PlanCostError> {
+    require_products(topology, plan.precision)?;
+    let mut costs = CostModel::new(profile, topology).with_plan(topology, plan, model)?;
+    let kinds = topology.device_kinds();
+    if (0..kinds.len()).any(|kind| costs.cluster(kind).is_some()) {
+        costs.remarks.extend(remarks::on_stack(Profiles::library()?, plan, model, is_traced(&costs, plan, model)));
+        costs.remarks.extend(remarks::on_devices(plan, kinds));
+    }
+    let of_our_kernels = kinds.iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none()).map(|(_, kind)| kind);
+    if let Some(kind) = of_our_kernels.filter(|_| !plan.workload.routing.is_balanced()) {
+        return Err(PlanCostError::UnknownRouting { kind: kind.name.clone() });
+    }
+    let measured_itself =
+        |kind: &str| (0..kinds.len()).any(|index| kinds[index].name == kind && costs.framework(index).is_some());
+    if let Some(kind) = of_our_kernels.filter(|kind| !plan.stack.is_own() && !measured_itself(&kind.name)) {
+        costs.remarks.push(format!(
+            "`stack: {}` has no costs on `{}`: kernels and communication there are those of our own executor",
+            plan.stack.name(),
+            kind.name
+        ));
+    }
+    costs.remarks.extend(on_tables(&costs, plan, model)?);
+    costs.remarks.extend(remarks::on_woven_passes(plan));
+    Ok(costs)
+}
+
+/// Refuses a number format for which a topology's devices state no peak rate. CPUs have no fp8
+/// arithmetic either, but compute the same numbers, so that a GPU's training can be tried.
+///
+/// # Errors
+/// [`PlanCostError::UnknownRate`], with the device kinds.
+pub fn require_products(topology: &Topology, format: DataType) -> Result<(), PlanCostError> {
+    if format != DataType::Fp8 {
+        return Ok(());
+    }
+    let kinds = topology.device_kinds().iter();
+    let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&format));
+    let names: Vec<String> = without.map(|kind| format!("`{}`", kind.name)).collect();
+    if names.is_empty() { Ok(()) } else { Err(PlanCostError::UnknownRate { kinds: names.join(", ") }) }
+}
+
+/// Whether the framework's own operators predict a plan.
+fn is_traced(costs: &CostModel, plan: &Plan, model: &Model) -> bool {
+    (0..costs.kind_count()).any(|kind| traced_plan(plan, model, costs, kind).is_ok())
+}
+
+/// What stands in for a framework's own operators, one sentence each. Refuses what only operator
+/// tables know where there is none.
+fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, PlanCostError> {
+    let stack = plan.stack.name();
+    let unknown =
+        |setting: String, reason: String, hint: &'static str| Err(PlanCostError::UnknownOperators { setting, reason, hint });
+    if plan.layout.offload == Offload::State && !is_traced(costs, plan, model) {
+        let reason = format!("the operators of `{stack}` were not traced for this job");
+        return unknown("layout.offload: state".into(), reason, "use `offload: optimizer`, or `stack: hf-deepspeed`");
+    }
+    let Some(kind) = (0..costs.kind_count()).find(|&kind| costs.tables(kind).is_some()) else {
+        return match plan.workload.stated_kernels() {
+            Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
+            Some(field) => {
+                let reason = format!("`stack: {stack}` does not tell such kernels apart");
+                unknown(format!("workload.{field}"), reason, "use `stack: hf-trainer` on GPUs of the catalogue, or leave it out")
+            }
+            None => Ok(Vec::new()),
+        };
+    };
+    // A profile knows no other attention kernel than its own, and no weights of four bits.
+    let needs_table = plan.workload.stated_kernels().filter(|field| *field != "loss");
+    match (traced_plan(plan, model, costs, kind), needs_table) {
+        (Ok(traced), _) => Ok(traced.assumptions),
+        (Err(Untraced { reason }), Some(field)) => unknown(
+            format!("workload.{field}"),
+            format!("the operators of `{stack}` are not known for {reason}"),
+            "leave out other options, use `--method lora`, or one of `foretell models` that is like Llama",
+        ),
+        (Err(Untraced { reason }), None) => Ok(vec![format!(
+            "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"
+        )]),
+    }
+}
