@@ -82,7 +82,7 @@ fn prepare(loaded: &LoadedPlan, topology: &Topology, profile: Option<&Profile>, 
     if devices < ranks {
         let hint = "use more `nodes`, or start it on an earlier one with `--beside plan.yaml@NODE`";
         return Err(Failure::input(
-            code::PLAN_TOO_MANY_RANKS,
+            code::TOO_FEW_DEVICES,
             format!(
                 "the layout has {ranks} ranks, but from node {} on `{}` has {devices} devices",
                 first_node.0,

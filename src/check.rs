@@ -15,7 +15,7 @@ use foretell_reports::{
     AtPace, Chart, CheckDocument, CheckpointCheck, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page,
     write_trace,
 };
-use foretell_simulator::{InputBound, Options, Oversubscription, Prediction, Recording, memory_use};
+use foretell_simulator::{InputBound, Options, Oversubscription, Prediction, Recording, memory_use, predict_cycle};
 use foretell_units::{Bytes, Seconds, median};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -148,7 +148,7 @@ fn at_pace(
     // Ranks that share a device were allowed to when they ran.
     let oversubscription = Oversubscription::Allowed;
     let options = Options { oversubscription, recording: Recording::Ends, observed_paces: paces, ..Options::default() };
-    let (prediction, _) = predict::predict_cycle(compiled, &memory, &loaded.topology, &costs, &options)?;
+    let (prediction, _) = predict_cycle(compiled, &memory, &loaded.topology, &costs, &options)?;
     let prediction = prediction.waiting_for_input(input_wait);
     Ok(Some(AtPace {
         pace,

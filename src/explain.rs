@@ -294,6 +294,8 @@ pub fn comparison(best: &Candidate, mine: &Candidate, name: &str) -> String {
 fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     let (fast, slow) = (&best.prediction, &other.prediction);
     let change = (slow.step_seconds / fast.step_seconds - 1.0) * 100.0;
+    // Not "-0.0 %".
+    let change = if change.abs() < 0.05 { 0.0 } else { change };
     let parts = |candidate: &Candidate| {
         let parts = &candidate.prediction.breakdown_seconds;
         [

@@ -6,12 +6,13 @@ use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
-use crate::predict::{self, PredictedPlan};
+use crate::predict;
 use crate::trace_file::{self, TraceRanks};
 use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, Surroundings, change_file, export_job};
 use foretell_program::{Plan, Profile, Rank};
 use foretell_simulator::CostModel;
+use foretell_simulator::PlanPrediction;
 use foretell_units::diagnostic::one_line;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -273,7 +274,7 @@ fn expressed(loaded: &LoadedPlan, framework: Framework, exported: &JobFiles, fol
     Ok(plan)
 }
 
-fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {
+fn perfetto(predicted: &PlanPrediction, path: &Path, json: bool) -> Result<(), Failure> {
     let timelines = [&predicted.simulation.timeline];
     trace_file::write(path, &predicted.compiled.training, &timelines, &TraceRanks::Differing)?;
     if json {
@@ -283,7 +284,7 @@ fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Fa
 }
 
 fn chakra(
-    predicted: &PredictedPlan,
+    predicted: &PlanPrediction,
     loaded: &LoadedPlan,
     profile: Option<&Profile>,
     folder: &Path,

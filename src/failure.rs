@@ -10,7 +10,7 @@ pub mod usage;
 use code::Code;
 use foretell_planner::{PlanJobError, PlannerError};
 use foretell_program::PlanError;
-use foretell_simulator::{ChangedPlanError, SimulationError};
+use foretell_simulator::{PlanPredictionError, SimulationError};
 use foretell_units::diagnostic::{help, one_line, place};
 use miette::Diagnostic;
 use schemars::JsonSchema;
@@ -210,11 +210,13 @@ macro_rules! undone {
 }
 undone!(SimulationError, foretell_reports::ReportError, foretell_export::ExportError);
 
-impl From<ChangedPlanError> for Failure {
-    fn from(error: ChangedPlanError) -> Self {
+impl From<PlanPredictionError> for Failure {
+    fn from(error: PlanPredictionError) -> Self {
         match error {
-            ChangedPlanError::Costs(_) | ChangedPlanError::Plan(_) | ChangedPlanError::Topology(_) => Failure::of_input(error),
-            error => Failure::of_undone(error),
+            PlanPredictionError::Simulation(_) | PlanPredictionError::Untraced(_) | PlanPredictionError::Measured => {
+                Failure::of_undone(error)
+            }
+            error => Failure::of_input(error),
         }
     }
 }

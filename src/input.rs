@@ -6,10 +6,10 @@ mod of_run;
 
 use crate::output;
 use crate::plan_file::LoadedPlan;
-use crate::predict::{PredictedInput, PredictedPlan};
 use foretell_program::{InputCosts, Operation, Profile, Program, RankTimeline, Timeline};
 use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
+use foretell_simulator::{PlanPrediction, PredictedInput};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::diagnostic::{Mistake, one_line};
 use foretell_units::{BytesPerSecond, Picoseconds, Seconds};
@@ -166,7 +166,7 @@ pub struct InputAnswer {
 
 impl Waiting {
     /// Adds the wait to a prediction and its spans.
-    pub fn apply(&self, predicted: &mut PredictedPlan) {
+    pub fn apply(&self, predicted: &mut PlanPrediction) {
         predicted.prediction = self.applied(predicted.prediction.clone());
         predicted.input =
             Some(PredictedInput { bound: self.bound, wait_seconds: self.wait.value(), workers: self.pipeline.workers });

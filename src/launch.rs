@@ -108,7 +108,7 @@ pub fn enough_devices(ranks: usize, topology: &Topology, backend: BackendKind, o
     if ranks > devices && !oversubscribe {
         let hint = "use a smaller layout, or `--oversubscribe` to check this one without timing it";
         return Err(Failure::input(
-            code::PLAN_TOO_MANY_RANKS,
+            code::TOO_FEW_DEVICES,
             format!("{ranks} ranks need a {each} each, but this machine has {devices}"),
         )
         .hint(hint));

@@ -13,7 +13,8 @@ use foretell_planner::{Candidate, Planned};
 use foretell_program::{AttentionKernel, Plan, Profile, compile};
 use foretell_reports::{Column, table};
 use foretell_simulator::{
-    BatchShape, LengthCourse, Options, Prediction, SampleLengths, SampleOrder, WaitsFor, memory_use, traced_prediction,
+    BatchShape, LengthCourse, Options, Prediction, SampleLengths, SampleOrder, WaitsFor, memory_use, predict_cycle,
+    traced_prediction,
 };
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
@@ -260,7 +261,7 @@ impl Job<'_> {
         }
         let compiled = compile(&model, &self.model.name, plan).map_err(Failure::of_input)?;
         let memory = memory_use(&compiled.training, Some(&compiled.evaluation), self.topology, &costs);
-        Ok(predict::predict_cycle(&compiled, &memory, self.topology, &costs, &Options::default())?.0)
+        Ok(predict_cycle(&compiled, &memory, self.topology, &costs, &Options::default())?.0)
     }
 
     /// The step of packed rows whose samples do not attend to each other. It is that of as many

@@ -15,7 +15,7 @@ use crate::plan_file::PlanFile;
 use crate::predict;
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Mode, Plan, Profile, compile};
-use foretell_simulator::{Options, Prediction, memory_use};
+use foretell_simulator::{Options, Prediction, memory_use, predict_cycle};
 use foretell_units::Bytes;
 use foretell_units::diagnostic::one_line;
 use schemars::JsonSchema;
@@ -246,7 +246,7 @@ fn in_mode(
     let costs = predict::costs(profile, topology, &plan, &model.model)?;
     let memory = memory_use(&compiled.training, Some(&compiled.evaluation), topology, &costs);
     let options = Options { oversubscription: predict::oversubscription(choices.oversubscribe), ..Options::default() };
-    let (prediction, _) = predict::predict_cycle(&compiled, &memory, topology, &costs, &options)?;
+    let (prediction, _) = predict_cycle(&compiled, &memory, topology, &costs, &options)?;
     let fullest: Bytes = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
     if !prediction.fits || choices.memory_limit.is_some_and(|limit| fullest > limit) {
         return Ok(Err(format!("a rank would need {fullest}, and no device has so much to spare")));

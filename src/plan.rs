@@ -358,8 +358,8 @@ pub struct PlanAnswer {
     /// The stretches of `--breakeven`.
     #[serde(skip_serializing_if = "Option::is_none")]
     breakeven: Option<BreakevenAnswer>,
-    /// What the samples' lengths do to the best plan's step, with `--lengths`. The plans are then of
-    /// the longest batch, the best first by their mean step.
+    /// What the samples' lengths do to the best plan's step, with `--lengths`. The plans are then
+    /// of the longest batch, the best first by their mean step.
     #[serde(skip_serializing_if = "Option::is_none")]
     lengths: Option<LengthsAnswer>,
 }

@@ -6,53 +6,15 @@ use crate::output::{note, with_spinner};
 use crate::plan_file::LoadedPlan;
 use foretell_models::Model;
 use foretell_planner::Candidate;
-use foretell_program::{Compiled, LayoutDimension, Mode, Plan, Profile, Program, Stack};
+use foretell_program::{LayoutDimension, Plan, Profile};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, layouts_table, prediction_table};
 use foretell_simulator::{
-    CheckpointCost, CostModel, Disturbance, InputBound, Load, MemoryUse, Options, OverfullDevice, Oversubscription,
-    PacedPrediction, PowerModel, Prediction, Recording, Simulation, SimulationError, StepKind, TracedPrediction, checkpoint_cost,
-    load, memory_use, plan_costs, predict_with_memory, simulate, traced_energy, traced_prediction,
+    CostModel, Load, Options, OverfullDevice, Oversubscription, PlanPrediction, PlanPredictionError, Prediction, StepKind,
+    plan_costs, predict_plan,
 };
 use foretell_topologies::{LOCAL_DEVICE, Topology};
+use foretell_units::Seconds;
 use foretell_units::diagnostic::{Mistake, one_line};
-use foretell_units::{BytesPerSecond, Joules, Seconds};
-use serde::{Deserialize, Serialize};
-
-/// What the prediction says of the input pipeline.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct PredictedInput {
-    /// The part that limits the step.
-    pub bound: InputBound,
-    /// The time per step that waits for samples.
-    pub wait_seconds: f64,
-    /// Workers of each rank.
-    pub workers: usize,
-}
-
-/// A plan's Programs and their prediction.
-pub struct PredictedPlan {
-    /// The training and the evaluation Program.
-    pub compiled: Compiled,
-    /// The prediction's figures.
-    pub prediction: Prediction,
-    /// The simulated timeline and its analysis; where steps differ, those of the usual one.
-    pub simulation: Simulation,
-    /// The step time without jitter and stragglers, if some were simulated.
-    pub undisturbed: Option<Seconds>,
-    /// What the prediction assumes, one sentence each.
-    pub remarks: Vec<String>,
-    /// The energy of the devices, if the framework's own operators predict the step and the power
-    /// of the devices is known.
-    pub traced_energy: Option<Joules>,
-    /// The memory that the run needs.
-    memory: MemoryUse,
-    /// What a checkpoint costs.
-    pub checkpoint: CheckpointCost,
-    /// The rate at which checkpoints are written and read, if it is known.
-    pub storage: Option<BytesPerSecond>,
-    /// What limits the input pipeline, if the prediction has one.
-    pub input: Option<PredictedInput>,
-}
 
 /// How many servers and links a text lists, the busiest first.
 const LOADS_SHOWN: usize = 4;
@@ -63,130 +25,26 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
 }
 
 /// Compiles and simulates a plan.
-pub fn predict(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PredictedPlan, Failure> {
+pub fn predict(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PlanPrediction, Failure> {
     let options = Options { oversubscription: oversubscription(oversubscribe), ..Options::default() };
     with_spinner("simulate", || predict_as(loaded, profile, &options))
 }
 
 /// Compiles and simulates a plan with the given options.
-pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Options) -> Result<PredictedPlan, Failure> {
+pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Options) -> Result<PlanPrediction, Failure> {
     let started = Instant::now();
-    let compiled = loaded.compile()?;
-    let ranks = compiled.training.mesh.world_size();
-    let devices = loaded.topology.device_count();
-    if ranks > devices && options.oversubscription == Oversubscription::Refused {
-        let hint = "use a smaller layout, more `nodes`, or `--oversubscribe` to check it without timing it";
-        return Err(Failure::input(
-            code::PLAN_TOO_MANY_RANKS,
-            format!("the layout has {ranks} ranks, but `{}` has {devices} devices", loaded.topology.name()),
-        )
-        .hint(hint)
-        .in_file(&loaded.path));
-    }
-    if let Some((rank, _)) = options.disturbance.stragglers.iter().find(|(rank, _)| rank.0 >= ranks) {
-        return Err(Failure::input(
-            code::OPTION_VALUE,
-            format!("`--straggler` names {rank}, but the layout has ranks 0 to {}", ranks - 1),
-        ));
-    }
-    let costs = costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
-    let mut memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
-    let (mut prediction, simulation) = predict_cycle(&compiled, &memory, &loaded.topology, &costs, options)?;
-    let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs).ok();
-    if traced.is_some() && !options.disturbance.is_none() {
-        let hint = "leave out `--jitter` and `--straggler`, or ask under `stack: fsdp`";
-        let reason = "the plan is predicted by its framework's own operators, which nothing can disturb yet";
-        return Err(Failure::input(code::OPTION_VALUE, reason).hint(hint));
-    }
-    let energy = |traced: &TracedPrediction| traced_energy(&traced.time, ranks, &loaded.topology, &PowerModel::default());
-    let of_energy = traced.as_ref().and_then(energy);
-    let of_operators = traced.map(|traced| {
-        (prediction, memory) = (traced.prediction, traced.memory_use);
-        let stack = loaded.plan.stack.name();
-        let others = if costs.framework(0).is_some() { "of our own operators" } else { "of its profile" };
-        format!("times and memory are those of the operators of `{stack}`; the timeline and the critical path are {others}")
-    });
-    let undisturbed = (!options.disturbance.is_none()).then(|| {
-        let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
-        let total = compiled.cycle.steps() as f64;
-        let share = |(program, count): (&Program, &usize)| {
-            let simulation = simulate(program, &loaded.topology, &costs, &options)?;
-            Ok(Seconds::from(simulation.step) * (*count as f64 / total))
-        };
-        compiled.step_programs().into_iter().zip(&compiled.cycle.counts()).map(share).sum::<Result<Seconds, SimulationError>>()
-    });
-    let undisturbed = undisturbed.transpose()?;
-    let checkpoint = checkpoint_cost(&compiled.saving, &loaded.topology, &costs);
-    let storage = costs.storage_rate(&loaded.topology);
-    // Other stacks write theirs in their own ways.
-    if loaded.plan.stack == Stack::default() {
-        prediction = prediction.with_checkpoint(checkpoint);
-    }
-    if loaded.plan.mode != Mode::Synchronous {
-        let steps: Vec<(&Program, usize)> = compiled.step_programs().into_iter().zip(compiled.cycle.counts()).collect();
-        let paced = (prediction.step_seconds, prediction.paces.as_ref());
-        prediction.load = Some(load(&steps, &loaded.topology, &costs, options, paced)?);
-    }
-    prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    let of_usual_step = (compiled.cycle.steps() > 1).then(|| {
-        let steps = compiled.cycle.steps();
-        format!("steps differ, in a cycle of {steps}; the timeline, the critical path and the energy are those of its first step")
-    });
-    let of_paces = prediction.paces.as_ref().map(paces_in_words);
-    let remarks =
-        loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_operators).chain(of_usual_step).chain(of_paces).collect();
-    Ok(PredictedPlan {
-        compiled,
-        prediction,
-        simulation,
-        undisturbed,
-        memory,
-        remarks,
-        traced_energy: of_energy,
-        checkpoint,
-        storage,
-        input: None,
-    })
-}
-
-/// Says how workers that go at their own pace do.
-fn paces_in_words(paces: &PacedPrediction) -> String {
-    let PacedPrediction { staleness, server_load, worker_seconds: [fastest, slowest], .. } = paces;
-    format!(
-        "workers go at their own pace: their own steps take {} to {}, the staleness of a push is {:.2} on average, {} at most \
-         for 95 % and {} for all, and servers copy and update {:.0} % of the time; the timeline is of a step that all begin together",
-        Seconds::new(*fastest),
-        Seconds::new(*slowest),
-        staleness.mean,
-        staleness.p95,
-        staleness.max,
-        server_load * 100.0
-    )
-}
-
-/// Simulates each kind of step in a cycle. Returns the prediction of the mean step, and the
-/// simulation of the usual one.
-pub fn predict_cycle(
-    compiled: &Compiled,
-    memory: &MemoryUse,
-    topology: &Topology,
-    costs: &CostModel,
-    options: &Options,
-) -> Result<(Prediction, Simulation), Failure> {
-    let mut usual = None;
-    let mut steps = Vec::new();
-    // The steps of workers at their own pace are read from the spans of one step.
-    let recording = if compiled.pacing.is_some() { Recording::Spans } else { options.recording };
-    let options = &Options { recording, ..options.clone() };
-    for (program, count) in compiled.step_programs().into_iter().zip(compiled.cycle.counts()) {
-        let (mut prediction, simulation) = predict_with_memory(program, memory.clone(), topology, costs, options)?;
-        if let Some(pacing) = compiled.pacing {
-            prediction = prediction.at_own_paces(program, topology, costs, options, &simulation.timeline, pacing)?;
+    let model = (&loaded.model.model, loaded.model.name.as_str());
+    let mut predicted = predict_plan(model, &loaded.plan, &loaded.topology, profile, options).map_err(|error| match error {
+        error @ (PlanPredictionError::Plan(_) | PlanPredictionError::TooManyRanks { .. }) => {
+            Failure::from(error).in_file(&loaded.path)
         }
-        usual.get_or_insert(simulation);
-        steps.push((prediction, count));
-    }
-    Prediction::of_cycle(steps).zip(usual).ok_or_else(|| Failure::undone(code::SYSTEM, "the plan has no step"))
+        error => error.into(),
+    })?;
+    predicted.prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
+    let of_machine = profile.and_then(|profile| on_machine(profile, &loaded.topology));
+    predicted.remarks.splice(0..0, loaded.remarks.iter().cloned());
+    predicted.remarks.extend(of_machine);
+    Ok(predicted)
 }
 
 /// The cost model of a plan, with what it assumes.
@@ -208,7 +66,7 @@ fn on_machine(profile: &Profile, topology: &Topology) -> Option<String> {
 }
 
 /// Refuses a plan that does not fit its devices.
-pub fn require_fit(predicted: &PredictedPlan, loaded: &LoadedPlan) -> Result<(), Failure> {
+pub fn require_fit(predicted: &PlanPrediction, loaded: &LoadedPlan) -> Result<(), Failure> {
     if let Some(held) = &predicted.memory.overfull_host {
         let hint = "use `offload: none`, a higher `zero`, or more nodes";
         return Err(Failure::undone(

@@ -4,11 +4,11 @@
 use crate::failure::{Failure, code};
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use crate::predict::PredictedPlan;
 use clap::Args;
 use foretell_planner::checkpoint_bytes;
 use foretell_program::Stack;
 use foretell_reports::{Column, table};
+use foretell_simulator::PlanPrediction;
 use foretell_simulator::{
     CheckpointCost, MissingFact, PowerModel, Prediction, Reliability, RunningCost, reliability, running_cost,
 };
@@ -79,7 +79,7 @@ impl Questions {
 /// Computes the answer.
 pub fn answer(
     questions: &Questions,
-    predicted: &PredictedPlan,
+    predicted: &PlanPrediction,
     prediction: &Prediction,
     loaded: &LoadedPlan,
 ) -> Result<Answers, Failure> {
@@ -115,7 +115,7 @@ fn goodput(
     questions: &Questions,
     step: Seconds,
     loaded: &LoadedPlan,
-    predicted: &PredictedPlan,
+    predicted: &PlanPrediction,
     devices: usize,
 ) -> Result<Option<Goodput>, Failure> {
     let topology = &loaded.topology;

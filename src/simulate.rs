@@ -7,7 +7,7 @@ use crate::lengths::{DataLengths, LengthChoices, LengthsAnswer};
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::post_training;
-use crate::predict::{self, PredictedPlan};
+use crate::predict;
 use crate::rollout::{PolicyMethodName, RolloutChoices};
 use crate::running_cost;
 use crate::trace_file::{self, TraceRanks};
@@ -17,6 +17,7 @@ use clap::Args;
 use foretell_program::{Profile, Rank};
 use foretell_reports::{Chart, Column, Plot, Section, page, table};
 use foretell_score::{CompiledRun, Refusal, Run};
+use foretell_simulator::PlanPrediction;
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Prediction, Recording, critical_path};
 use foretell_units::Seconds;
 use foretell_units::diagnostic::Mistake;
@@ -381,7 +382,7 @@ const REPORTED_QUESTIONS: [&str; 4] = ["peak*2", "memory_bandwidth*2", "intra_no
 /// Makes the page: the answer, what would change it, the timeline, memory and the plan.
 fn report(
     loaded: &LoadedPlan,
-    predicted: &PredictedPlan,
+    predicted: &PlanPrediction,
     profile: Option<&Profile>,
     arguments: &Arguments,
 ) -> Result<String, Failure> {
@@ -463,7 +464,7 @@ fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: S
     }
 }
 
-fn plots(predicted: &PredictedPlan) -> Vec<(&'static str, Plot)> {
+fn plots(predicted: &PlanPrediction) -> Vec<(&'static str, Plot)> {
     let program = &predicted.compiled.training;
     let timeline = &predicted.simulation.timeline;
     vec![

@@ -7,7 +7,6 @@ use crate::launch::Hosts;
 use crate::live::LiveProgress;
 use crate::output;
 use crate::plan_file::{Input, LoadedPlan};
-use crate::predict::PredictedPlan;
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::checkpoint::check_start;
@@ -20,6 +19,7 @@ use foretell_executor::{
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};
+use foretell_simulator::PlanPrediction;
 use foretell_units::diagnostic::Mistake;
 use foretell_units::{SchemaVersion, Seconds};
 use std::path::{Path, PathBuf};
@@ -262,7 +262,7 @@ impl TrainingArguments {
     }
 
     /// The job that trains as these arguments say.
-    pub fn job(&self, loaded: &LoadedPlan, predicted: &PredictedPlan, start: Start) -> TrainingJob {
+    pub fn job(&self, loaded: &LoadedPlan, predicted: &PlanPrediction, start: Start) -> TrainingJob {
         let ranks = predicted.compiled.training.mesh.world_size();
         TrainingJob {
             model: loaded.model.model.clone(),
@@ -314,7 +314,7 @@ impl TrainingArguments {
 /// One attempt at a run, from its start to its end or failure.
 pub struct Training<'a> {
     pub loaded: LoadedPlan,
-    pub predicted: PredictedPlan,
+    pub predicted: PlanPrediction,
     pub arguments: &'a TrainingArguments,
     /// The run's folder, cleared of earlier runs.
     pub folder: &'a RunFolder,

@@ -4,10 +4,13 @@
 use crate::failure::Failure;
 use crate::input;
 use crate::plan_file::LoadedPlan;
-use crate::predict::{self, PredictedPlan};
+use crate::predict;
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, Section, table};
-use foretell_simulator::{ChangeablePlan, CriticalPath, Options, PathTime, Prediction, Recording, WhatIf, memory_use};
+use foretell_simulator::PlanPrediction;
+use foretell_simulator::{
+    ChangeablePlan, CriticalPath, Options, PathTime, Prediction, Recording, WhatIf, memory_use, predict_cycle,
+};
 use foretell_units::Seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -38,7 +41,7 @@ pub fn help() -> String {
 /// Predicts the step again for each question, with the same jitter and stragglers.
 pub fn answer(
     questions: Vec<WhatIf>,
-    predicted: &PredictedPlan,
+    predicted: &PlanPrediction,
     loaded: &LoadedPlan,
     profile: Option<&Profile>,
     options: &Options,
@@ -57,7 +60,7 @@ pub fn answer(
             let program = &predicted.compiled.training;
             let costs = what_if.costs(&costs);
             let memory = memory_use(program, Some(&predicted.compiled.evaluation), &topology, &costs);
-            let (prediction, _) = predict::predict_cycle(&predicted.compiled, &memory, &topology, &costs, &options)?;
+            let (prediction, _) = predict_cycle(&predicted.compiled, &memory, &topology, &costs, &options)?;
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, profile, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,

@@ -1,8 +1,9 @@
 //! What `foretell plan` answers: the best layout over number formats and orders of nodes.
 //!
-//! A [`PlanJob`] is one question, a [`JobAnswer`] its answer. A job is several searches: one for each
-//! number format, and on clusters of several kinds of node one for each kind that may hold the first
-//! ranks. They share the job's time. It reads no files and no clock: whoever asks hands in both.
+//! A [`PlanJob`] is one question, a [`JobAnswer`] its answer. A job is several searches: one for
+//! each number format, and on clusters of several kinds of node one for each kind that may hold the
+//! first ranks. They share the job's time. It reads no files and no clock: whoever asks hands in
+//! both.
 
 mod node_orders;
 mod price;
@@ -153,8 +154,8 @@ pub enum PlanJobError {
 /// Share of each GPU's memory that layouts leave free where nobody says so.
 ///
 /// Our own executor maps one arena: the driver's context and the libraries need about 2 GiB of 80.
-/// Allocators of frameworks also lose some between blocks, unless their allocations are replayed one
-/// by one. A stated memory limit leaves nothing more free.
+/// Allocators of frameworks also lose some between blocks, unless their allocations are replayed
+/// one by one. A stated memory limit leaves nothing more free.
 pub fn usual_headroom(stack: &Stack, memory_limit: Option<Bytes>) -> f64 {
     let knows_allocator = || {
         let profile = Profiles::library().and_then(|profiles| profiles.stack(stack.name()));

@@ -4,7 +4,8 @@
 //! The nouns:
 //! - A [`PlanJob`] is what `foretell plan` is asked: several searches, over number formats and
 //!   orders of nodes. [`plan_job`] answers it.
-//! - A [`Request`] is one search. It names the model, the devices, and the layout fields that are [`Fixed`].
+//! - A [`Request`] is one search. It names the model, the devices, and the layout fields that are
+//!   [`Fixed`].
 //! - The *search space* is every [`Layout`](foretell_program::Layout) that the request allows. A
 //!   *family* is the layouts with one mesh, micro-batch, schedule and recomputation; its *variants*
 //!   differ in ZeRO, rank order, cuts and buckets.

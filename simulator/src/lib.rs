@@ -18,7 +18,7 @@
 //! | `engine` | the interpreter: an event queue, and the streams of every simulated rank |
 //! | `answers` | predictions, what-if questions, the critical path, money and energy, failures |
 //! | `lengths` | lengths of samples, and how samples share batches |
-//! | `plan_costs` | the cost model of a plan, and what it assumes |
+//! | `plan` | a plan: its costs, its step, and its step on changed hardware |
 //! | `phases` | phases of a repeated step on groups of devices |
 //! | `post_training` | RL post-training: generation, and the roles of a step |
 //!
@@ -94,7 +94,7 @@ mod lengths;
 mod lowering;
 mod network;
 mod phases;
-mod plan_costs;
+mod plan;
 mod post_training;
 mod si;
 
@@ -108,5 +108,5 @@ pub use lengths::*;
 pub use lowering::Oversubscription;
 pub use network::{ActivityId, Collectives, FairShare, ResourceId};
 pub use phases::{Phase, PhaseCourse, PhaseSpan, course};
-pub use plan_costs::*;
+pub use plan::*;
 pub use post_training::*;

@@ -34,7 +34,7 @@ pub const FILE_KIND: Code = Code("file::kind");
 /// The file lies outside of the folder that a confined command may use.
 pub const FILE_CONFINED: Code = Code("file::confined");
 /// The plan has more ranks than there are devices.
-pub const PLAN_TOO_MANY_RANKS: Code = Code("plan::too_many_ranks");
+pub const TOO_FEW_DEVICES: Code = Code("devices::too_few");
 /// The plan needs more memory than a device or a host has.
 pub const PLAN_TOO_LARGE: Code = Code("plan::too_large");
 /// The plan's fields contradict each other, or what is asked of it.

@@ -3,9 +3,9 @@
 use super::{Source, Waiting, costs, predict};
 use crate::failure::Failure;
 use crate::plan_file::LoadedPlan;
-use crate::predict::PredictedPlan;
 use foretell_executor::data::{Dataset, InputOptions};
 use foretell_executor::{ExecutorError, input_costs, machine};
+use foretell_simulator::PlanPrediction;
 use foretell_topologies::{Architecture, Topology};
 
 /// Predicts how long the steps of a run wait for samples; `None` if samples have no files of
@@ -14,7 +14,7 @@ pub fn waiting_for(
     loaded: &LoadedPlan,
     dataset: &Dataset,
     options: &InputOptions,
-    predicted: &PredictedPlan,
+    predicted: &PlanPrediction,
 ) -> Result<Option<Waiting>, Failure> {
     // A plan may describe a pipeline that this run's data does not have.
     let Some(measured) = input_costs(dataset).map_err(ExecutorError::from)? else { return Ok(None) };

@@ -1,5 +1,5 @@
-//! Jobs as people start them: shells within shells, functions, recipes beside flags, launches beside
-//! recipes, and tools whose defaults a file leaves open.
+//! Jobs as people start them: shells within shells, functions, recipes beside flags, launches
+//! beside recipes, and tools whose defaults a file leaves open.
 
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, import_plan};
 use foretell_program::{MomentFormat, NamePatterns, Preference, Recompute};

@@ -1,9 +1,43 @@
 //! The prediction of a cycle: steps of several kinds, each as often as the cycle has it.
 
-use super::prediction::{Prediction, StepKind};
-use crate::engine::Breakdown;
+use super::memory::MemoryUse;
+use super::prediction::{Prediction, StepKind, predict_with_memory};
+use super::simulation::{Options, Simulation};
+use crate::cost::CostModel;
+use crate::engine::{Breakdown, Recording};
+use crate::error::SimulationError;
+use foretell_program::Compiled;
+use foretell_topologies::Topology;
 use foretell_units::Seconds;
 use std::collections::BTreeSet;
+
+/// Simulates each kind of step in a cycle. Returns the prediction of the mean step, and the
+/// simulation of the usual one.
+///
+/// # Errors
+/// As [`crate::simulate`].
+pub fn predict_cycle(
+    compiled: &Compiled,
+    memory: &MemoryUse,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<(Prediction, Simulation), SimulationError> {
+    let mut usual = None;
+    let mut steps = Vec::new();
+    // The steps of workers at their own pace are read from the spans of one step.
+    let recording = if compiled.pacing.is_some() { Recording::Spans } else { options.recording };
+    let options = &Options { recording, ..options.clone() };
+    for (program, count) in compiled.step_programs().into_iter().zip(compiled.cycle.counts()) {
+        let (mut prediction, simulation) = predict_with_memory(program, memory.clone(), topology, costs, options)?;
+        if let Some(pacing) = compiled.pacing {
+            prediction = prediction.at_own_paces(program, topology, costs, options, &simulation.timeline, pacing)?;
+        }
+        usual.get_or_insert(simulation);
+        steps.push((prediction, count));
+    }
+    Ok(Prediction::of_cycle(steps).zip(usual).expect("invariant: a compiled plan has a step"))
+}
 
 impl Prediction {
     /// The mean over a cycle with so many steps of each prediction. Times, rates and the breakdown

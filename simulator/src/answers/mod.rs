@@ -24,6 +24,7 @@ mod traced;
 mod what_if;
 
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
+pub use cycle::predict_cycle;
 pub use disturbance::Disturbance;
 pub use failures::{FailingRun, Reliability};
 pub use input::{InputBound, InputPipeline, InputRun};

@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn padding_is_that_of_the_longest_of_a_micro_batch() {
-        // Of two lengths with equal chance the longest of 4 is the longer one in 15 of 16 micro-batches.
+        // Of two equally likely lengths the longest of 4 is the longer one in 15 of 16 batches.
         let lengths = SampleLengths::measured(vec![100, 900]).expect("they are lengths");
         let alone = BatchShape { ranks: 1, micro_batches: 1, ..SHAPE };
         let course = lengths.padded_course(alone, SampleOrder::Shuffled, &proportional, 1);

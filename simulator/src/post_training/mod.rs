@@ -2,8 +2,8 @@
 //!
 //! The nouns: the *actor* trains, and is an [`ActorJob`], a plan like any other. *Rollout engines*
 //! generate responses: an [`Engine`] does the [`TokenWork`] of each token for responses of some
-//! [`Lengths`](crate::Lengths). Frozen models and a critic compute beside the actor. [`RoleSetting`] puts them on
-//! devices, and predicts the [`crate::Phase`]s of a step.
+//! [`Lengths`](crate::Lengths). Frozen models and a critic compute beside the actor.
+//! [`RoleSetting`] puts them on devices, and predicts the [`crate::Phase`]s of a step.
 //!
 //! It knows no frameworks: what they can place is the planner's.
 

@@ -115,7 +115,7 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
     {
         return Ok(true);
     }
-    // Scripts of others (FastChat's `train_lora.py`) have no switch: who says a rank means adapters.
+    // Scripts of others (FastChat's `train_lora.py`) have no switch: a rank means adapters.
     let says_neither = ["use_peft", "use_lora", "lora_enable"].iter().all(|switch| stated.peek(switch).is_none());
     let is_meant = tool == Tool::Trainer && says_neither && stated.stated_of(&["lora_r"]).len() == 1;
     if is_meant {

@@ -2,11 +2,7 @@
 //! profiles and the plan's stack, else from the data sheet. It refuses what no costs are known of,
 //! and says what it assumes.
 
-mod changed;
-mod remarks;
-
-pub use changed::{ChangeablePlan, ChangedPlanError};
-
+use super::remarks;
 use crate::answers::traced_plan;
 use crate::cost::CostModel;
 use crate::gpu::{ProfileError, Profiles};

@@ -1,0 +1,152 @@
+//! The prediction of a plan's step, as `foretell simulate` gives it.
+
+use super::costs::plan_costs;
+use super::error::PlanPredictionError;
+use crate::answers::{
+    CheckpointCost, Disturbance, InputBound, MemoryUse, Options, PacedPrediction, PowerModel, Prediction, Simulation,
+    TracedPrediction, checkpoint_cost, load, memory_use, predict_cycle, simulate, traced_energy, traced_prediction,
+};
+use crate::cost::CostModel;
+use crate::engine::Recording;
+use crate::error::SimulationError;
+use crate::lowering::Oversubscription;
+use foretell_models::Model;
+use foretell_program::{Compiled, Mode, Plan, Profile, Program, Stack, compile};
+use foretell_topologies::Topology;
+use foretell_units::{BytesPerSecond, Joules, Seconds};
+use serde::{Deserialize, Serialize};
+
+/// What a prediction says of the input pipeline.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PredictedInput {
+    /// The part that limits the step.
+    pub bound: InputBound,
+    /// The time per step that waits for samples.
+    pub wait_seconds: f64,
+    /// Workers of each rank.
+    pub workers: usize,
+}
+
+/// A plan's Programs and their prediction.
+pub struct PlanPrediction {
+    /// The training and the evaluation Program.
+    pub compiled: Compiled,
+    /// The prediction's figures. How long it took is left to whoever has a clock.
+    pub prediction: Prediction,
+    /// The simulated timeline and its analysis; where steps differ, those of the usual one.
+    pub simulation: Simulation,
+    /// The step time without jitter and stragglers, if some were simulated.
+    pub undisturbed: Option<Seconds>,
+    /// What the prediction assumes, one sentence each.
+    pub remarks: Vec<String>,
+    /// The energy of the devices, if the framework's own operators predict the step and the power
+    /// of the devices is known.
+    pub traced_energy: Option<Joules>,
+    /// The memory that the run needs.
+    pub memory: MemoryUse,
+    /// What a checkpoint costs.
+    pub checkpoint: CheckpointCost,
+    /// The rate at which checkpoints are written and read, if it is known.
+    pub storage: Option<BytesPerSecond>,
+    /// What limits the input pipeline, if somebody says how samples are read.
+    pub input: Option<PredictedInput>,
+}
+
+/// Predicts the step of a plan of a model with a name.
+///
+/// # Errors
+/// [`PlanPredictionError`] if the plan contradicts itself, its model or the topology.
+pub fn predict_plan(
+    (model, name): (&Model, &str),
+    plan: &Plan,
+    topology: &Topology,
+    profile: Option<&Profile>,
+    options: &Options,
+) -> Result<PlanPrediction, PlanPredictionError> {
+    let compiled = compile(model, name, plan)?;
+    let ranks = compiled.training.mesh.world_size();
+    let devices = topology.device_count();
+    if ranks > devices && options.oversubscription == Oversubscription::Refused {
+        return Err(PlanPredictionError::TooManyRanks { ranks, topology: topology.name().into(), devices });
+    }
+    if let Some((rank, _)) = options.disturbance.stragglers.iter().find(|(rank, _)| rank.0 >= ranks) {
+        return Err(PlanPredictionError::NoSuchRank { rank: *rank, last: ranks - 1 });
+    }
+    let costs = plan_costs(profile, topology, plan, model)?;
+    let mut memory = memory_use(&compiled.training, Some(&compiled.evaluation), topology, &costs);
+    let (mut prediction, simulation) = predict_cycle(&compiled, &memory, topology, &costs, options)?;
+    let traced = traced_prediction(plan, model, topology, &costs).ok();
+    if traced.is_some() && !options.disturbance.is_none() {
+        return Err(PlanPredictionError::Undisturbed);
+    }
+    let energy = |traced: &TracedPrediction| traced_energy(&traced.time, ranks, topology, &PowerModel::default());
+    let of_energy = traced.as_ref().and_then(energy);
+    let of_operators = traced.map(|traced| {
+        (prediction, memory) = (traced.prediction, traced.memory_use);
+        let stack = plan.stack.name();
+        let others = if costs.framework(0).is_some() { "of our own operators" } else { "of its profile" };
+        format!("times and memory are those of the operators of `{stack}`; the timeline and the critical path are {others}")
+    });
+    let undisturbed = (!options.disturbance.is_none()).then(|| undisturbed_step(&compiled, topology, &costs, options));
+    let undisturbed = undisturbed.transpose()?;
+    let checkpoint = checkpoint_cost(&compiled.saving, topology, &costs);
+    let storage = costs.storage_rate(topology);
+    // Other stacks write theirs in their own ways.
+    if plan.stack == Stack::default() {
+        prediction = prediction.with_checkpoint(checkpoint);
+    }
+    if plan.mode != Mode::Synchronous {
+        let steps: Vec<(&Program, usize)> = compiled.step_programs().into_iter().zip(compiled.cycle.counts()).collect();
+        let paced = (prediction.step_seconds, prediction.paces.as_ref());
+        prediction.load = Some(load(&steps, topology, &costs, options, paced)?);
+    }
+    let of_usual_step = (compiled.cycle.steps() > 1).then(|| {
+        let steps = compiled.cycle.steps();
+        format!("steps differ, in a cycle of {steps}; the timeline, the critical path and the energy are those of its first step")
+    });
+    let of_paces = prediction.paces.as_ref().map(paces_in_words);
+    let remarks = costs.remarks.into_iter().chain(of_operators).chain(of_usual_step).chain(of_paces).collect();
+    Ok(PlanPrediction {
+        compiled,
+        prediction,
+        simulation,
+        undisturbed,
+        memory,
+        remarks,
+        traced_energy: of_energy,
+        checkpoint,
+        storage,
+        input: None,
+    })
+}
+
+/// The mean step without jitter and stragglers.
+fn undisturbed_step(
+    compiled: &Compiled,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<Seconds, SimulationError> {
+    let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
+    let total = compiled.cycle.steps() as f64;
+    let share = |(program, count): (&Program, &usize)| {
+        let simulation = simulate(program, topology, costs, &options)?;
+        Ok(Seconds::from(simulation.step) * (*count as f64 / total))
+    };
+    compiled.step_programs().into_iter().zip(&compiled.cycle.counts()).map(share).sum()
+}
+
+/// Says how workers that go at their own pace do.
+fn paces_in_words(paces: &PacedPrediction) -> String {
+    let PacedPrediction { staleness, server_load, worker_seconds: [fastest, slowest], .. } = paces;
+    format!(
+        "workers go at their own pace: their own steps take {} to {}, the staleness of a push is {:.2} on average, {} at most \
+         for 95 % and {} for all, and servers copy and update {:.0} % of the time; the timeline is of a step that all begin together",
+        Seconds::new(*fastest),
+        Seconds::new(*slowest),
+        staleness.mean,
+        staleness.p95,
+        staleness.max,
+        server_load * 100.0
+    )
+}
