@@ -148,6 +148,10 @@ fn sequences_over_ranks_shard_parameters_and_experts_lie_on_ranks_that_do() {
     let layout = |parallelism: &str| read(&file(parallelism), PlanForm::Torchtitan).map(|imported| imported.plan.layout);
     let sharded = layout("data_parallel_shard_degree = 1\ncontext_parallel_degree = 8").expect("it is sound");
     assert_eq!((sharded.context, sharded.zero), (8, 3));
+    let experts = layout("data_parallel_shard_degree = 8\nexpert_parallel_degree = 4").expect("it is sound");
+    assert_eq!((experts.data, experts.expert, experts.zero), (2, 4, 3));
+    let early = read(&format!("{}[optimizer]\nearly_step_in_backward = true\n", file("")), PlanForm::Torchtitan);
+    assert!(early.expect("it is read").plan.workload.updates_in_backward);
     let error = layout("data_parallel_shard_degree = 2\ncontext_parallel_degree = 4\nexpert_parallel_degree = 8");
     assert!(error.expect_err("8 experts on 2 ranks").contains("expert_parallel_degree = 8"));
 }

@@ -332,10 +332,11 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
             8
         }
     };
-    let global = degree(stated, "training.global_batch_size")?.unwrap_or_else(|| local.saturating_mul(layout.data));
-    if !global.is_multiple_of(local.saturating_mul(layout.data).max(1)) {
+    let data = layout.data.saturating_mul(layout.expert);
+    let global = degree(stated, "training.global_batch_size")?.unwrap_or_else(|| local.saturating_mul(data));
+    if !global.is_multiple_of(local.saturating_mul(data).max(1)) {
         return Err(FrameworkError::Form {
-            reason: format!("`global_batch_size = {global}` is no multiple of {local} samples on {} ranks of data", layout.data),
+            reason: format!("`global_batch_size = {global}` is no multiple of {local} samples on {data} ranks of data"),
             hint: "choose a batch that divides, as torchtitan demands".into(),
         });
     }
@@ -353,6 +354,7 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     let mut plan = Plan::new(Layout { micro_batch, ..layout }, global);
     plan.stack = Stack::new(STACK);
     plan.precision = read_precision(stated)?;
+    plan.workload.updates_in_backward = stated.is_on("optimizer.early_step_in_backward")?;
     match stated.text("training.dtype")?.as_deref() {
         None | Some("float32") => {}
         Some("bfloat16") if plan.precision == DataType::Bf16 => {
