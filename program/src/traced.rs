@@ -13,17 +13,19 @@
 //!
 //! It knows no durations and no devices.
 
+mod event;
 mod of_plan;
 mod optimizer;
 mod rank_state;
 mod sharding;
 mod zero;
 
+pub use event::{AllocationStream, Contents, HostOptimizer, RankEvent, TracedCollective, TracedPhase};
 pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads, traced_stages, wanted_key};
 pub use optimizer::TracedOptimizer;
 
 use foretell_models::operator_tables::{
-    Element, OperatorTable, ParameterRole, StepEvent, TableError, TableParameter, TableSizes, TracedOperator,
+    Element, OperatorTable, ParameterRole, StepEvent, TableError, TableParameter, TableSizes,
 };
 use rank_state::RankState;
 use rustc_hash::FxHashMap;
@@ -94,179 +96,6 @@ pub struct TracedJob {
     /// Whether each expert of a mixture is modules with weights of their own, as in transformers
     /// before release 5, or a row of one weight.
     pub separate_experts: bool,
-}
-
-/// What an allocation holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Contents {
-    /// Parameters and buffers.
-    Parameters,
-    /// Parameters that the rank gathered.
-    Gathered,
-    /// Gradients.
-    Gradients,
-    /// The optimizer's states.
-    OptimizerStates,
-    /// Activations and temporaries.
-    Activations,
-    /// What collectives read and write.
-    Communication,
-    /// A frozen copy of the model that it is compared with.
-    Reference,
-}
-
-impl Contents {
-    /// All, in the order of their discriminants.
-    pub const ALL: [Self; 7] = [
-        Self::Parameters,
-        Self::Gathered,
-        Self::Gradients,
-        Self::OptimizerStates,
-        Self::Activations,
-        Self::Communication,
-        Self::Reference,
-    ];
-}
-
-/// The stream that an allocation belongs to: blocks of one are not reused by another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AllocationStream {
-    /// Kernels.
-    Compute,
-    /// Gathering.
-    Gather,
-    /// Reduction.
-    Reduce,
-}
-
-/// A collective operation of a traced step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TracedCollective {
-    /// Gathers parameters.
-    AllGather,
-    /// Reduces gradients, each rank to its shard.
-    ReduceScatter,
-    /// Reduces gradients.
-    AllReduce,
-}
-
-/// What a rank's host issues next.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RankEvent<'a> {
-    /// A phase begins.
-    Phase(TracedPhase),
-    /// A part of the table begins, or one of its layers.
-    Part(&'a str),
-    /// A kernel of the table.
-    Operator(&'a TracedOperator),
-    /// A kernel of a wrapper or optimizer, by the bytes that it moves.
-    Moves {
-        /// Its name.
-        name: &'static str,
-        /// Bytes read and written.
-        bytes: u64,
-        /// Kernels that are launched for them.
-        launches: u64,
-    },
-    /// Memory is allocated.
-    Allocate {
-        /// A number that no other allocation has.
-        id: u64,
-        /// Bytes.
-        bytes: u64,
-        /// What it holds.
-        contents: Contents,
-        /// Its stream.
-        stream: AllocationStream,
-    },
-    /// Memory is released.
-    Release {
-        /// The allocation.
-        id: u64,
-    },
-    /// What an allocation holds is something else now.
-    Becomes {
-        /// The allocation.
-        id: u64,
-        /// What it holds.
-        contents: Contents,
-    },
-    /// A collective begins beside the kernels; after those before if it reduces gradients, or
-    /// gathers in the optimizer's phase.
-    Collective {
-        /// What it does.
-        kind: TracedCollective,
-        /// Bytes of the whole that is gathered or reduced.
-        bytes: u64,
-    },
-    /// Kernels from here on wait for the collectives of a kind that began before.
-    Wait(TracedCollective),
-    /// The host runs a wrapper's own code around modules.
-    Hooks {
-        /// How often.
-        calls: u64,
-    },
-    /// The rank takes memory of its host, for good.
-    HostMemory {
-        /// Bytes.
-        bytes: u64,
-    },
-    /// The rank takes memory that device and host share, for good.
-    PagedMemory {
-        /// Bytes.
-        bytes: u64,
-    },
-    /// A copy between device and host, on a stream of the device, after the kernels before.
-    HostCopy {
-        /// Bytes.
-        bytes: u64,
-        /// The stream; kernels go on beside a copy on another than theirs.
-        stream: AllocationStream,
-    },
-    /// The host updates parameters by AdamW, once all kernels and copies have ended.
-    HostUpdate {
-        /// Elements of the rank.
-        elements: u64,
-        /// Whose code does it.
-        by: HostOptimizer,
-    },
-}
-
-/// An optimizer that runs on hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostOptimizer {
-    /// One vectorised loop over everything: `DeepSpeedCPUAdam`, and PyTorch's fused AdamW.
-    OneLoop,
-    /// PyTorch's AdamW over lists of tensors, a pass over memory for each operation.
-    Lists,
-}
-
-/// The phases of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TracedPhase {
-    /// What lives before the step.
-    Idle,
-    /// Forward pass and loss.
-    Forward,
-    /// Forward passes without gradients.
-    Reference,
-    /// Backward pass.
-    Backward,
-    /// The optimizer.
-    Optimizer,
-}
-
-impl TracedPhase {
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            TracedPhase::Idle => "idle",
-            TracedPhase::Forward => "forward",
-            TracedPhase::Reference => "reference's forward",
-            TracedPhase::Backward => "backward",
-            TracedPhase::Optimizer => "optimizer",
-        }
-    }
 }
 
 /// The name of copies between device and host that the step itself makes, such as of the loss.

@@ -158,7 +158,12 @@ fn read_sequence(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_
         return Ok(Some(sequence));
     }
     let usual = match tool {
-        Tool::Trainer => None,
+        Tool::Trainer => {
+            if surroundings.sequence.is_none() {
+                stated.assume("the positions of a sample are the model's own: the file states none (`--sequence`)");
+            }
+            None
+        }
         Tool::Trl => Some((1024, "TRL's default of `max_length`")),
         Tool::Axolotl => Some((512, "Axolotl's default of `sequence_len`")),
         Tool::LlamaFactory => Some((2048, "LLaMA-Factory's default of `cutoff_len`")),

@@ -35,6 +35,7 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
             notes: script.notes.clone(),
             unexpanded: script.unexpanded.clone(),
             foreign: None,
+            settings: None,
         }),
         _ => Err(FrameworkError::Form {
             reason: format!("the script starts {} different jobs", chosen.len()),
@@ -59,6 +60,8 @@ pub(super) struct Started {
     pub(super) unexpanded: BTreeMap<String, String>,
     /// A command of another launcher, which starts no Python script by its name.
     pub(super) foreign: Option<String>,
+    /// The file of settings that the command names.
+    pub(super) settings: Option<String>,
 }
 
 /// Launchers with a command of their own, and the first word of it.
@@ -137,6 +140,8 @@ struct Script {
     calls: Vec<Vec<String>>,
     /// The first command of another launcher, which starts no Python script.
     foreign: Option<String>,
+    /// The file of settings that it names.
+    settings: Option<String>,
     /// What is left out, a sentence each.
     notes: Vec<String>,
 }
@@ -460,8 +465,8 @@ impl Script {
                 self.notes.push(format!("the script starts nothing itself: the arguments in `{names}` are taken"));
             }
         }
-        let Self { arguments, notes, unexpanded, foreign, .. } = self;
-        Started { script: None, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign }
+        let Self { arguments, notes, unexpanded, foreign, settings, .. } = self;
+        Started { script: None, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign, settings }
     }
 
     fn look_at(&mut self, words: Vec<String>) {
@@ -508,6 +513,7 @@ impl Script {
             if let Some(at) = words.windows(2).position(is_foreign) {
                 let settings = words.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
                 let command = words.get(at..at + 2).unwrap_or_default().join(" ");
+                self.settings = self.settings.take().or_else(|| settings.cloned());
                 self.foreign.get_or_insert(match settings {
                     Some(file) => format!("`{command}`, whose settings are in `{file}`"),
                     None => format!("`{command}`"),

@@ -134,6 +134,8 @@ fn a_recipe_stands_beside_its_flags_and_its_launch() {
     let recipe = file("recipe.yaml").expect("it is there");
     let launched = Surroundings { launch_file: Some("zero3.yaml"), ..surroundings };
     assert_eq!(read_in(&recipe, PlanForm::HuggingFaceTrainer, launched).expect("it is sound").plan.layout.zero, 3);
+    let of_cli = read_in("#!/bin/bash\nllamafactory-cli train recipe.yaml\n", PlanForm::HuggingFaceTrainer, surroundings);
+    assert_eq!(of_cli.expect("it names a file").plan.layout.micro_batch, 4);
     let missing = read(script, PlanForm::HuggingFaceTrainer).expect_err("no file is there");
     assert!(missing.contains("recipe.yaml") || missing.contains("zero3.yaml"), "{missing}");
 }

@@ -250,7 +250,7 @@ fn what_a_file_leaves_open_is_the_frameworks_and_is_said() {
     let said = filled.assumed.join("\n");
     assert!(said.contains("`precision` bf16") && said.contains("`micro_batch` 8"), "{said}");
     // Inside a Trainer's arguments they are its own, and need no note.
-    let inside = format!(r#"{{"per_device_train_batch_size": 3, "fp16": true, "deepspeed": {auto}}}"#);
+    let inside = format!(r#"{{"per_device_train_batch_size": 3, "model_max_length": 512, "fp16": true, "deepspeed": {auto}}}"#);
     let filled = imported(&inside, PlanForm::HuggingFaceTrainer);
     assert_eq!((filled.plan.precision, filled.plan.layout.micro_batch), (DataType::Fp16, 3));
     assert!(filled.assumed.iter().all(|note| note.starts_with("`stack` ")), "{:?}", filled.assumed);

@@ -32,6 +32,17 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
                 stated.rename("deepspeed_config", "deepspeed")?;
                 return Ok(Given { stated: with_recipe(stated, surroundings)?, launch_file, script });
             }
+            // `llamafactory-cli train job.yaml`
+            if let Some(name) = &started.settings {
+                let Some(text) = (surroundings.file)(name) else {
+                    return Err(FrameworkError::Form {
+                        reason: format!("the job's settings are in `{name}`, and there is no such file beside this one"),
+                        hint: "put it there, or import that file itself".into(),
+                    });
+                };
+                let stated = Stated::parse(&text, "the settings as YAML")?;
+                return Ok(Given { stated, launch_file: None, script: None });
+            }
             match other {
                 Err(error) if !is_script => Err(error),
                 _ => Err(FrameworkError::Form {

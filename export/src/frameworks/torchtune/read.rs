@@ -58,6 +58,15 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         (None, Some(rest)) => (Some(false), rest.to_string()),
         (None, None) => (None, builder),
     };
+    if matches!(stated.peek("model.decoder_trainable"), Some(Value::Bool(false))) {
+        return Err(FrameworkError::Form {
+            reason: format!(
+                "{}: the text decoder is frozen, whose parameters have no one name",
+                stated.written("model.decoder_trainable")
+            ),
+            hint: "leave it out, and give `training: {frozen: [..]}` with patterns of its parameters' names in the plan".into(),
+        });
+    }
     stated.refuse(&["model.use_dora"], "of adapters, plain LoRA and QLoRA are planned")?;
     stated.refuse(&["fsdp_sharding_strategy"], "no plan expresses it, and it decides memory")?;
     for teacher in ["teacher_model", "reward_and_value_model", "ref_policy_model", "base_model_path", "quantizer"] {
