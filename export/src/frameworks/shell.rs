@@ -511,6 +511,14 @@ impl Script {
         let Some(place) = words.iter().position(|word| word.ends_with(".py")) else {
             let is_foreign = |pair: &[String]| matches!(pair, [one, two] if is_foreign(one, two));
             if let Some(at) = words.windows(2).position(is_foreign) {
+                let arguments = words.get(at + 2..).unwrap_or_default();
+                // `llamafactory-cli train --stage sft ...`, `trl sft --config job.yaml`
+                let [launcher, job] = [at, at + 1].map(|at| words.get(at).cloned().unwrap_or_default());
+                if matches!(launcher.as_str(), "llamafactory-cli" | "trl") && is_flags(arguments) {
+                    let (script, arguments) = (if launcher == "trl" { job } else { launcher }, arguments.to_vec());
+                    self.launches.push(Launch { script, launcher: words[..at].to_vec(), arguments });
+                    return;
+                }
                 let settings = words.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
                 let command = words.get(at..at + 2).unwrap_or_default().join(" ");
                 self.settings = self.settings.take().or_else(|| settings.cloned());

@@ -136,6 +136,11 @@ fn a_recipe_stands_beside_its_flags_and_its_launch() {
     assert_eq!(read_in(&recipe, PlanForm::HuggingFaceTrainer, launched).expect("it is sound").plan.layout.zero, 3);
     let of_cli = read_in("#!/bin/bash\nllamafactory-cli train recipe.yaml\n", PlanForm::HuggingFaceTrainer, surroundings);
     assert_eq!(of_cli.expect("it names a file").plan.layout.micro_batch, 4);
+    let of_flags =
+        trainer("llamafactory-cli train --stage sft --finetuning_type lora --cutoff_len 1024 --bf16 True --output_dir o");
+    assert_eq!((of_flags.sequence, of_flags.plan.training.lora.is_some()), (Some(1024), true));
+    let of_trl = read_in("trl sft --config recipe.yaml --output_dir o", PlanForm::HuggingFaceTrainer, surroundings);
+    assert_eq!(of_trl.expect("it names a file").sequence, Some(2048));
     let missing = read(script, PlanForm::HuggingFaceTrainer).expect_err("no file is there");
     assert!(missing.contains("recipe.yaml") || missing.contains("zero3.yaml"), "{missing}");
 }
