@@ -17,6 +17,9 @@ const QUESTIONS: [(&str, &str); 4] = [
     ("device.peak*2", "doubling compute"),
 ];
 
+/// Share of a step that two layouts may differ by and still be called equally fast.
+const INDISTINCT: f64 = 0.002;
+
 /// Blocks times micro-batches of all shown layouts together up to which `plan` asks without
 /// `--explain`. It is a measure of how many instructions have to be simulated.
 const MOST_PASSES: usize = 10_000;
@@ -110,6 +113,9 @@ impl<'a> Changes<'a> {
         let steps = self.layouts.par_iter().map(|layout| Ok(layout.predict(&what_if)?.step_seconds));
         let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
         let fastest = steps.iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
+        // What is no faster than the first by anything that is printed changes no choice.
+        let fastest =
+            fastest.map(|(place, step)| if *step > steps[0] * (1.0 - INDISTINCT) { (0, &steps[0]) } else { (place, step) });
         Ok(fastest.map(|(place, step)| Verdict { question, name, fastest: place, step: *step, of_first: steps[0] }))
     }
 }

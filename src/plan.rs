@@ -215,7 +215,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&line)?;
     }
     // Other objectives do not choose by time, and a search that was cut off has no time left.
-    // Traced steps have no Program that could be simulated on other hardware.
+    // Traced steps take moments to predict again, which `--explain` does.
     let asks_for_time =
         matches!(choices.objective, Objective::Time) && !planned.search.is_cut_off && !best.prediction.is_traced();
     let changes = (asks_for_time && !arguments.explain).then(|| changes::in_short(&planned, &setting, profile.as_ref()));
