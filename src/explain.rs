@@ -127,11 +127,14 @@ pub fn title(setting: &Setting) -> String {
 }
 
 /// Whether an answer fits, how likely it is that it does not, and what holds the memory at its
-/// peak; `None` where memory is not known by a framework's own allocations.
+/// peak, where a framework's own allocations say so; `None` for a job that is no fine-tuning.
 pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
-    let (chance, peak) = (best.prediction.chance_of_running_out?, best.prediction.memory_peak.as_ref()?);
     let device = topology.device_kinds().first()?;
     let held = best.prediction.peak_memory_bytes.iter().copied().max()?;
+    let (Some(chance), Some(peak)) = (best.prediction.chance_of_running_out, best.prediction.memory_peak.as_ref()) else {
+        let line = format!("fits: {held} of {} on each `{}`, by the stack's profile", device.memory, device.name);
+        return best.plan.training.lora.is_some().then_some(line);
+    };
     let chance = if chance < 0.005 { "less than 1 %".into() } else { format!("{:.0} %", chance * 100.0) };
     Some(format!("fits: {held} of {} on each `{}`; chance of running out: {chance}; peak: {peak}", device.memory, device.name))
 }

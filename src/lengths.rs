@@ -79,6 +79,9 @@ pub struct LengthsAnswer {
     cut_share: f64,
     /// The ways to make batches, the chosen one first.
     batching: Vec<BatchingAnswer>,
+    /// Fast and slow end of the prediction's own 80 % interval, over each of these times: that of a
+    /// step at about the mean length.
+    interval: [f64; 2],
     /// What is assumed, a sentence each.
     assumptions: Vec<String>,
 }
@@ -215,6 +218,8 @@ impl DataLengths {
             BatchingAnswer::new(Batching::Group, &cut.padded_course(shape, SampleOrder::ByLength, &at, SEED), longest),
             BatchingAnswer::new(Batching::Pack, &cut.packed_course(shape, self.positions, of_packed), &whole),
         ];
+        let at_mean = grid.iter().position(|length| *length as f64 >= cut.mean()).map_or(longest, |place| &padded[place]);
+        let interval = [at_mean.step_seconds_p10, at_mean.step_seconds_p90].map(|end| end / at_mean.step_seconds);
         let chosen = self.batching.name();
         batching.sort_by_key(|answer| answer.name != chosen);
         let packed = if keeps_apart {
@@ -239,6 +244,7 @@ impl DataLengths {
             longest_tokens: cut.longest(),
             cut_share: self.lengths.share_above(self.positions),
             batching,
+            interval,
             assumptions,
         })
     }
@@ -344,7 +350,12 @@ impl LengthsAnswer {
             ]
         };
         let rows: Vec<Vec<String>> = self.batching.iter().map(row).collect();
-        format!("{first}\n{}\n{}", table(&columns, &rows), self.assumptions.join("; "))
+        let [fast, slow] = self.interval;
+        format!(
+            "{first}\n{}\neach time may be {fast:.2} to {slow:.2} times what is predicted (80 % interval); {}",
+            table(&columns, &rows),
+            self.assumptions.join("; ")
+        )
     }
 }
 

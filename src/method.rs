@@ -21,6 +21,10 @@ pub struct MethodChoices {
     /// [default: rank=16,targets=all-linear]
     #[arg(long, value_name = "rank=16,...")]
     pub adapter: Option<Adapter>,
+    /// Bits of the frozen weights beside adapters, as `--method qlora` has 4 of them; for
+    /// preferences and rewards too [default: those of `--precision`]
+    #[arg(long, value_name = "4", value_parser = base_bits)]
+    pub base_bits: Option<u8>,
     /// How the loss over the vocabulary is computed: from all logits (`plain`), in parts
     /// (`chunked`), or with Liger's kernels [default: plain]
     #[arg(long, value_enum, value_name = "KERNEL")]
@@ -225,6 +229,14 @@ impl Adapter {
     }
 }
 
+/// Parses the bits of frozen weights.
+fn base_bits(text: &str) -> Result<u8, Mistake> {
+    match text {
+        "4" => Ok(4),
+        _ => Err(Mistake::new(format!("frozen weights of {text} bits are not planned"), "write 4, or leave it out")),
+    }
+}
+
 impl MethodChoices {
     /// Whether a trained model is trained further.
     pub fn is_fine_tuning(&self) -> bool {
@@ -257,9 +269,11 @@ impl MethodChoices {
             plan.training.graph(model, "model", &GraphOptions::ONE)?;
             plan.workload.adapter_dropout = adapter.has_dropout;
         }
-        if method == Method::Qlora {
-            plan.workload.base_bits = Some(4);
+        if self.base_bits.is_some() && !has_adapters {
+            return Err(Failure::input(code::OPTION_VALUE, "`--base-bits` without adapters")
+                .hint("add `--adapter rank=16`, or use `--method qlora`"));
         }
+        plan.workload.base_bits = if method == Method::Qlora { Some(4) } else { self.base_bits };
         plan.workload.loss = match self.loss {
             None | Some(Loss::Plain) => LossKernel::Plain,
             Some(Loss::Chunked) => LossKernel::Chunked,

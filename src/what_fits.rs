@@ -7,8 +7,8 @@ use crate::choices::{Choices, OptimizerName};
 use crate::failure::Failure;
 use crate::method::{Attention, Loss, Method};
 use crate::usual_stack::Trainer;
-use foretell_planner::PlannerError;
-use foretell_program::{Offload, Profile};
+use foretell_planner::{Fixed, PlannerError};
+use foretell_program::{Offload, Profile, Recompute};
 use foretell_units::{Bytes, Seconds};
 
 /// Most changes that are offered.
@@ -34,8 +34,18 @@ pub fn hint(choices: &Choices, profile: Option<&Profile>) -> Result<Option<Strin
         return Ok(None);
     }
     let mut offers = Vec::new();
+    let mut answered: Vec<&str> = Vec::new();
     for change in changes(choices)? {
-        offers.extend(offer(&change, profile)?);
+        // Of ever smaller values the first that fits is enough.
+        let option = change.options.split(' ').next().unwrap_or_default();
+        let is_of_sizes = ["--sequence", "--nodes"].iter().find(|sizes| **sizes == option);
+        if is_of_sizes.is_some_and(|sizes| answered.contains(sizes)) {
+            continue;
+        }
+        if let Some(offer) = offer(&change, profile)? {
+            offers.push(offer);
+            answered.extend(is_of_sizes);
+        }
         if offers.len() == MOST_OFFERED {
             break;
         }
@@ -59,6 +69,27 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
         change(&mut choices);
         changes.push(Change { options: options.into(), choices });
     };
+    // What `--fix` holds may be what does not fit.
+    let Fixed { zero, micro_batch, recompute, .. } = &choices.fix;
+    let shards = |choices: &mut Choices| choices.fix.zero = Some(3);
+    let recomputes = |choices: &mut Choices| choices.fix.recompute = Some(Recompute::Full);
+    let is_unsharded = zero.is_some_and(|zero| zero < 3);
+    let keeps = recompute.as_ref().is_some_and(|recompute| *recompute != Recompute::Full);
+    if keeps {
+        add("--fix recompute=full", &recomputes);
+    }
+    if micro_batch.is_some_and(|size| size > 1) {
+        add("--fix micro_batch=1", &|choices| choices.fix.micro_batch = Some(1));
+    }
+    if is_unsharded {
+        add("--fix zero=3", &shards);
+    }
+    if is_unsharded && keeps {
+        add("--fix zero=3,recompute=full", &|choices| {
+            shards(choices);
+            recomputes(choices);
+        });
+    }
     let (method, has_liger) = (choices.method.method, choices.method.loss == Some(Loss::Liger));
     use OptimizerName::{Adafactor, AdamwEightBit, PagedAdamwEightBit};
     let has_small_states = matches!(choices.optimizer, Some(AdamwEightBit | PagedAdamwEightBit | Adafactor));
@@ -68,6 +99,12 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     let is_on_preferences = method.and_then(Method::preference).is_some();
     if is_on_preferences && choices.method.adapter.is_none() {
         add("--adapter rank=16", &|choices| choices.method.adapter = "rank=16".parse().ok());
+        add("--adapter rank=16 --base-bits 4", &|choices| {
+            choices.method.adapter = "rank=16".parse().ok();
+            choices.method.base_bits = Some(4);
+        });
+    } else if is_on_preferences && choices.method.base_bits.is_none() {
+        add("--base-bits 4", &|choices| choices.method.base_bits = Some(4));
     }
     if !has_liger && !is_on_preferences {
         add("--loss chunked", &|choices| choices.method.loss = Some(Loss::Chunked));
@@ -123,7 +160,8 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
 
 /// The offer of a change; `None` if the job does not fit with it either, or cannot be planned so.
 fn offer(change: &Change, profile: Option<&Profile>) -> Result<Option<Offer>, Failure> {
-    let mut setting = change.choices.setting(Trainer::Framework)?;
+    // A cluster may have no second node, and a stack not every option.
+    let Ok(mut setting) = change.choices.setting(Trainer::Framework) else { return Ok(None) };
     let planned = match change.choices.search(&mut setting, profile, 1) {
         Ok(planned) => planned,
         Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. }) | Failure::Input(_)) => {

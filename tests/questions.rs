@@ -7,6 +7,7 @@ use common::{Scratch, text};
 use foretell_models::Model;
 use foretell_planner::{PlanJob, plan_job};
 use foretell_program::{Layout, Optimizer, Plan, Stack};
+use foretell_simulator::Prediction;
 use foretell_simulator::gpu::Profiles;
 use foretell_topologies::Topology;
 use foretell_units::DataType;
@@ -447,20 +448,26 @@ fn the_library_answers_as_the_program() {
             formats,
             "--global-batch",
             "16",
+            "--fix",
+            "pipeline=1",
             "--top",
             "3",
         ]);
         let formats: Vec<DataType> =
             formats.split(',').map(|name| serde_json::from_value(json!(name)).expect("a format")).collect();
         let base = plan_of(formats[0], stack);
-        let job = PlanJob { formats, top: 3, ..PlanJob::new(&model, "small", topology, &base) };
+        let fixed = "pipeline=1".parse().expect("it is well formed");
+        let job = PlanJob { formats, fixed, top: 3, ..PlanJob::new(&model, "small", topology, &base) };
         let of_library = plan_job(&job).expect("an answer");
         let program: Vec<&Value> = [&of_program["predicted"]]
             .into_iter()
             .chain(of_program["alternatives"].as_array().expect("a list").iter().map(|other| &other["predicted"]))
             .collect();
-        let library =
-            of_library.planned.candidates.iter().map(|candidate| serde_json::to_value(&candidate.prediction).expect("JSON"));
+        // As text, since that is how the program's numbers come.
+        let as_text = |prediction: &Prediction| -> Value {
+            serde_json::from_str(&serde_json::to_string(prediction).expect("JSON")).expect("JSON")
+        };
+        let library = of_library.planned.candidates.iter().map(|candidate| as_text(&candidate.prediction));
         let without_clock = |mut prediction: Value| {
             prediction.as_object_mut().expect("an object").remove("wall_seconds");
             prediction

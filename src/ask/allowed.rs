@@ -50,6 +50,7 @@ const ALLOWED: [Allowed; 8] = [
             ("precision", Plain),
             ("method", Plain),
             ("adapter", Plain),
+            ("base-bits", Plain),
             ("loss", Plain),
             ("attention", Plain),
             ("optimizer", Plain),

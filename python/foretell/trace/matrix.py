@@ -124,6 +124,12 @@ def _keys():
     reward = dict(loss=["reward"], checkpoint=["none", "full"])
     yield from _product(architecture=["llama", "qwen2", "qwen3", "mistral"], precision=["bf16", "autocast", "mixed"], **reward)
     yield from _product(architecture=["llama", "qwen2", "qwen3", "mistral"], precision=["mixed"], adapter=["lora-all"], **reward)
+    parts = dict(architecture=["llama", "qwen2", "qwen3"], precision=["mixed"])
+    yield from _product(adapter=["lora-all"], loss=["chunked"], checkpoint=["none", "full"], **parts)
+    yield from _product(adapter=["qlora-all"], loss=["chunked"], checkpoint=["none", "full", "full-reentrant"], **parts)
+    yield from _product(adapter=["qlora-all"], kernels=["liger"], checkpoint=["none", "full", "full-reentrant"], **parts)
+    yield from _product(architecture=["qwen3"], adapter=["lora-all"], kernels=["liger"], checkpoint=["none", "full"], precision=["mixed"])
+    yield from _product(architecture=["llama"], adapter=["lora-all"], attention=["eager"], checkpoint=["none", "full"], precision=["mixed"])
     yield from _compiled()
     for release in older.RELEASES:
         yield from _older(release)

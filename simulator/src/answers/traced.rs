@@ -33,10 +33,11 @@ pub struct TracedPrediction {
     pub assumptions: Vec<String>,
 }
 
-/// Standard deviation of the logarithm of the memory that a job needs over what is predicted. An
-/// assumption: allocated memory of traced releases is within 0.1 %, of others within 16 %
-/// (`docs/reference/operator-tables.md`).
-const MEMORY_SPREAD: f64 = 0.05;
+/// Standard deviation of the logarithm of the memory that a job needs over what is predicted. Of a
+/// traced release whose settings are all known memory is within 0.3 %. People's jobs leave some
+/// open, and run other releases: half of their sources are within 10.5 % (`users.csv` and
+/// `more-users.csv`, every source counting alike), which is this spread.
+const MEMORY_SPREAD: f64 = 0.15;
 
 /// Micro-batches after which each takes as long as the one before, and memory repeats.
 const DISTINCT_PASSES: usize = 3;
@@ -307,7 +308,7 @@ mod tests {
             chance_of_running_out(&memory, limit)
         };
         assert!((chance(80_000, 80_000, 8e4) - 0.5).abs() < 1e-9 && (chance(70_000, 90_000, 8e4) - 0.5).abs() < 1e-9);
-        assert!(chance(60_000, 60_000, 8e4) < 1e-6 && chance(120_000, 120_000, 8e4) > 1.0 - 1e-6);
+        assert!(chance(30_000, 30_000, 8e4) < 1e-6 && chance(200_000, 200_000, 8e4) > 1.0 - 1e-6);
         assert!((chance(1, 1, 0.0) - 1.0).abs() < 1e-9);
     }
 }

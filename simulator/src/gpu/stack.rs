@@ -21,6 +21,11 @@ use std::collections::BTreeMap;
 /// interval of devices that a fit leaves out. An assumption.
 const ESTIMATED_DEVICE: f64 = 1.4;
 
+/// Slow end of the interval, at least, where a profile stands in for operators that were not
+/// traced: such jobs are people's own, which nobody tuned (`UNTUNED` in `traced/machine.rs`, with
+/// kernels that were not measured).
+const STAND_IN: f64 = 2.0;
+
 /// Returns the bound of an interval with two independent causes, from the bound of each.
 fn wider(one: f64, other: f64) -> f64 {
     let (one, other) = (one.ln(), other.ln());
@@ -105,6 +110,9 @@ impl StackProfile {
         }
         if plan.workload.unknown_stack {
             self.spread = unseen;
+        }
+        if self.tables.is_some() {
+            self.spread[1] = self.spread[1].max(STAND_IN);
         }
         self
     }
