@@ -1,6 +1,7 @@
 //! Sizes of attention and of rotary positions, and the part of a sequence that a rank works on.
 
 use crate::dropout::{AttentionDropout, AttentionPlace};
+use crate::zigzag::{Zigzag, position_runs};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
@@ -78,8 +79,12 @@ pub struct Attention {
     /// Parts into which a group of ranks has cut the queries. The rank's index in the group says
     /// which part it has. 1 if the work does not depend on the part.
     pub query_parts: usize,
-    /// Position of the first query of the first part.
+    /// Position of the first query of the first part; with a zigzag order its index.
     pub query_offset: usize,
+    /// The order of queries and keys, if it is not that of their positions. Requires causal
+    /// attention to the same sequence, without relative positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zigzag: Option<Zigzag>,
     /// The step of ring attention that this kernel is. `None` without a ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<RingStep>,
@@ -103,6 +108,20 @@ pub struct RingStep {
     pub parts: usize,
     /// Whether all keys come after all queries, so that causal attention sees none of them.
     pub unseen: bool,
+    /// The only pairs that causal attention sees in a zigzag order, in the kernel of one member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half: Option<RingHalf>,
+}
+
+/// The half of a ring step's pairs that causal attention sees in a zigzag order. A part has a chunk
+/// from the first half of the sequence and one from the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RingHalf {
+    /// All queries see the first half of the keys: these began on an earlier rank.
+    Keys,
+    /// The second half of the queries sees all keys: these began on a later rank.
+    Queries,
 }
 
 impl RingStep {
@@ -190,11 +209,19 @@ impl Attention {
 
     /// Causal attention sees all keys of an earlier part, half of the pairs of its own part, and no
     /// keys of a later part.
+    ///
+    /// In zigzag order it sees half of the pairs of every other part. Within a part indices are in
+    /// the order of positions, so its own part has the mask of a contiguous one.
     fn for_member_of_ring(self, ring: RingStep, index: usize) -> Self {
         if !self.causal || ring.parts <= 1 {
             return self;
         }
         let (own, step) = (index % ring.parts, ring.step % ring.parts);
+        if self.zigzag.is_some() {
+            let half = if step > own { RingHalf::Queries } else { RingHalf::Keys };
+            let ring = Some(RingStep { parts: 1, half: (step > 0).then_some(half), ..ring });
+            return Self { causal: step == 0, ring, zigzag: None, ..self };
+        }
         let ring = Some(RingStep { parts: 1, unseen: step > own, ..ring });
         Self { causal: step == 0, ring, ..self }
     }
@@ -211,10 +238,17 @@ impl Attention {
         }
     }
 
+    /// Whether some member of the group has more work than another.
+    pub(crate) fn is_uneven(&self) -> bool {
+        self.for_member(0) != *self && (self.zigzag.is_none() || self.ring.is_some())
+    }
+
     /// The sizes as they are timed. All steps of a ring that merge take as long, and so does
-    /// dropout wherever it is.
+    /// dropout wherever it is. Every part of a zigzag order has the same work.
     pub(crate) fn without_constants(self) -> Self {
+        let is_part_of_zigzag = self.zigzag.is_some() && self.query_parts <= 1;
         Self {
+            query_offset: if is_part_of_zigzag { 0 } else { self.query_offset },
             ring: self.ring.map(|ring| RingStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
             dropout: self.dropout.map(AttentionDropout::without_constants),
             ..self
@@ -226,6 +260,11 @@ impl Attention {
     pub fn scores(&self) -> f64 {
         let [queries, keys] = [self.queries as f64, self.keys as f64];
         if let Some(ring) = self.ring
+            && (ring.half.is_some() || (self.zigzag.is_some() && ring.merges()))
+        {
+            return queries * keys / 2.0;
+        }
+        if let Some(ring) = self.ring
             && (ring.unseen || (self.causal && ring.merges()))
         {
             // In step t the last `parts - t` members see all keys, and the others none.
@@ -235,20 +274,28 @@ impl Attention {
         if !self.causal {
             return queries * keys;
         }
+        let parts = self.query_parts.max(1);
+        let indices = self.query_offset..self.query_offset + parts * self.queries;
+        // A ring's own part is in the order of positions.
+        let order = self.zigzag.filter(|_| self.ring.is_none());
+        // The members' queries follow each other, so their mean is the whole over their number.
+        let runs = position_runs(order, indices).map(|run| self.seen_by(run.position as f64, run.length as f64));
+        runs.sum::<f64>() / parts as f64
+    }
+
+    /// Returns the pairs of causal queries at consecutive positions.
+    fn seen_by(&self, first: f64, queries: f64) -> f64 {
         if let Some(window) = self.window {
-            // The members' queries follow each other, so their mean is the whole over their number.
             let before = |positions: f64| {
                 let within = positions.min(window as f64);
                 within * (within + 1.0) / 2.0 + (positions - within) * window as f64
             };
-            let parts = self.query_parts.max(1) as f64;
-            let first = self.query_offset as f64;
-            return (before(first + parts * queries) - before(first)) / parts;
+            return before(first + queries) - before(first);
         }
-        let offset = self.query_offset as f64 + (self.query_parts.max(1) - 1) as f64 / 2.0 * queries;
         // Queries beyond the last key see every key.
-        let partial = (keys - offset).clamp(0.0, queries);
-        partial * offset + partial * (partial + 1.0) / 2.0 + (queries - partial) * keys
+        let keys = self.keys as f64;
+        let partial = (keys - first).clamp(0.0, queries);
+        partial * first + partial * (partial + 1.0) / 2.0 + (queries - partial) * keys
     }
 }
 
@@ -274,8 +321,11 @@ pub struct Rope {
     /// Parts into which a group of ranks has cut the positions. The rank's index in the group says
     /// which part it has.
     pub position_parts: usize,
-    /// First position of the first part.
+    /// First position of the first part; with a zigzag order its index.
     pub position_offset: usize,
+    /// The order of the positions, if it is not their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zigzag: Option<Zigzag>,
 }
 
 impl Rope {
@@ -291,7 +341,7 @@ impl Rope {
 
     /// The sizes as they are timed. Neither the positions nor the base change the time.
     pub(crate) fn without_constants(self) -> Self {
-        Self { theta: 10_000, position_parts: 1, position_offset: 0, ..self }
+        Self { theta: 10_000, position_parts: 1, position_offset: 0, zigzag: None, ..self }
     }
 
     /// Returns the work of the member `index` of the group that has cut the positions.
@@ -339,6 +389,7 @@ mod tests {
             packed: false,
             query_parts: 1,
             query_offset: 0,
+            zigzag: None,
             ring: None,
             dropout: None,
         };
@@ -374,7 +425,8 @@ mod tests {
             packed: false,
             query_parts: 1,
             query_offset: 0,
-            ring: Some(RingStep { step, parts: 4, unseen: false }),
+            zigzag: None,
+            ring: Some(RingStep { step, parts: 4, unseen: false, half: None }),
             dropout: None,
         };
         let of_members =

@@ -130,6 +130,7 @@ fn attention_written_for_ampere_is_slow_on_hopper() {
         packed: false,
         query_parts: 1,
         query_offset: 0,
+        zigzag: None,
         ring: None,
         dropout: None,
     });

@@ -23,6 +23,9 @@ pub struct Layout {
     pub context: usize,
     /// How attention sees the keys and values of other ranks of `context`.
     pub context_method: ContextMethod,
+    /// The order in which ranks of `context` hold the positions of a sequence.
+    #[serde(skip_serializing_if = "ContextOrder::is_usual")]
+    pub context_order: ContextOrder,
     /// The number of ranks that experts are sharded over.
     pub expert: usize,
     /// The number of ranks of `tensor` that one expert is sharded over; all of `tensor` if `None`.
@@ -121,6 +124,7 @@ impl Default for Layout {
             pipeline: 1,
             context: 1,
             context_method: ContextMethod::Gather,
+            context_order: ContextOrder::Zigzag,
             expert: 1,
             expert_tensor: None,
             sequence_parallel: false,
@@ -155,6 +159,14 @@ impl Layout {
             expert: self.expert,
             shares: self.shares.clone(),
         })
+    }
+
+    /// The number of ranks over which sequences have a zigzag order, where the model allows one; 1
+    /// if they have none. Stages that cut a sequence differently exchange contiguous parts.
+    pub(crate) fn zigzag_ranks(&self) -> usize {
+        let ranks = self.stage(0).context;
+        let is_same = (0..self.distinct_stages()).all(|stage| self.stage(stage).context == ranks);
+        if self.context_order == ContextOrder::Zigzag && is_same { ranks } else { 1 }
     }
 
     /// Whether the schedule matters. On a single stage it does only if it splits the backward pass.
@@ -281,5 +293,39 @@ impl ContextMethod {
             Self::Gather => "gather",
             Self::Ring => "ring",
         }
+    }
+}
+
+/// The order in which ranks of `context` hold the positions of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ContextOrder {
+    /// Each rank has a chunk from the beginning and one from the end, so that all have equal work
+    /// in causal attention. Where a model's attention is not causal, where another operator depends
+    /// on the order (scans, recurrences, convolutions, relative positions), where a sequence does
+    /// not divide into two chunks for each rank, and where stages differ in `context`, parts are
+    /// contiguous.
+    #[default]
+    Zigzag,
+    /// Each rank has one part, in the order of positions. In causal attention the last rank has the
+    /// most work.
+    Contiguous,
+}
+
+impl ContextOrder {
+    /// Every order.
+    pub const ALL: [Self; 2] = [Self::Zigzag, Self::Contiguous];
+
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Zigzag => "zigzag",
+            Self::Contiguous => "contiguous",
+        }
+    }
+
+    /// Whether plan files leave it out.
+    pub(crate) fn is_usual(&self) -> bool {
+        *self == Self::default()
     }
 }

@@ -1,15 +1,20 @@
 //! Softmax attention and its gradient, computed for one block of queries of one head at a time, so
 //! that scores stay in the cache (Dao et al. 2022). Rows of scores are complete, so the softmax
 //! needs no running rescaling. Blocks above the diagonal of causal attention are skipped.
+//!
+//! In a zigzag order the rank's queries are two runs of positions. The keys of a head are copied to
+//! the order of their positions, which costs little beside the products, so that a query still sees
+//! those before a diagonal. A part of a ring is in that order already.
 
 use super::dropout::ProbabilityDropout;
 use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
+use super::ordered::{in_order_of_positions, store_in_order};
 use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
 use super::view::{Destination, View, ViewMut};
 use crate::KernelCall;
-use foretell_models::{Attention, RingStep};
+use foretell_models::{Attention, PositionRun, RingHalf, RingStep, Zigzag, position_runs};
 
 /// Floats of an AVX-512 vector. Rows of causal scores have every length. They are padded with
 /// [`UNSEEN`] to a multiple of this, because a scalar remainder would take longer than the vector
@@ -37,15 +42,63 @@ struct Plan<'a> {
     scale: f32,
     /// Elements from one output position to the next.
     hidden: usize,
+    /// The order in which keys are stored, if it is not that of their positions.
+    order: Option<Zigzag>,
+    /// Keys that the queries can see: the first half in some steps of a ring.
+    reach: usize,
+    /// The positions of keys, for dropout.
+    key_runs: Vec<PositionRun>,
+    /// All blocks of queries, in the order of positions.
+    blocks: Vec<QueryBlock>,
+}
+
+/// A block of queries.
+#[derive(Clone, Copy)]
+struct QueryBlock {
+    /// Its first query on this rank.
+    row: usize,
+    /// The position of that query in the whole, for dropout.
+    position: usize,
+    /// The keys that it sees.
+    block: Block,
 }
 
 impl<'a> Plan<'a> {
-    fn new(sizes: &'a Attention) -> Self {
+    fn new(sizes: &'a Attention, dropout: Option<&ProbabilityDropout>) -> Self {
         let hidden = sizes.heads() * sizes.head_dimension;
         let (query, key) = if sizes.packed { (3 * hidden, 3 * hidden) } else { (hidden, sizes.key_heads * sizes.head_dimension) };
         let strides = Strides { query, key, query_image: sizes.queries * query, key_image: sizes.keys * key };
         let scale = if sizes.scaled { 1.0 / (sizes.head_dimension as f32).sqrt() } else { 1.0 };
-        Self { sizes, strides, scale, hidden }
+        let half = sizes.ring.and_then(|ring| ring.half);
+        let reach = if half == Some(RingHalf::Keys) { sizes.keys / 2 } else { sizes.keys };
+        // Keys in the order of positions are one run.
+        let key_runs = match dropout {
+            Some(dropout) if sizes.zigzag.is_none() => dropout.keys(sizes.keys).collect(),
+            _ => vec![PositionRun { start: 0, position: 0, length: sizes.keys }],
+        };
+        let (order, blocks) = (sizes.zigzag, Vec::new());
+        let mut plan = Self { sizes, strides, scale, hidden, order, reach, key_runs, blocks };
+        let first = if half == Some(RingHalf::Queries) { sizes.queries / 2 } else { 0 };
+        match dropout {
+            Some(dropout) => dropout.queries(sizes.queries).for_each(|run| plan.add_blocks(run, first)),
+            None => {
+                let indices = sizes.query_offset..sizes.query_offset + sizes.queries;
+                position_runs(sizes.zigzag, indices).for_each(|run| plan.add_blocks(run, first));
+            }
+        }
+        plan
+    }
+
+    /// Adds the blocks of a run of queries, from query `first` on.
+    fn add_blocks(&mut self, run: PositionRun, first: usize) {
+        let end = run.start + run.length;
+        for row in (run.start.max(first)..end).step_by(self.block()) {
+            let position = run.position + row - run.start;
+            // Without an order keys are counted like the rank's queries.
+            let place = if self.order.is_some() { position } else { self.sizes.query_offset + row };
+            let block = self.block_at(place, self.block().min(end - row));
+            self.blocks.push(QueryBlock { row, position, block });
+        }
     }
 
     /// Number of queries per block. Its scores have at most 128 Ki elements: a quarter of the L2
@@ -55,16 +108,15 @@ impl<'a> Plan<'a> {
         ((1 << 17) / self.sizes.keys.max(1)).clamp(14, 56)
     }
 
-    fn block_at(&self, first: usize) -> Block {
-        let count = self.block().min(self.sizes.queries - first);
-        let position = self.sizes.query_offset + first;
-        let visible = if self.sizes.causal { (position + count).min(self.sizes.keys) } else { self.sizes.keys };
-        Block { first: position, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
+    /// The block of `count` queries from the one that sees `first` keys before its own.
+    fn block_at(&self, first: usize, count: usize) -> Block {
+        let visible = if self.sizes.causal { (first + count).min(self.reach) } else { self.reach };
+        Block { first, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
     }
 
     /// Number of keys that a block's first query sees, and how many more each later query sees.
     fn diagonal(&self, block: &Block) -> (usize, usize) {
-        if self.sizes.causal { (block.first + 1, 1) } else { (self.sizes.keys, 0) }
+        if self.sizes.causal { (block.first + 1, 1) } else { (self.reach, 0) }
     }
 
     /// Offset of a query head's q in a sequence.
@@ -84,6 +136,23 @@ impl<'a> Plan<'a> {
 
     fn is_empty(&self) -> bool {
         self.sizes.query_elements() == 0 || self.sizes.keys == 0
+    }
+
+    /// Length of a copy of one head's keys in the order of positions.
+    fn ordered_elements(&self) -> usize {
+        if self.order.is_some() { self.sizes.keys * self.sizes.head_dimension } else { 0 }
+    }
+
+    /// The keys or values of a head, and the elements from one row to the next: as they are stored,
+    /// or copied to the order of positions.
+    fn keys_of<'k>(&self, stored: &'k [f32], copy: &'k mut [f32]) -> (&'k [f32], usize) {
+        match self.order {
+            None => (stored, self.strides.key),
+            Some(order) => {
+                let features = self.sizes.head_dimension;
+                (in_order_of_positions(order, stored, self.strides.key, features, copy), features)
+            }
+        }
     }
 
     /// Length of the buffer of [`Plan::fill_bias`].
@@ -123,7 +192,7 @@ pub(super) unsafe fn forward(
     scratch: &mut Scratch,
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
-    let plan = Plan::new(sizes);
+    let plan = Plan::new(sizes, dropout.as_ref());
     // A part of a ring that no query sees adds nothing.
     if plan.is_empty() || sizes.ring.is_some_and(|ring| ring.unseen) {
         return;
@@ -138,7 +207,17 @@ pub(super) unsafe fn forward(
         if packed { (reads(0), &reads(0)[hidden..], &reads(0)[2 * hidden..]) } else { (reads(0), reads(1), reads(2)) };
     let table = sizes.relative.map(|_| reads(if packed { 1 } else { 3 }));
     let extents = [keys, head_dimension];
-    let [block_scores, reciprocals, packed_keys, packed_values, bias, block_out, block_log_sums] = scratch.pieces([
+    let [
+        block_scores,
+        reciprocals,
+        packed_keys,
+        packed_values,
+        bias,
+        block_out,
+        block_log_sums,
+        ordered_keys,
+        ordered_values,
+    ] = scratch.pieces([
         block * keys,
         block,
         transposed_elements(kernel, keys, head_dimension),
@@ -146,17 +225,20 @@ pub(super) unsafe fn forward(
         plan.bias_elements(),
         if merges { block * head_dimension } else { 0 },
         if merges { block } else { 0 },
+        plan.ordered_elements(),
+        plan.ordered_elements(),
     ]);
     for [image, key_head] in pairs(batch, key_heads) {
         let key = plan.key(image, key_head);
-        let factor_keys = Factor::transposed(kernel, &k[key..], strides.key, extents, packed_keys);
-        let values = Factor::plain(kernel, &v[key..], strides.key, extents, packed_values);
+        let (key_rows, key_stride) = plan.keys_of(&k[key..], ordered_keys);
+        let (value_rows, value_stride) = plan.keys_of(&v[key..], ordered_values);
+        let factor_keys = Factor::transposed(kernel, key_rows, key_stride, extents, packed_keys);
+        let values = Factor::plain(kernel, value_rows, value_stride, extents, packed_values);
         for head in key_head * group..(key_head + 1) * group {
             if let Some(table) = table {
                 plan.fill_bias(bias, table, head);
             }
-            for first in (0..queries).step_by(block) {
-                let block = plan.block_at(first);
+            for &QueryBlock { row: first, position, block } in &plan.blocks {
                 let Block { count, visible, .. } = block;
                 let query = plan.query(image, head) + first * strides.query;
                 let rows = View::rows(q[query..].as_ptr(), strides.query);
@@ -173,7 +255,7 @@ pub(super) unsafe fn forward(
                 // A row's sum includes dropped probabilities.
                 let drop_some = |probabilities: &mut [f32]| {
                     if let Some(dropout) = dropout {
-                        dropout.drop_some(probabilities, visible, [image, head, first]);
+                        dropout.drop_some(probabilities, visible, &plan.key_runs, [image, head, position]);
                     }
                 };
                 if merges {
@@ -213,7 +295,7 @@ pub(super) unsafe fn gradient(
     scratch: &mut Scratch,
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
-    let plan = Plan::new(sizes);
+    let plan = Plan::new(sizes, dropout.as_ref());
     let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
     // SAFETY: reads are valid, and overlap no write.
     let reads = |index: usize| unsafe { floats(&call.reads[index]) };
@@ -262,6 +344,10 @@ pub(super) unsafe fn gradient(
         packed_outputs,
         bias,
         bias_gradient,
+        ordered_keys,
+        ordered_values,
+        key_gradients,
+        value_gradients,
     ] = scratch.pieces([
         block * keys,
         block * keys,
@@ -273,13 +359,25 @@ pub(super) unsafe fn gradient(
         block_plain,
         plan.bias_elements(),
         plan.bias_elements(),
+        plan.ordered_elements(),
+        plan.ordered_elements(),
+        plan.ordered_elements(),
+        plan.ordered_elements(),
     ]);
     for [image, key_head] in pairs(batch, key_heads) {
         let key = plan.key(image, key_head);
-        let factor_keys = Factor::transposed(kernel, &k[key..], strides.key, extents, packed_keys);
-        let values = Factor::transposed(kernel, &v[key..], strides.key, extents, packed_values);
-        let plain_keys = Factor::plain(kernel, &k[key..], strides.key, extents, packed_plain_keys);
-        let key_targets = [targets[1], targets[2]].map(|target| ViewMut::rows(target.wrapping_add(key), strides.key));
+        let (key_rows, key_stride) = plan.keys_of(&k[key..], ordered_keys);
+        let (value_rows, value_stride) = plan.keys_of(&v[key..], ordered_values);
+        let factor_keys = Factor::transposed(kernel, key_rows, key_stride, extents, packed_keys);
+        let values = Factor::transposed(kernel, value_rows, value_stride, extents, packed_values);
+        let plain_keys = Factor::plain(kernel, key_rows, key_stride, extents, packed_plain_keys);
+        let stored = [targets[1], targets[2]].map(|target| ViewMut::rows(target.wrapping_add(key), strides.key));
+        let key_targets = match plan.order {
+            None => stored,
+            Some(_) => {
+                [&mut *key_gradients, &mut *value_gradients].map(|copy| ViewMut::rows(copy.as_mut_ptr(), head_dimension))
+            }
+        };
         for head in key_head * group..(key_head + 1) * group {
             if let Some(table) = table {
                 plan.fill_bias(bias, table, head);
@@ -287,8 +385,7 @@ pub(super) unsafe fn gradient(
             }
             // Starts with the last block of queries, which sees the most keys. The first head's
             // block overwrites the gradients of keys and values; the others add.
-            for first in (0..queries).step_by(block).rev() {
-                let block = plan.block_at(first);
+            for &QueryBlock { row: first, position, block } in plan.blocks.iter().rev() {
                 let Block { count, visible, .. } = block;
                 let is_first = head == key_head * group && first + count == queries;
                 if is_first {
@@ -315,7 +412,7 @@ pub(super) unsafe fn gradient(
                 // gradient equals the product of its output and the output's gradient, with or
                 // without dropout.
                 if let Some(dropout) = dropout {
-                    dropout.drop_some(slopes, visible, [image, head, first]);
+                    dropout.drop_some(slopes, visible, &plan.key_runs, [image, head, position]);
                 }
                 if table.is_some() {
                     let line = plan.bias_line(first + count - 1);
@@ -327,7 +424,7 @@ pub(super) unsafe fn gradient(
                 }
                 // The values' gradients use the dropped probabilities.
                 if let Some(dropout) = dropout {
-                    dropout.drop_some(probabilities, visible, [image, head, first]);
+                    dropout.drop_some(probabilities, visible, &plan.key_runs, [image, head, position]);
                 }
                 let block_packed = plain_elements(kernel, count, head_dimension);
                 let extents = [count, head_dimension];
@@ -344,6 +441,12 @@ pub(super) unsafe fn gradient(
             }
             if let Some(gradient) = table_gradient.as_deref_mut() {
                 plan.each_distance(head, |place, entry| gradient[entry] += bias_gradient[place]);
+            }
+        }
+        if let Some(order) = plan.order {
+            for (copy, stored) in [&*key_gradients, &*value_gradients].into_iter().zip(stored) {
+                // SAFETY: the rows are this head's.
+                unsafe { store_in_order(order, copy, head_dimension, stored) };
             }
         }
     }

@@ -27,6 +27,7 @@ mod micro_kernel;
 mod mixture;
 mod movement;
 mod optimizers;
+mod ordered;
 mod pooling;
 mod product;
 mod rms_norm;
