@@ -189,18 +189,30 @@ impl Attention {
         index / self.dropout.map_or(1, |dropout| dropout.sample_parts.max(1) * dropout.head_ranks())
     }
 
+    /// Returns the indices in the whole sequence of the first query and the first key of the member
+    /// `index` of a group that has cut the positions.
+    pub fn first_indices(&self, index: usize) -> [usize; 2] {
+        let parts = match (self.dropout, self.ring) {
+            (Some(dropout), _) => dropout.position_parts,
+            (None, Some(ring)) => ring.parts,
+            (None, None) => self.query_parts,
+        };
+        let parts = parts.max(1);
+        let part = self.position_part(index) % parts;
+        let key_part = self.ring.map_or(0, |ring| (part + parts - ring.step % parts) % parts);
+        [part * self.queries, key_part * self.keys]
+    }
+
     /// Returns where in the whole the work of the member `index` of a group begins.
     /// `samples_before` is the number of samples of the micro-batch on earlier ranks.
     pub fn place(&self, dropout: &AttentionDropout, index: usize, samples_before: usize) -> AttentionPlace {
-        let position_parts = dropout.position_parts.max(1);
-        let part = self.position_part(index) % position_parts;
-        let key_part = self.ring.map_or(0, |ring| (part + dropout.position_parts - ring.step % position_parts) % position_parts);
+        let [query, key] = self.first_indices(index);
         let head_part = index % dropout.head_ranks();
         let group_parts = dropout.group_parts.max(1);
         AttentionPlace {
             sample: dropout.first_sample + samples_before,
-            query: part * self.queries,
-            key: key_part * self.keys,
+            query,
+            key,
             key_head: head_part / group_parts * self.key_heads,
             member: head_part % group_parts * self.group,
             group: self.group * group_parts,
@@ -240,15 +252,17 @@ impl Attention {
 
     /// Whether some member of the group has more work than another.
     pub(crate) fn is_uneven(&self) -> bool {
-        self.for_member(0) != *self && (self.zigzag.is_none() || self.ring.is_some())
+        // A window is cut short at the start of a sequence, where one member's first chunk is.
+        let is_even = self.zigzag.is_some() && self.ring.is_none() && self.window.is_none();
+        self.for_member(0) != *self && !is_even
     }
 
     /// The sizes as they are timed. All steps of a ring that merge take as long, and so does
-    /// dropout wherever it is. Every part of a zigzag order has the same work.
+    /// dropout wherever it is. Without a window every part of a zigzag order has the same work.
     pub(crate) fn without_constants(self) -> Self {
-        let is_part_of_zigzag = self.zigzag.is_some() && self.query_parts <= 1;
+        let is_even_part = self.zigzag.is_some() && self.window.is_none() && self.query_parts <= 1;
         Self {
-            query_offset: if is_part_of_zigzag { 0 } else { self.query_offset },
+            query_offset: if is_even_part { 0 } else { self.query_offset },
             ring: self.ring.map(|ring| RingStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
             dropout: self.dropout.map(AttentionDropout::without_constants),
             ..self
@@ -353,7 +367,7 @@ impl Rope {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attention, RelativePositions, RingStep};
+    use super::{Attention, RelativePositions, RingHalf, RingStep, Zigzag};
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri rounds `ln` at random, and a distance at the edge of a bucket changes it")]
@@ -372,27 +386,30 @@ mod tests {
         }
     }
 
+    /// Causal attention of one head.
+    const WHOLE: Attention = Attention {
+        batch: 1,
+        queries: 24,
+        keys: 24,
+        key_heads: 1,
+        group: 1,
+        head_dimension: 4,
+        value_dimension: None,
+        causal: true,
+        scaled: true,
+        window: None,
+        relative: None,
+        packed: false,
+        query_parts: 1,
+        query_offset: 0,
+        zigzag: None,
+        ring: None,
+        dropout: None,
+    };
+
     #[test]
     fn the_parts_of_causal_attention_add_up_to_the_whole() {
-        let whole = Attention {
-            batch: 1,
-            queries: 24,
-            keys: 24,
-            key_heads: 1,
-            group: 1,
-            head_dimension: 4,
-            value_dimension: None,
-            causal: true,
-            scaled: true,
-            window: None,
-            relative: None,
-            packed: false,
-            query_parts: 1,
-            query_offset: 0,
-            zigzag: None,
-            ring: None,
-            dropout: None,
-        };
+        let whole = WHOLE;
         assert_eq!(whole.scores(), 300.0);
         let part = Attention { queries: 6, query_parts: 4, ..whole };
         let parts: Vec<f64> = (0..4).map(|index| part.for_member(index).scores()).collect();
@@ -409,25 +426,42 @@ mod tests {
     }
 
     #[test]
+    fn all_parts_of_a_zigzag_order_have_the_mean_work() {
+        let zigzag = Zigzag::new(3, 24);
+        let part = Attention { queries: 8, query_parts: 3, zigzag, ..WHOLE };
+        assert!(!part.is_uneven());
+        let windows = [None, Some(5)];
+        for (window, whole) in windows.into_iter().zip([300.0, 15.0 + 19.0 * 5.0]) {
+            let part = Attention { window, ..part };
+            let parts: Vec<f64> = (0..3).map(|index| part.for_member(index).scores()).collect();
+            assert_eq!((parts.iter().sum::<f64>(), part.scores() * 3.0), (whole, whole), "{window:?}");
+            // A window is shorter where positions before it are missing: in the first chunk.
+            let least = if window.is_some() { parts[1] - 10.0 } else { parts[1] };
+            assert_eq!(parts, [least, parts[1], parts[1]]);
+        }
+        let timed: Vec<Attention> = (0..3).map(|index| part.for_member(index).without_constants()).collect();
+        assert!(timed.iter().all(|one| *one == timed[0] && one.scores() == 100.0));
+    }
+
+    #[test]
+    fn a_ring_in_zigzag_order_has_equal_steps() {
+        let step = |step| {
+            let ring = Some(RingStep { step, parts: 3, unseen: false, half: None });
+            Attention { queries: 8, keys: 8, zigzag: Zigzag::new(3, 24), ring, ..WHOLE }
+        };
+        let of_members = |t: usize| [0, 1, 2].map(|index| step(t).for_member(index).scores());
+        assert_eq!((of_members(0), of_members(1), of_members(2)), ([36.0; 3], [32.0; 3], [32.0; 3]));
+        assert_eq!([0, 1, 2].map(|t| step(t).scores()), [36.0, 32.0, 32.0]);
+        let half = |t: usize, index: usize| step(t).for_member(index).ring.and_then(|ring| ring.half);
+        // In step 1 rank 2 has the part of rank 1, and rank 0 that of rank 2.
+        assert_eq!([half(0, 1), half(1, 2), half(1, 0)], [None, Some(RingHalf::Keys), Some(RingHalf::Queries)]);
+    }
+
+    #[test]
     fn the_steps_of_a_ring_add_up_to_the_whole() {
-        let step = |causal, step| Attention {
-            batch: 1,
-            queries: 6,
-            keys: 6,
-            key_heads: 1,
-            group: 1,
-            head_dimension: 4,
-            value_dimension: None,
-            causal,
-            scaled: true,
-            window: None,
-            relative: None,
-            packed: false,
-            query_parts: 1,
-            query_offset: 0,
-            zigzag: None,
-            ring: Some(RingStep { step, parts: 4, unseen: false, half: None }),
-            dropout: None,
+        let step = |causal, step| {
+            let ring = Some(RingStep { step, parts: 4, unseen: false, half: None });
+            Attention { queries: 6, keys: 6, causal, ring, ..WHOLE }
         };
         let of_members =
             |causal| (0..4).map(move |index| (0..4).map(|t| step(causal, t).for_member(index).scores()).sum::<f64>());

@@ -143,6 +143,7 @@ prop_compose! {
             (1, 1, 1, 3), (1, 1, 1, 4),
         ]),
         context_method in proptest::sample::select(vec!["gather", "ring"]),
+        context_order in proptest::sample::select(vec!["zigzag", "zigzag", "contiguous"]),
         micro_batch in proptest::sample::select(vec![2usize, 4]),
         micro_batches in 1usize..7,
         schedule in proptest::sample::select(schedules()),
@@ -199,7 +200,7 @@ prop_compose! {
         let recipe = if is_possible { recipe } else { "" };
         let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
         Case {
-            model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
+            model, data, tensor, pipeline, context, context_method, context_order, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
             zero, hybrid, sequence_parallel, clip, recipe, blocking, weaves: seed.is_multiple_of(3), whole_experts, operators, precision, seed, uneven,
         }
     }

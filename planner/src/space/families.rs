@@ -102,6 +102,7 @@ impl Space<'_> {
             bucket: self.bucket_sizes[0],
             offload: self.fixed.offload.unwrap_or(self.base.offload),
             collective: self.fixed.collective.unwrap_or(self.base.collective),
+            context_order: self.fixed.context_order.unwrap_or(self.base.context_order),
             ..self.base.clone()
         }
     }

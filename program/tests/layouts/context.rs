@@ -49,3 +49,39 @@ fn attention_that_cannot_use_a_ring_gathers() {
     assert_eq!(kinds(&gather)[0], 0);
     assert!(kinds(&ring)[1] > 0);
 }
+
+/// The orders of a training step's kernels and loads that have one.
+fn orders(program: &Program) -> Vec<Zigzag> {
+    let of = |operation: &Operation| match operation {
+        Operation::Compute { kernel: Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes), .. } => sizes.zigzag,
+        Operation::Compute { kernel: Kernel::Rope(sizes) | Kernel::RopeGradient(sizes), .. } => sizes.zigzag,
+        Operation::Compute { kernel: Kernel::Dropout(sizes), .. } => sizes.zigzag,
+        Operation::Load { order, .. } => *order,
+        _ => None,
+    };
+    let instructions = program.lists.iter().flat_map(|list| &list.instructions);
+    instructions.filter_map(|instruction| of(&instruction.operation)).collect()
+}
+
+#[test]
+fn sequences_are_in_zigzag_order_where_all_operators_can_follow_it() {
+    let decoder = gpt(r#""layers": 2, "hidden": 32, "heads": 4, "vocab": 16, "sequence": 24, "dropout": 0.1"#);
+    let ring = Layout { context: 3, context_method: ContextMethod::Ring, ..Layout::default() };
+    for layout in [Layout { context: 3, ..Layout::default() }, Layout { tensor: 2, sequence_parallel: true, ..ring }] {
+        let found = orders(&program(&decoder, layout, 2));
+        assert!(found.len() > 10 && found.iter().all(|&one| Some(one) == Zigzag::new(3, 24)), "{found:?}");
+    }
+    let none = |model: &Model, layout: Layout| assert_eq!(orders(&program(model, layout, 2)), []);
+    none(&decoder, Layout { context: 3, context_order: ContextOrder::Contiguous, ..Layout::default() });
+    none(&decoder, Layout::default());
+    // Eight ranks need sixteen chunks.
+    none(&decoder, Layout { context: 8, ..Layout::default() });
+    let stage = |context| StageLayout { context, ..StageLayout::default() };
+    none(&decoder, Layout { pipeline: 2, stages: Some(vec![stage(2), stage(4)]), ..Layout::default() });
+    for model in ["bert-base-uncased", "t5-small", "vit_b_16"] {
+        let model = Model::named(model).expect("in the zoo");
+        if let Ok(compiled) = compile(&model, "model", &Plan::new(Layout { context: 2, ..Layout::default() }, 2)) {
+            assert_eq!(orders(&compiled.training), []);
+        }
+    }
+}

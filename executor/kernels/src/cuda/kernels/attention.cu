@@ -46,7 +46,9 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
     const number *q = read<number>(arguments, 0) + (image * sizes.queries + first) * sizes.query_stride + head * features;
     const index key_offset = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
     const number *k = read<number>(arguments, 1) + key_offset, *v = read<number>(arguments, 2) + key_offset;
-    const index end = sizes.is_causal ? smaller(sizes.keys, sizes.offset + first + count) : sizes.keys;
+    const Span own = query_span(sizes, first, count);
+    const index end = sizes.is_causal && sizes.chunk == 0 ? smaller(sizes.keys, own.greatest + 1) : sizes.keys;
+    const index position = query_position(sizes, i);
     const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, i) : 0;
     float out[FEATURES], row_max = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -54,14 +56,16 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
         out[f] = 0.0f;
     }
     load_tile(queries, q, sizes.query_stride, count, features);
-    for (index start = 0; start < end; start += 32) {
+    for (index start = seen_tile(sizes, 0, end, own.greatest), stop; start < end; start = seen_tile(sizes, stop, end, own.greatest)) {
+        stop = tile_end(sizes, start, 32);
+        const index shift = position_shift(sizes, start), whole = whole_shift(sizes, shift);
         __syncthreads();
-        load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, smaller(32, sizes.keys - start), features);
+        load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, stop - start, features);
         __syncthreads();
         float scores[4], new_max = -INFINITY;
         for (int c = 0; c < 4; c++) {
             const index j = start + lane + 8 * c;
-            const bool is_seen = row < count && j < sizes.keys && (!sizes.is_causal || j <= sizes.offset + i);
+            const bool is_seen = row < count && j < stop && (!sizes.is_causal || j + shift <= position);
             scores[c] = -INFINITY;
             if (is_seen) {
                 scores[c] = arguments.numbers[0] * dot_rows(queries + row * pitch, tile + (lane + 8 * c) * pitch, features) +
@@ -75,12 +79,12 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
         for (int c = 0; c < 4; c++) {
             const float p = scores[c] == -INFINITY ? 0.0f : expf(scores[c] - new_max);
             part += p;
-            probabilities[row * 33 + lane + 8 * c] = p * dropout_factor(arguments, sizes, key, start + lane + 8 * c);
+            probabilities[row * 33 + lane + 8 * c] = p * dropout_factor(arguments, sizes, key, start + whole + lane + 8 * c);
         }
         sum = sum * factor + eight_sum(part);
         row_max = new_max;
         __syncthreads();
-        load_tile(tile, v + start * sizes.key_stride, sizes.key_stride, smaller(32, sizes.keys - start), features);
+        load_tile(tile, v + start * sizes.key_stride, sizes.key_stride, stop - start, features);
         __syncthreads();
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) {
@@ -95,7 +99,8 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
             }
         }
     }
-    if (row >= count) {
+    // A query of a ring's step may see none of its keys.
+    if (row >= count || sum == 0.0f) {
         return;
     }
     float *log_sums = written<float>(arguments, 1) + (image * heads + head) * sizes.queries + i;
@@ -165,7 +170,9 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
     const index query_offset = (image * sizes.queries + first) * sizes.query_stride + head * features;
     const index key_offset = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
     const number *k = read<number>(arguments, 2) + key_offset, *v = read<number>(arguments, 3) + key_offset;
-    const index end = sizes.is_causal ? smaller(sizes.keys, sizes.offset + first + count) : sizes.keys;
+    const Span own = query_span(sizes, first, count);
+    const index end = sizes.is_causal && sizes.chunk == 0 ? smaller(sizes.keys, own.greatest + 1) : sizes.keys;
+    const index position = query_position(sizes, i);
     const index row_index = (image * heads + head) * sizes.queries + (row < count ? i : first);
     const float log_sum = read<float>(arguments, 5)[row_index], product = ((const float *)arguments.scratch)[row_index];
     const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, i) : 0;
@@ -176,8 +183,9 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
     }
     load_tile(queries, read<number>(arguments, 1) + query_offset, sizes.query_stride, count, features);
     load_tile(douts, read<number>(arguments, 0) + output_offset, heads * features, count, features);
-    for (index start = 0; start < end; start += 32) {
-        const index rows = smaller(32, sizes.keys - start);
+    for (index start = seen_tile(sizes, 0, end, own.greatest), stop; start < end; start = seen_tile(sizes, stop, end, own.greatest)) {
+        stop = tile_end(sizes, start, 32);
+        const index rows = stop - start, shift = position_shift(sizes, start), whole = whole_shift(sizes, shift);
         float p[4];
         __syncthreads();
         load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, rows, features);
@@ -185,7 +193,7 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
         for (int c = 0; c < 4; c++) {
             const index j = start + lane + 8 * c;
             p[c] = 0.0f;
-            if (row < count && j < sizes.keys && (!sizes.is_causal || j <= sizes.offset + i)) {
+            if (row < count && j < stop && (!sizes.is_causal || j + shift <= position)) {
                 p[c] = expf(arguments.numbers[0] * dot_rows(queries + row * pitch, tile + (lane + 8 * c) * pitch, features) +
                             bias_of(arguments, sizes, 6, head, i, j) - log_sum);
             }
@@ -194,7 +202,7 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
         load_tile(tile, v + start * sizes.key_stride, sizes.key_stride, rows, features);
         __syncthreads();
         for (int c = 0; c < 4; c++) {
-            const float share = dropout_factor(arguments, sizes, key, start + lane + 8 * c);
+            const float share = dropout_factor(arguments, sizes, key, start + whole + lane + 8 * c);
             const float dp = dot_rows(douts + row * pitch, tile + (lane + 8 * c) * pitch, features);
             scores[row * 33 + lane + 8 * c] = p[c] * (share * dp - product);
         }
@@ -258,7 +266,8 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
     load_tile(keys, read<number>(arguments, 2) + key_offset, sizes.key_stride, count, features);
     load_tile(values, read<number>(arguments, 3) + key_offset, sizes.key_stride, count, features);
     // Queries before the tile's first key do not see the tile.
-    const index begin = sizes.is_causal && first > sizes.offset ? (first - sizes.offset) / 32 * 32 : 0;
+    const index begin = first_query(sizes, first, count, 32);
+    const index position = key_position(sizes, j), whole = sizes.chunk == 0 ? sizes.key + j : position;
     for (index head = key_head * sizes.group; head < (key_head + 1) * sizes.group; head++) {
         for (index start = begin; start < sizes.queries; start += 32) {
             const index rows = smaller(32, sizes.queries - start);
@@ -273,7 +282,7 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
                 const int column = lane + 8 * c;
                 const index i = start + column;
                 p[c] = 0.0f;
-                if (row < count && column < rows && (!sizes.is_causal || j <= sizes.offset + i)) {
+                if (row < count && column < rows && (!sizes.is_causal || position <= query_position(sizes, i))) {
                     p[c] = expf(arguments.numbers[0] * dot_rows(keys + row * pitch, tile + column * pitch, features) +
                                 bias_of(arguments, sizes, 6, head, i, j) - read<float>(arguments, 5)[row_offset + column]);
                 }
@@ -287,7 +296,7 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
                 if (column < rows) {
                     product = ((const float *)arguments.scratch)[row_offset + column];
                     const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, start + column) : 0;
-                    share = dropout_factor(arguments, sizes, key, j);
+                    share = dropout_factor(arguments, sizes, key, whole);
                 }
                 const float dp = dot_rows(values + row * pitch, tile + column * pitch, features);
                 probabilities[row * 33 + column] = p[c] * share;

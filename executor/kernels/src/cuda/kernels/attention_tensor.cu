@@ -56,7 +56,13 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void attend(
     const number *q = read<number>(arguments, 0) + (image * sizes.queries + first) * sizes.query_stride + head * features;
     const index key_offset = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
     const number *k = read<number>(arguments, 1) + key_offset, *v = read<number>(arguments, 2) + key_offset;
-    const int end = sizes.is_causal ? least(extent.keys, extent.offset + first + count) : extent.keys;
+    const Span own = query_span(sizes, first, count);
+    const int end = sizes.is_causal && sizes.chunk == 0 ? least(extent.keys, (int)own.greatest + 1) : extent.keys;
+    int start = (int)seen_tile(sizes, 0, end, own.greatest);
+    // The queries see none of the keys of a ring's step.
+    if (start >= end) {
+        return;
+    }
     const float scale = arguments.numbers[0], scale_of_two = scale * LOG2_E, unscale = 1.0f / scale;
     float out[TILES][FEATURES / 8][4], row_max[TILES][2], sum[TILES][2];
     long_word key[TILES][2];
@@ -71,22 +77,24 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void attend(
         }
     }
     T::template fetch<ROWS, 128>(queries, q, sizes.query_stride, count, features);
-    T::template fetch<COLUMNS, 128>(keys, k, sizes.key_stride, least(COLUMNS, extent.keys), features);
-    for (int start = 0; start < end; start += COLUMNS) {
+    int stop = (int)tile_end(sizes, start, COLUMNS);
+    T::template fetch<COLUMNS, 128>(keys, k + (index)start * sizes.key_stride, sizes.key_stride, stop - start, features);
+    while (start < end) {
+        const int shift = (int)position_shift(sizes, start);
         float scores[TILES][COLUMNS / 8][4];
         clear(scores);
         // The keys have arrived, and every warp has read the previous tile's values.
         wait_for_copies();
         __syncthreads();
-        const int there = least(COLUMNS, extent.keys - start);
-        T::template fetch<COLUMNS, 128>(values, v + (index)start * sizes.key_stride, sizes.key_stride, there, features);
+        T::template fetch<COLUMNS, 128>(values, v + (index)start * sizes.key_stride, sizes.key_stride, stop - start, features);
         T::template multiply_rows<TILES, COLUMNS>(scores, warp_rows, keys);
-        const bool is_cut = start + COLUMNS > extent.keys || (sizes.is_causal && start + COLUMNS > extent.offset + first);
+        const bool is_cut = stop - start < COLUMNS || (sizes.is_causal && start + shift + COLUMNS > own.least + 1);
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int i = first + row_of<TILES>(m, half);
+                const int position = is_cut ? (int)query_position(sizes, i) - shift : 0;
                 float new_max = row_max[m][half];
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 8; n++) {
@@ -94,18 +102,20 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void attend(
                     for (int e = 0; e < 2; e++) {
                         float &score = scores[m][n][2 * half + e];
                         const int j = start + column_of(n) + e;
-                        if (HAS_EXTRAS && i < extent.queries && j < extent.keys) {
+                        if (HAS_EXTRAS && i < extent.queries && j < stop) {
                             score += unscale * bias_of(arguments, sizes, 3, head, i, j);
                         }
-                        if (is_cut && (j >= extent.keys || (sizes.is_causal && j > extent.offset + i))) {
+                        if (is_cut && (j >= stop || (sizes.is_causal && j > position))) {
                             score = -INFINITY;
                         }
                         new_max = fmaxf(new_max, score);
                     }
                 }
-                // Finite from the first tile on, because every query sees the first key.
+                // Without a ring finite from the first tile on, because every query sees the first
+                // key.
                 new_max = four_max(new_max);
-                const float base = new_max * scale_of_two, factor = power_of_two(row_max[m][half] * scale_of_two - base);
+                const float base = new_max == -INFINITY ? 0.0f : new_max * scale_of_two;
+                const float factor = power_of_two(row_max[m][half] * scale_of_two - base);
                 float part = 0.0f;
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 8; n++) {
@@ -115,7 +125,8 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void attend(
                         score = power_of_two(score * scale_of_two - base);
                         part += score;
                         if (HAS_EXTRAS) {
-                            score *= dropout_factor(arguments, sizes, key[m][half], start + column_of(n) + e);
+                            const index whole = start + whole_shift(sizes, shift) + column_of(n) + e;
+                            score *= dropout_factor(arguments, sizes, key[m][half], whole);
                         }
                     }
                 }
@@ -131,10 +142,10 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void attend(
         // The values have arrived, and every warp has read the keys.
         wait_for_copies();
         __syncthreads();
-        const int next = start + COLUMNS;
-        if (next < end) {
-            const int left = least(COLUMNS, extent.keys - next);
-            T::template fetch<COLUMNS, 128>(keys, k + (index)next * sizes.key_stride, sizes.key_stride, left, features);
+        start = (int)seen_tile(sizes, stop, end, own.greatest);
+        if (start < end) {
+            stop = (int)tile_end(sizes, start, COLUMNS);
+            T::template fetch<COLUMNS, 128>(keys, k + (index)start * sizes.key_stride, sizes.key_stride, stop - start, features);
         }
         T::template multiply_weights<TILES, COLUMNS>(out, scores, values);
     }
@@ -155,7 +166,8 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void attend(
                 log_sum = merged_log_sum;
             }
             __syncwarp(0xFFFFFFFFu);
-            if (row >= count) {
+            // A query of a ring's step may see none of its keys.
+            if (row >= count || total == 0.0f) {
                 continue;
             }
             if (threadIdx.x % 4 == 0) {
@@ -204,7 +216,13 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void query_g
     const index output_offset = ((image * sizes.queries + first) * heads + head) * features;
     const index key_offset = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
     const number *k = read<number>(arguments, 2) + key_offset, *v = read<number>(arguments, 3) + key_offset;
-    const int end = sizes.is_causal ? least(extent.keys, extent.offset + first + count) : extent.keys;
+    const Span own = query_span(sizes, first, count);
+    const int end = sizes.is_causal && sizes.chunk == 0 ? least(extent.keys, (int)own.greatest + 1) : extent.keys;
+    int start = (int)seen_tile(sizes, 0, end, own.greatest);
+    // The queries see none of the keys of a ring's step, which adds nothing to their gradient.
+    if (start >= end) {
+        return;
+    }
     const float scale = arguments.numbers[0], scale_of_two = scale * LOG2_E;
     float dq[TILES][FEATURES / 8][4], log_sum[TILES][2], dot[TILES][2];
     long_word key[TILES][2];
@@ -222,10 +240,12 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void query_g
     }
     T::template fetch<ROWS, 128>(queries, read<number>(arguments, 1) + query_offset, sizes.query_stride, count, features);
     T::template fetch<ROWS, 128>(douts, read<number>(arguments, 0) + output_offset, heads * features, count, features);
-    T::template fetch<COLUMNS, 128>(stages, k, sizes.key_stride, least(COLUMNS, extent.keys), features);
-    T::template fetch<COLUMNS, 128>(stages + COLUMNS * T::PITCH, v, sizes.key_stride, least(COLUMNS, extent.keys), features);
-    int stage = 0;
-    for (int start = 0; start < end; start += COLUMNS) {
+    int stop = (int)tile_end(sizes, start, COLUMNS), stage = 0;
+    const index before = (index)start * sizes.key_stride;
+    T::template fetch<COLUMNS, 128>(stages, k + before, sizes.key_stride, stop - start, features);
+    T::template fetch<COLUMNS, 128>(stages + COLUMNS * T::PITCH, v + before, sizes.key_stride, stop - start, features);
+    while (start < end) {
+        const int shift = (int)position_shift(sizes, start);
         const number *keys = stages + stage * 2 * COLUMNS * T::PITCH, *values = keys + COLUMNS * T::PITCH;
         float p[TILES][COLUMNS / 8][4], dp[TILES][COLUMNS / 8][4];
         clear(p);
@@ -234,18 +254,24 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void query_g
         wait_for_copies();
         __syncthreads();
         stage ^= 1;
-        const int next = start + COLUMNS;
+        const int next = (int)seen_tile(sizes, stop, end, own.greatest);
+        const int next_stop = next < end ? (int)tile_end(sizes, next, COLUMNS) : end;
         if (next < end) {
             number *to = stages + stage * 2 * COLUMNS * T::PITCH;
-            const int rows = least(COLUMNS, extent.keys - next);
+            const int rows = next_stop - next;
             T::template fetch<COLUMNS, 128>(to, k + (index)next * sizes.key_stride, sizes.key_stride, rows, features);
             T::template fetch<COLUMNS, 128>(to + COLUMNS * T::PITCH, v + (index)next * sizes.key_stride, sizes.key_stride, rows, features);
         }
         T::template multiply_rows<TILES, COLUMNS>(p, queries + warp_rows, keys);
         T::template multiply_rows<TILES, COLUMNS>(dp, douts + warp_rows, values);
-        const bool is_cut = start + COLUMNS > extent.keys || (sizes.is_causal && start + COLUMNS > extent.offset + first);
+        const bool is_cut = stop - start < COLUMNS || (sizes.is_causal && start + shift + COLUMNS > own.least + 1);
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
+            int positions[2] = {0, 0};
+            if (is_cut) {
+                positions[0] = (int)query_position(sizes, first + row_of<TILES>(m, 0)) - shift;
+                positions[1] = (int)query_position(sizes, first + row_of<TILES>(m, 1)) - shift;
+            }
 #pragma unroll
             for (int n = 0; n < COLUMNS / 8; n++) {
 #pragma unroll
@@ -254,18 +280,20 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void query_g
                     const int i = first + row_of<TILES>(m, half), j = start + column_of(n) + e % 2;
                     float exponent = p[m][n][e] * scale_of_two - log_sum[m][half], share = 1.0f;
                     if (HAS_EXTRAS) {
-                        if (i < extent.queries && j < extent.keys) {
+                        if (i < extent.queries && j < stop) {
                             exponent += LOG2_E * bias_of(arguments, sizes, 6, head, i, j);
                         }
-                        share = dropout_factor(arguments, sizes, key[m][half], j);
+                        share = dropout_factor(arguments, sizes, key[m][half], j + whole_shift(sizes, shift));
                     }
                     const float value = power_of_two(exponent) * (share * dp[m][n][e] - dot[m][half]);
-                    const bool is_seen = !is_cut || (j < extent.keys && (!sizes.is_causal || j <= extent.offset + i));
+                    const bool is_seen = !is_cut || (j < stop && (!sizes.is_causal || j <= positions[half]));
                     dp[m][n][e] = is_seen ? value : 0.0f;
                 }
             }
         }
         T::template multiply_weights<TILES, COLUMNS>(dq, dp, keys);
+        start = next;
+        stop = next_stop;
     }
 #pragma unroll
     for (int m = 0; m < TILES; m++) {
@@ -291,7 +319,7 @@ TENSOR_KERNEL(attention_tensor_query_gradient_128_plain) { query_gradient<128, f
 template <int FEATURES, int COLUMNS> struct Stage {
     number queries[COLUMNS * Tile<FEATURES>::PITCH], douts[COLUMNS * Tile<FEATURES>::PITCH];
     float log_sums[COLUMNS], dots[COLUMNS];
-    long_word keys[COLUMNS];
+    long_word keys[COLUMNS], positions[COLUMNS];
 
     __device__ __forceinline__ void fetch(const Arguments &arguments, const Sizes &sizes, index image, index head, int start, bool drops) {
         const index heads = sizes.key_heads * sizes.group, query = image * sizes.queries + start;
@@ -307,6 +335,7 @@ template <int FEATURES, int COLUMNS> struct Stage {
             // Queries beyond the last get probability zero.
             log_sums[column] = is_there ? LOG2_E * read<float>(arguments, 5)[at] : INFINITY;
             dots[column] = is_there ? ((const float *)arguments.scratch)[at] : 0.0f;
+            positions[column] = (long_word)query_position(sizes, start + column);
             keys[column] = drops ? query_key(arguments, sizes, image, head, start + column) : 0;
         }
     }
@@ -332,7 +361,8 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void key_gra
     clear(dk);
     clear(dv);
     // Queries before the tile's first key do not see the tile.
-    const int begin = sizes.is_causal && first > extent.offset ? (first - extent.offset) / COLUMNS * COLUMNS : 0;
+    const int begin = (int)first_query(sizes, first, count, COLUMNS);
+    const index greatest = key_span(sizes, first, count).greatest;
     const int tiles = begin < extent.queries ? (extent.queries - begin + COLUMNS - 1) / COLUMNS : 0, steps = tiles * (int)sizes.group;
     T::template fetch<ROWS, 128>(keys, read<number>(arguments, 2) + key_offset, sizes.key_stride, count, features);
     T::template fetch<ROWS, 128>(values, read<number>(arguments, 3) + key_offset, sizes.key_stride, count, features);
@@ -354,9 +384,15 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void key_gra
         }
         T::template multiply_rows<TILES, COLUMNS>(p, keys + warp_rows, stage.queries);
         T::template multiply_rows<TILES, COLUMNS>(dp, values + warp_rows, stage.douts);
-        const bool is_cut = sizes.is_causal && extent.offset + start < first + count;
+        const index rows = least(COLUMNS, extent.queries - start);
+        const bool is_cut = sizes.is_causal && query_span(sizes, start, rows).least < greatest;
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
+            int positions[2] = {0, 0};
+            if (is_cut || HAS_EXTRAS) {
+                positions[0] = (int)key_position(sizes, first + row_of<TILES>(m, 0));
+                positions[1] = (int)key_position(sizes, first + row_of<TILES>(m, 1));
+            }
 #pragma unroll
             for (int n = 0; n < COLUMNS / 8; n++) {
 #pragma unroll
@@ -368,9 +404,9 @@ template <int FEATURES, bool HAS_EXTRAS> __device__ __forceinline__ void key_gra
                         if (i < extent.queries && j < extent.keys) {
                             exponent += LOG2_E * bias_of(arguments, sizes, 6, head, i, j);
                         }
-                        share = dropout_factor(arguments, sizes, stage.keys[column], j);
+                        share = dropout_factor(arguments, sizes, stage.keys[column], sizes.chunk == 0 ? sizes.key + j : positions[e / 2]);
                     }
-                    const bool is_seen = !is_cut || j <= extent.offset + i;
+                    const bool is_seen = !is_cut || positions[e / 2] <= (int)stage.positions[column];
                     const float value = is_seen ? power_of_two(exponent) : 0.0f;
                     p[m][n][e] = share * value;
                     dp[m][n][e] = value * (share * dp[m][n][e] - stage.dots[column]);

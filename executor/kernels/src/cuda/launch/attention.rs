@@ -1,6 +1,6 @@
 //! Attention and its gradient, and rotary positions.
 
-use super::dispatcher::{BLOCK, BucketTableKey, Dispatcher, Grid, LaunchConfig};
+use super::dispatcher::{BLOCK, BucketTableKey, Dispatcher, Grid, LaunchConfig, order_sizes};
 use crate::BackendError;
 use crate::cuda::driver::{Arguments, CudaError, MAX_OPERANDS};
 use foretell_models::{Attention, Kernel, RingStep, Rope};
@@ -71,7 +71,7 @@ impl AttentionKernel {
             Self::QueryGradient => (rows, (2 * rows + 4 * 64) * row_bytes),
             Self::KeyGradient => {
                 let columns = 64 / tiles;
-                let column_bytes = 2 * row_bytes + 2 * size_of::<f32>() + size_of::<u64>();
+                let column_bytes = 2 * row_bytes + 2 * size_of::<f32>() + 2 * size_of::<u64>();
                 (rows, 2 * rows * row_bytes + 2 * columns * column_bytes)
             }
         }
@@ -107,7 +107,8 @@ impl Dispatcher<'_> {
     unsafe fn rope(&mut self, sizes: &Rope, direction: f32) -> Result<(), CudaError> {
         let half = sizes.rotated_features() / 2;
         let kept = sizes.head_dimension - 2 * half;
-        let all = [sizes.batch, sizes.positions, sizes.heads, half, sizes.position_offset, kept];
+        let [ranks, chunk] = order_sizes(sizes.zigzag);
+        let all = [sizes.batch, sizes.positions, sizes.heads, half, sizes.position_offset, kept, ranks, chunk];
         let numbers = [sizes.theta as f32, direction];
         let config = LaunchConfig::new("rope", Grid::Elements(sizes.positions * (half + kept)), &all);
         // SAFETY: the caller's promise.
@@ -250,7 +251,7 @@ impl Dispatcher<'_> {
 
     /// Returns sizes and numbers in the order of `attention.cuh`. `whole` are the kernel's sizes
     /// over all ranks of the group, `sizes` this rank's.
-    fn attention_sizes(&self, whole: &Attention, sizes: &Attention) -> ([usize; 22], [f32; 2]) {
+    fn attention_sizes(&self, whole: &Attention, sizes: &Attention) -> ([usize; 24], [f32; 2]) {
         let hidden = sizes.heads() * sizes.head_dimension;
         let (query_stride, key_stride) =
             if sizes.packed { (3 * hidden, 3 * hidden) } else { (hidden, sizes.key_heads * sizes.head_dimension) };
@@ -263,7 +264,7 @@ impl Dispatcher<'_> {
             dropout_sizes = [1, threshold, site, place.sample, place.query, place.key, place.key_head, place.member, place.group];
             keep_scale = dropout.site.rate.scale();
         }
-        let mut all = [0; 22];
+        let mut all = [0; 24];
         all[..12].copy_from_slice(&[
             sizes.batch,
             sizes.queries,
@@ -271,7 +272,8 @@ impl Dispatcher<'_> {
             sizes.key_heads,
             sizes.group,
             sizes.head_dimension,
-            usize::from(sizes.causal),
+            // A step of a ring compares positions, whatever half of them its part sees.
+            usize::from(sizes.causal || whole.zigzag.is_some()),
             sizes.query_offset,
             query_stride,
             key_stride,
@@ -280,6 +282,10 @@ impl Dispatcher<'_> {
         ]);
         all[12..21].copy_from_slice(&dropout_sizes);
         all[21] = sizes.relative.map_or(0, |relative| relative.buckets);
+        if whole.zigzag.is_some() {
+            all[16..18].copy_from_slice(&whole.first_indices(self.call.group_index));
+            all[22..].copy_from_slice(&order_sizes(whole.zigzag));
+        }
         (all, [scale, keep_scale])
     }
 }
