@@ -27,11 +27,12 @@ struct Sizes {
     index ranks, chunk;
 };
 
-__device__ __forceinline__ Sizes sizes_of(const Arguments &arguments) {
+// Without a zigzag order all that depends on it is left out when a kernel is compiled.
+template <bool ZIGZAG> __device__ __forceinline__ Sizes sizes_of(const Arguments &arguments) {
     const index *s = arguments.sizes;
     return Sizes{s[0],       s[1],       s[2],        s[3],  s[4],  s[5],  s[6] != 0, s[7],  s[8],  s[9],  s[10] != 0,
                  s[11] != 0, s[12] != 0, (word)s[13], s[14], s[15], s[16], s[17],     s[18], s[19], s[20], s[21],
-                 s[22],      s[23]};
+                 s[22],      ZIGZAG ? s[23] : 0};
 }
 
 __device__ __forceinline__ index smaller(index a, index b) { return a < b ? a : b; }
