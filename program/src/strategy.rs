@@ -145,8 +145,9 @@ impl Sharding {
 
     /// The order in which a tensor's positions are stored, if it is not their own.
     pub(crate) fn order_of_tensor(&self, graph: &Graph, tensor: TensorId) -> Option<Zigzag> {
-        let has_positions =
-            |order: &Zigzag| graph.tensor(tensor).dimensions.iter().any(|one| one.name == SEQUENCE && one.extent == order.positions());
+        let has_positions = |order: &Zigzag| {
+            graph.tensor(tensor).dimensions.iter().any(|one| one.name == SEQUENCE && one.extent == order.positions())
+        };
         self.order.filter(has_positions)
     }
 

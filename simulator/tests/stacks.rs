@@ -3,7 +3,8 @@
 
 use foretell_models::{Attention, Kernel, Mlp, Model};
 use foretell_program::{
-    ContextOrder, Footprint, Layout, Lora, Offload, Optimizer, Overlap, Plan, Program, Recompute, Schedule, Stack, Training, compile_training,
+    ContextOrder, Footprint, Layout, Lora, Offload, Optimizer, Overlap, Plan, Program, Recompute, Schedule, Stack, Training,
+    compile_training,
 };
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
@@ -94,7 +95,11 @@ fn only_foretells_own_contiguous_context_parts_are_unbalanced() {
             let program = program(&model, layout, 1, Overlap::default());
             let one = simulate_representatives(&program, &costs, |_| 0).unwrap();
             let all = run(&program, &topology, &costs).step;
-            assert!((one.step.0 as f64 / all.0 as f64 - 1.0).abs() < 0.001, "{stack} {order:?} {context}: {} beside {all}", one.step);
+            assert!(
+                (one.step.0 as f64 / all.0 as f64 - 1.0).abs() < 0.001,
+                "{stack} {order:?} {context}: {} beside {all}",
+                one.step
+            );
             one.breakdown.compute
         };
         let whole = compute(1);

@@ -148,7 +148,8 @@ fn ring_attention_trains_as_on_one_rank() {
 /// stages that differ in `context`.
 #[test]
 fn both_orders_of_a_sequence_train_as_on_one_rank() {
-    let dropout = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("family: gpt") && model.contains("dropout"));
+    let dropout =
+        MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("family: gpt") && model.contains("dropout"));
     let models = [MODELS[2].0, MODELS[4].0, MODELS[9].0, MODELS[18].0].into_iter().chain(dropout);
     for (index, model) in models.enumerate() {
         let longest = if model.contains("sequence: 12") { 3 } else { 4 };
@@ -165,6 +166,28 @@ fn both_orders_of_a_sequence_train_as_on_one_rank() {
                 ..Case::usual(model)
             });
         }
+    }
+}
+
+/// Ranks of `context` exchange parts of a sequence for whole heads: causal and bidirectional
+/// attention, grouped queries, dropout, packed projections, attention with relative positions, which
+/// gathers, and experts.
+#[test]
+fn attention_by_heads_trains_as_on_one_rank() {
+    let dropout = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout: 0.2"));
+    let models = [2, 4, 5, 9, 12, 14, 18].map(|index| MODELS[index].0);
+    for (index, model) in models.into_iter().chain(dropout).enumerate() {
+        let is_long = model.contains("family: gpt") && model.contains("heads: 4");
+        check(&Case {
+            data: if index % 3 == 0 { 2 } else { 1 },
+            pipeline: if index % 3 == 1 { 2 } else { 1 },
+            context: if is_long && index % 3 == 2 { 4 } else { 2 },
+            context_method: "all_to_all",
+            zero: index % 4,
+            recompute: ["none", "selective", "full"][index % 3],
+            precision: if index == 3 { "bf16" } else { "fp32" },
+            ..Case::usual(model)
+        });
     }
 }
 

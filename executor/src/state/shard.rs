@@ -67,9 +67,8 @@ impl Shard {
 
     /// The shard of a tensor whose rows for positions are held in this order.
     pub(crate) fn with_positions(mut self, tensor: &Tensor, zigzag: Option<Zigzag>) -> Self {
-        let is_sequence = |order: &Zigzag| {
-            tensor.dimensions.iter().position(|one| one.name == SEQUENCE && one.extent == order.positions())
-        };
+        let is_sequence =
+            |order: &Zigzag| tensor.dimensions.iter().position(|one| one.name == SEQUENCE && one.extent == order.positions());
         self.positions = zigzag.and_then(|order| Some((is_sequence(&order)?, order)));
         self
     }

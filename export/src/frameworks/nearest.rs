@@ -3,7 +3,8 @@
 
 use super::FrameworkError;
 use foretell_program::{
-    CollectiveAlgorithm, ContextMethod, ContextOrder, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, Schedule, Stack, Training,
+    CollectiveAlgorithm, ContextMethod, ContextOrder, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, Schedule,
+    Stack, Training,
 };
 use foretell_units::{Bytes, DataType};
 

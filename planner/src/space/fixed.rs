@@ -212,7 +212,9 @@ mod tests {
         assert!(error.starts_with("`tensor=x` cannot be fixed: its value is not a positive whole number"), "{error}");
         let twice = "tensor=2,tensor=4".parse::<Fixed>().expect_err("two values").to_string();
         assert!(twice.starts_with("`tensor=4` cannot be fixed: it is given twice"), "{twice}");
-        for wrong in ["cuts=4+0", "cuts=a", "shares=0", "placement=tensor+rows", "context_method=star", "context_order=star", "speed=9"] {
+        for wrong in
+            ["cuts=4+0", "cuts=a", "shares=0", "placement=tensor+rows", "context_method=star", "context_order=star", "speed=9"]
+        {
             assert!(wrong.parse::<Fixed>().is_err(), "{wrong}");
         }
     }
@@ -228,7 +230,9 @@ mod tests {
 
     #[test]
     fn lists_are_joined_by_plus_signs() {
-        let fixed = "cuts=4+3,shares=1+3,placement=tensor+pipeline,context_method=ring,context_order=contiguous".parse::<Fixed>().expect("well formed");
+        let fixed = "cuts=4+3,shares=1+3,placement=tensor+pipeline,context_method=ring,context_order=contiguous"
+            .parse::<Fixed>()
+            .expect("well formed");
         assert_eq!((fixed.cuts, fixed.shares), (Some(vec![4, 3]), Some(vec![1, 3])));
         assert_eq!(fixed.rank_order, Some(vec![Axis::Tensor, Axis::Pipeline]));
         assert_eq!(fixed.context_method, Some(ContextMethod::Ring));

@@ -162,11 +162,13 @@ impl Layout {
     }
 
     /// The number of ranks over which sequences have a zigzag order, where the model allows one; 1
-    /// if they have none. Stages that cut a sequence differently exchange contiguous parts.
+    /// if they have none. Stages that cut a sequence differently exchange contiguous parts, and
+    /// attention over whole sequences has equal work in any order.
     pub(crate) fn zigzag_ranks(&self) -> usize {
         let ranks = self.stage(0).context;
         let is_same = (0..self.distinct_stages()).all(|stage| self.stage(stage).context == ranks);
-        if self.context_order == ContextOrder::Zigzag && is_same { ranks } else { 1 }
+        let cuts_attention = self.context_method != ContextMethod::AllToAll;
+        if self.context_order == ContextOrder::Zigzag && is_same && cuts_attention { ranks } else { 1 }
     }
 
     /// Whether the schedule matters. On a single stage it does only if it splits the backward pass.
@@ -281,17 +283,22 @@ pub enum ContextMethod {
     /// no rank ever holds more than three parts. Cross-attention over a sequence of another length
     /// and attention with relative positions still gather.
     Ring,
+    /// Ranks exchange parts of the sequence for whole heads and back, so that each attends with some
+    /// heads over the whole sequence (DeepSpeed-Ulysses, Jacobs et al. 2023). `context` divides the
+    /// key heads, and `tensor` is 1. Attention with relative positions still gathers.
+    AllToAll,
 }
 
 impl ContextMethod {
     /// Every method.
-    pub const ALL: [Self; 2] = [Self::Gather, Self::Ring];
+    pub const ALL: [Self; 3] = [Self::Gather, Self::Ring, Self::AllToAll];
 
     /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gather => "gather",
             Self::Ring => "ring",
+            Self::AllToAll => "all_to_all",
         }
     }
 }
@@ -303,8 +310,8 @@ pub enum ContextOrder {
     /// Each rank has a chunk from the beginning and one from the end, so that all have equal work
     /// in causal attention. Where a model's attention is not causal, where another operator depends
     /// on the order (scans, recurrences, convolutions, relative positions), where a sequence does
-    /// not divide into two chunks for each rank, and where stages differ in `context`, parts are
-    /// contiguous.
+    /// not divide into two chunks for each rank, where stages differ in `context`, and with
+    /// `context_method: all_to_all`, parts are contiguous.
     #[default]
     Zigzag,
     /// Each rank has one part, in the order of positions. In causal attention the last rank has the

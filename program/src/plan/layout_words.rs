@@ -92,6 +92,7 @@ impl Layout {
         let has_parts = self.cuts_sequences();
         let words = match (has_parts, self.context_method) {
             (true, ContextMethod::Ring) => Some("ring attention".to_owned()),
+            (true, ContextMethod::AllToAll) => Some("attention by heads".to_owned()),
             (true, ContextMethod::Gather) | (false, _) => None,
         };
         said("context method", if has_parts { self.context_method.name() } else { "-" }, words)

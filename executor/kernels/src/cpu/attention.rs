@@ -207,27 +207,18 @@ pub(super) unsafe fn forward(
         if packed { (reads(0), &reads(0)[hidden..], &reads(0)[2 * hidden..]) } else { (reads(0), reads(1), reads(2)) };
     let table = sizes.relative.map(|_| reads(if packed { 1 } else { 3 }));
     let extents = [keys, head_dimension];
-    let [
-        block_scores,
-        reciprocals,
-        packed_keys,
-        packed_values,
-        bias,
-        block_out,
-        block_log_sums,
-        ordered_keys,
-        ordered_values,
-    ] = scratch.pieces([
-        block * keys,
-        block,
-        transposed_elements(kernel, keys, head_dimension),
-        plain_elements(kernel, keys, head_dimension),
-        plan.bias_elements(),
-        if merges { block * head_dimension } else { 0 },
-        if merges { block } else { 0 },
-        plan.ordered_elements(),
-        plan.ordered_elements(),
-    ]);
+    let [block_scores, reciprocals, packed_keys, packed_values, bias, block_out, block_log_sums, ordered_keys, ordered_values] =
+        scratch.pieces([
+            block * keys,
+            block,
+            transposed_elements(kernel, keys, head_dimension),
+            plain_elements(kernel, keys, head_dimension),
+            plan.bias_elements(),
+            if merges { block * head_dimension } else { 0 },
+            if merges { block } else { 0 },
+            plan.ordered_elements(),
+            plan.ordered_elements(),
+        ]);
     for [image, key_head] in pairs(batch, key_heads) {
         let key = plan.key(image, key_head);
         let (key_rows, key_stride) = plan.keys_of(&k[key..], ordered_keys);
@@ -374,9 +365,7 @@ pub(super) unsafe fn gradient(
         let stored = [targets[1], targets[2]].map(|target| ViewMut::rows(target.wrapping_add(key), strides.key));
         let key_targets = match plan.order {
             None => stored,
-            Some(_) => {
-                [&mut *key_gradients, &mut *value_gradients].map(|copy| ViewMut::rows(copy.as_mut_ptr(), head_dimension))
-            }
+            Some(_) => [&mut *key_gradients, &mut *value_gradients].map(|copy| ViewMut::rows(copy.as_mut_ptr(), head_dimension)),
         };
         for head in key_head * group..(key_head + 1) * group {
             if let Some(table) = table {

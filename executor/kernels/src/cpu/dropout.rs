@@ -138,13 +138,7 @@ impl ProbabilityDropout {
     /// column for each key. `image` is the sample's number; it and `head` are counted within the
     /// rank. `keys` are the runs of the rank's keys, which may have more keys than there are
     /// columns. Kept elements are scaled by the inverse of the keep rate.
-    pub(super) fn drop_some(
-        &self,
-        rows: &mut [f32],
-        columns: usize,
-        keys: &[PositionRun],
-        [image, head, query]: [usize; 3],
-    ) {
+    pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, keys: &[PositionRun], [image, head, query]: [usize; 3]) {
         let words = [self.place.sample + image, self.place.head(head, self.group)];
         let key = words.into_iter().fold(self.key, |state, word| split_mix(state ^ word as u64));
         for (row, query) in rows.chunks_exact_mut(columns.max(1)).zip(query..) {

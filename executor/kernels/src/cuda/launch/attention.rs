@@ -42,7 +42,10 @@ macro_rules! functions {
 macro_rules! tensor_functions {
     ($kernel:literal) => {
         [
-            [[concat!($kernel, "_64"), concat!($kernel, "_64_plain")], [concat!($kernel, "_128"), concat!($kernel, "_128_plain")]],
+            [
+                [concat!($kernel, "_64"), concat!($kernel, "_64_plain")],
+                [concat!($kernel, "_128"), concat!($kernel, "_128_plain")],
+            ],
             [
                 [concat!($kernel, "_64_zigzag"), concat!($kernel, "_64_plain_zigzag")],
                 [concat!($kernel, "_128_zigzag"), concat!($kernel, "_128_plain_zigzag")],
