@@ -23,7 +23,8 @@ pub struct Layout {
     pub context: usize,
     /// How attention sees the keys and values of other ranks of `context`.
     pub context_method: ContextMethod,
-    /// The order in which ranks of `context` hold the positions of a sequence.
+    /// The order in which ranks of `context` hold the positions of a sequence; `zigzag` if it is
+    /// left out.
     #[serde(skip_serializing_if = "ContextOrder::is_usual")]
     pub context_order: ContextOrder,
     /// The number of ranks that experts are sharded over.
