@@ -1,20 +1,17 @@
 //! Softmax attention and its gradient, computed for one block of queries of one head at a time, so
 //! that scores stay in the cache (Dao et al. 2022). Rows of scores are complete, so the softmax
 //! needs no running rescaling. Blocks above the diagonal of causal attention are skipped.
-//!
-//! In a zigzag order the rank's queries are two runs of positions. The keys of a head are copied to
-//! the order of their positions, which costs little beside the products, so that a query still sees
-//! those before a diagonal. A part of a ring is in that order already.
 
+use super::attention_plan::{AttentionPlan, QueryBlock};
 use super::dropout::ProbabilityDropout;
 use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
-use super::ordered::{in_order_of_positions, store_in_order};
+use super::ordered::store_in_order;
 use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
 use super::view::{Destination, View, ViewMut};
 use crate::KernelCall;
-use foretell_models::{Attention, PositionRun, RingHalf, RingStep, Zigzag, position_runs};
+use foretell_models::{Attention, RingStep};
 
 /// Floats of an AVX-512 vector. Rows of causal scores have every length. They are padded with
 /// [`UNSEEN`] to a multiple of this, because a scalar remainder would take longer than the vector
@@ -23,163 +20,6 @@ const VECTOR: usize = 16;
 
 /// A score whose exponential is zero.
 const UNSEEN: f32 = -1e30;
-
-/// Strides of q, k and v (or their gradients), in elements: from one position to the next, and from
-/// one sequence to the next.
-#[derive(Clone, Copy)]
-struct Strides {
-    query: usize,
-    key: usize,
-    query_image: usize,
-    key_image: usize,
-}
-
-/// Quantities derived from the sizes: offsets of heads, blocks of queries, and the keys that a
-/// block sees.
-struct Plan<'a> {
-    sizes: &'a Attention,
-    strides: Strides,
-    scale: f32,
-    /// Elements from one output position to the next.
-    hidden: usize,
-    /// The order in which keys are stored, if it is not that of their positions.
-    order: Option<Zigzag>,
-    /// Keys that the queries can see: the first half in some steps of a ring.
-    reach: usize,
-    /// The positions of keys, for dropout.
-    key_runs: Vec<PositionRun>,
-    /// All blocks of queries, in the order of positions.
-    blocks: Vec<QueryBlock>,
-}
-
-/// A block of queries.
-#[derive(Clone, Copy)]
-struct QueryBlock {
-    /// Its first query on this rank.
-    row: usize,
-    /// The position of that query in the whole, for dropout.
-    position: usize,
-    /// The keys that it sees.
-    block: Block,
-}
-
-impl<'a> Plan<'a> {
-    fn new(sizes: &'a Attention, dropout: Option<&ProbabilityDropout>) -> Self {
-        let hidden = sizes.heads() * sizes.head_dimension;
-        let (query, key) = if sizes.packed { (3 * hidden, 3 * hidden) } else { (hidden, sizes.key_heads * sizes.head_dimension) };
-        let strides = Strides { query, key, query_image: sizes.queries * query, key_image: sizes.keys * key };
-        let scale = if sizes.scaled { 1.0 / (sizes.head_dimension as f32).sqrt() } else { 1.0 };
-        let half = sizes.ring.and_then(|ring| ring.half);
-        let reach = if half == Some(RingHalf::Keys) { sizes.keys / 2 } else { sizes.keys };
-        // Keys in the order of positions are one run.
-        let key_runs = match dropout {
-            Some(dropout) if sizes.zigzag.is_none() => dropout.keys(sizes.keys).collect(),
-            _ => vec![PositionRun { start: 0, position: 0, length: sizes.keys }],
-        };
-        let (order, blocks) = (sizes.zigzag, Vec::new());
-        let mut plan = Self { sizes, strides, scale, hidden, order, reach, key_runs, blocks };
-        let first = if half == Some(RingHalf::Queries) { sizes.queries / 2 } else { 0 };
-        match dropout {
-            Some(dropout) => dropout.queries(sizes.queries).for_each(|run| plan.add_blocks(run, first)),
-            None => {
-                let indices = sizes.query_offset..sizes.query_offset + sizes.queries;
-                position_runs(sizes.zigzag, indices).for_each(|run| plan.add_blocks(run, first));
-            }
-        }
-        plan
-    }
-
-    /// Adds the blocks of a run of queries, from query `first` on.
-    fn add_blocks(&mut self, run: PositionRun, first: usize) {
-        let end = run.start + run.length;
-        for row in (run.start.max(first)..end).step_by(self.block()) {
-            let position = run.position + row - run.start;
-            // Without an order keys are counted like the rank's queries.
-            let place = if self.order.is_some() { position } else { self.sizes.query_offset + row };
-            let block = self.block_at(place, self.block().min(end - row));
-            self.blocks.push(QueryBlock { row, position, block });
-        }
-    }
-
-    /// Number of queries per block. Its scores have at most 128 Ki elements: a quarter of the L2
-    /// cache, since the gradient has two such blocks. Blocks are small enough to waste little above
-    /// a causal diagonal, large enough for fast products, and whole tiles of the micro-kernel.
-    fn block(&self) -> usize {
-        ((1 << 17) / self.sizes.keys.max(1)).clamp(14, 56)
-    }
-
-    /// The block of `count` queries from the one that sees `first` keys before its own.
-    fn block_at(&self, first: usize, count: usize) -> Block {
-        let visible = if self.sizes.causal { (first + count).min(self.reach) } else { self.reach };
-        Block { first, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
-    }
-
-    /// Number of keys that a block's first query sees, and how many more each later query sees.
-    fn diagonal(&self, block: &Block) -> (usize, usize) {
-        if self.sizes.causal { (block.first + 1, 1) } else { (self.reach, 0) }
-    }
-
-    /// Offset of a query head's q in a sequence.
-    fn query(&self, image: usize, head: usize) -> usize {
-        image * self.strides.query_image + head * self.sizes.head_dimension
-    }
-
-    /// Offset of a key head's k or v in a sequence.
-    fn key(&self, image: usize, head: usize) -> usize {
-        image * self.strides.key_image + head * self.sizes.head_dimension
-    }
-
-    /// Offset of a head's output for a query.
-    fn output(&self, image: usize, first: usize, head: usize) -> usize {
-        (image * self.sizes.queries + first) * self.hidden + head * self.sizes.head_dimension
-    }
-
-    fn is_empty(&self) -> bool {
-        self.sizes.query_elements() == 0 || self.sizes.keys == 0
-    }
-
-    /// Length of a copy of one head's keys in the order of positions.
-    fn ordered_elements(&self) -> usize {
-        if self.order.is_some() { self.sizes.keys * self.sizes.head_dimension } else { 0 }
-    }
-
-    /// The keys or values of a head, and the elements from one row to the next: as they are stored,
-    /// or copied to the order of positions.
-    fn keys_of<'k>(&self, stored: &'k [f32], copy: &'k mut [f32]) -> (&'k [f32], usize) {
-        match self.order {
-            None => (stored, self.strides.key),
-            Some(order) => {
-                let features = self.sizes.head_dimension;
-                (in_order_of_positions(order, stored, self.strides.key, features, copy), features)
-            }
-        }
-    }
-
-    /// Length of the buffer of [`Plan::fill_bias`].
-    fn bias_elements(&self) -> usize {
-        if self.sizes.relative.is_some() { self.sizes.queries + self.sizes.keys } else { 0 }
-    }
-
-    /// Writes a head's bias of scores by distance, starting with the distance from the last query
-    /// to the first key.
-    fn fill_bias(&self, bias: &mut [f32], table: &[f32], head: usize) {
-        self.each_distance(head, |place, entry| bias[place] = table[entry]);
-    }
-
-    /// Calls `each(index in a head's bias, index in the table)`.
-    fn each_distance(&self, head: usize, mut each: impl FnMut(usize, usize)) {
-        let Some(relative) = self.sizes.relative else { return };
-        let last = (self.sizes.query_offset + self.sizes.queries - 1) as isize;
-        for place in 0..self.sizes.queries + self.sizes.keys - 1 {
-            each(place, relative.bucket(place as isize - last) * self.sizes.heads() + head);
-        }
-    }
-
-    /// Start of the bias row of query `first` (counted in this rank's part).
-    fn bias_line(&self, first: usize) -> usize {
-        self.sizes.queries - 1 - first
-    }
-}
 
 /// # Safety
 ///
@@ -192,7 +32,7 @@ pub(super) unsafe fn forward(
     scratch: &mut Scratch,
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
-    let plan = Plan::new(sizes, dropout.as_ref());
+    let plan = AttentionPlan::new(sizes, dropout.as_ref());
     // A part of a ring that no query sees adds nothing.
     if plan.is_empty() || sizes.ring.is_some_and(|ring| ring.unseen) {
         return;
@@ -286,7 +126,7 @@ pub(super) unsafe fn gradient(
     scratch: &mut Scratch,
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
-    let plan = Plan::new(sizes, dropout.as_ref());
+    let plan = AttentionPlan::new(sizes, dropout.as_ref());
     let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
     // SAFETY: reads are valid, and overlap no write.
     let reads = |index: usize| unsafe { floats(&call.reads[index]) };

@@ -5,6 +5,7 @@
 
 mod activations;
 mod attention;
+mod attention_plan;
 mod batch_norm;
 mod blocked;
 mod compression;
