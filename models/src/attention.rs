@@ -1,7 +1,7 @@
 //! Sizes of attention and of rotary positions, and the part of a sequence that a rank works on.
 
 use crate::dropout::{AttentionDropout, AttentionPlace};
-use crate::zigzag::{Zigzag, position_runs};
+use crate::zigzag::Zigzag;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
@@ -252,15 +252,13 @@ impl Attention {
 
     /// Whether some member of the group has more work than another.
     pub(crate) fn is_uneven(&self) -> bool {
-        // A window is cut short at the start of a sequence, where one member's first chunk is.
-        let is_even = self.zigzag.is_some() && self.ring.is_none() && self.window.is_none();
-        self.for_member(0) != *self && !is_even
+        self.for_member(0) != *self && (self.zigzag.is_none() || self.ring.is_some())
     }
 
     /// The sizes as they are timed. All steps of a ring that merge take as long, and so does
-    /// dropout wherever it is. Without a window every part of a zigzag order has the same work.
+    /// dropout wherever it is. Every part of a zigzag order has the same work.
     pub(crate) fn without_constants(self) -> Self {
-        let is_even_part = self.zigzag.is_some() && self.window.is_none() && self.query_parts <= 1;
+        let is_even_part = self.zigzag.is_some() && self.query_parts <= 1;
         Self {
             query_offset: if is_even_part { 0 } else { self.query_offset },
             ring: self.ring.map(|ring| RingStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
@@ -270,7 +268,8 @@ impl Attention {
     }
 
     /// Returns the query-key pairs of one head and sequence that are not masked. If the queries are
-    /// cut into parts it is the mean over the members.
+    /// cut into parts it is the mean over the members. So it is for one member's part of a zigzag
+    /// order, of which a window leaves the first a little less.
     pub fn scores(&self) -> f64 {
         let [queries, keys] = [self.queries as f64, self.keys as f64];
         if let Some(ring) = self.ring
@@ -288,13 +287,14 @@ impl Attention {
         if !self.causal {
             return queries * keys;
         }
-        let parts = self.query_parts.max(1);
-        let indices = self.query_offset..self.query_offset + parts * self.queries;
         // A ring's own part is in the order of positions.
-        let order = self.zigzag.filter(|_| self.ring.is_none());
+        if let Some(order) = self.zigzag.filter(|_| self.ring.is_none()) {
+            let positions = order.positions().max(1) as f64;
+            return self.seen_by(0.0, positions) * queries / positions;
+        }
         // The members' queries follow each other, so their mean is the whole over their number.
-        let runs = position_runs(order, indices).map(|run| self.seen_by(run.position as f64, run.length as f64));
-        runs.sum::<f64>() / parts as f64
+        let parts = self.query_parts.max(1) as f64;
+        self.seen_by(self.query_offset as f64, parts * queries) / parts
     }
 
     /// Returns the pairs of causal queries at consecutive positions.
@@ -430,17 +430,17 @@ mod tests {
         let zigzag = Zigzag::new(3, 24);
         let part = Attention { queries: 8, query_parts: 3, zigzag, ..WHOLE };
         assert!(!part.is_uneven());
-        let windows = [None, Some(5)];
-        for (window, whole) in windows.into_iter().zip([300.0, 15.0 + 19.0 * 5.0]) {
+        for (window, whole) in [(None, 300.0), (Some(5), 15.0 + 19.0 * 5.0)] {
             let part = Attention { window, ..part };
-            let parts: Vec<f64> = (0..3).map(|index| part.for_member(index).scores()).collect();
-            assert_eq!((parts.iter().sum::<f64>(), part.scores() * 3.0), (whole, whole), "{window:?}");
-            // A window is shorter where positions before it are missing: in the first chunk.
-            let least = if window.is_some() { parts[1] - 10.0 } else { parts[1] };
-            assert_eq!(parts, [least, parts[1], parts[1]]);
+            let parts = [0, 1, 2].map(|index| part.for_member(index).scores());
+            assert_eq!((parts, part.scores()), ([whole / 3.0; 3], whole / 3.0), "{window:?}");
         }
         let timed: Vec<Attention> = (0..3).map(|index| part.for_member(index).without_constants()).collect();
-        assert!(timed.iter().all(|one| *one == timed[0] && one.scores() == 100.0));
+        assert!(timed.iter().all(|one| *one == timed[0]));
+        // As the positions of each part have it.
+        let order = zigzag.expect("it divides");
+        let of_positions = |rank: usize| (0..8).map(|index| 1.0 + order.position(8 * rank + index) as f64).sum::<f64>();
+        assert_eq!([0, 1, 2].map(of_positions), [100.0; 3]);
     }
 
     #[test]

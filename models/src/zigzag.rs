@@ -41,15 +41,16 @@ impl Zigzag {
 
     /// Returns the positions of the whole sequence.
     pub fn positions(self) -> usize {
-        2 * self.ranks.get() as usize * self.chunk.get() as usize
+        (2 * self.chunk.get() as usize).saturating_mul(self.ranks.get() as usize)
     }
 
     /// Returns the position that is stored at an index.
     pub fn position(self, index: usize) -> usize {
         let (chunk, offset) = (index / self.chunk.get() as usize, index % self.chunk.get() as usize);
         let rank = chunk / 2;
-        let stored = if chunk.is_multiple_of(2) { rank } else { 2 * self.ranks.get() as usize - 1 - rank };
-        stored * self.chunk.get() as usize + offset
+        // Beyond the sequence, where nothing is stored, no number overflows.
+        let last = (2 * self.ranks.get() as usize - 1).saturating_sub(rank);
+        (if chunk.is_multiple_of(2) { rank } else { last }) * self.chunk.get() as usize + offset
     }
 }
 
