@@ -162,6 +162,11 @@ impl Layout {
         })
     }
 
+    /// Whether some stage cuts sequences among ranks.
+    pub(super) fn cuts_sequences(&self) -> bool {
+        (0..self.distinct_stages()).any(|stage| self.stage(stage).context > 1)
+    }
+
     /// The number of ranks over which sequences have a zigzag order, where the model allows one; 1
     /// if they have none. Stages that cut a sequence differently exchange contiguous parts, and
     /// attention over whole sequences has equal work in any order.

@@ -77,10 +77,6 @@ impl Layout {
         self.dimensions().into_iter().filter_map(|dimension| dimension.words).collect::<Vec<_>>().join(", ")
     }
 
-    fn cuts_sequences(&self) -> bool {
-        self.context > 1 || self.stages.iter().flatten().any(|stage| stage.context > 1)
-    }
-
     fn context_order_dimension(&self) -> LayoutDimension {
         let has_parts = self.cuts_sequences();
         let is_unusual = has_parts && self.context_order == ContextOrder::Contiguous;
