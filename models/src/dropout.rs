@@ -87,8 +87,8 @@ impl DropoutSite {
 ///
 /// The whole is `[samples of the global batch, parts * positions, features]`. The rank's sample `s`
 /// is number `first_sample + samples_before + s` of the batch. Its first position is stored at
-/// index `part * positions`. A call gives `samples_before`, the micro-batch's samples on earlier ranks,
-/// and `part`.
+/// index `part * positions`. A call gives `samples_before`, the micro-batch's samples on earlier
+/// ranks, and `part`.
 ///
 /// An element is kept or dropped by a hash of seed, step, site, sample number and the element's
 /// index in its sample. The result is thus the same in every layout, in the gradient and in a

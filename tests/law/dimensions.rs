@@ -143,8 +143,8 @@ fn ring_attention_trains_as_on_one_rank() {
     }
 }
 
-/// Ranks of `context` hold chunks from both ends of a causal sequence, or one part in order: learned
-/// and rotary positions, grouped queries, dropout, a `tensor` axis that cuts the same sequence, and
+/// Ranks of `context` hold chunks from both ends of a causal sequence, or one part in order:
+/// learned and rotary positions, grouped queries, dropout, a `tensor` axis that cuts the same sequence, and
 /// stages that differ in `context`.
 #[test]
 fn both_orders_of_a_sequence_train_as_on_one_rank() {
@@ -170,8 +170,8 @@ fn both_orders_of_a_sequence_train_as_on_one_rank() {
 }
 
 /// Ranks of `context` exchange parts of a sequence for whole heads: causal and bidirectional
-/// attention, grouped queries, dropout, packed projections, attention with relative positions, which
-/// gathers, and experts.
+/// attention, grouped queries, dropout, packed projections, attention with relative positions,
+/// which gathers, and experts.
 #[test]
 fn attention_by_heads_trains_as_on_one_rank() {
     let dropout = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout: 0.2"));

@@ -205,8 +205,8 @@ impl OperatorKind {
     }
 
     /// Whether it gives the same results where the positions of a sequence are stored in another
-    /// order, if its kernel knows the order. A scan, a recurrence or a window of positions does not.
-    /// Neither does attention to keys after the query, as its keys may be another sequence's.
+    /// order, if its kernel knows the order. A scan, a recurrence or a window of positions does
+    /// not. Neither does attention to keys after the query, as its keys may be another sequence's.
     pub fn follows_order_of_positions(&self) -> bool {
         match self {
             Self::Attention { causal, relative, .. } | Self::AttentionGradient { causal, relative, .. } => {

@@ -289,9 +289,9 @@ pub enum ContextMethod {
     /// no rank ever holds more than three parts. Cross-attention over a sequence of another length
     /// and attention with relative positions still gather.
     Ring,
-    /// Ranks exchange parts of the sequence for whole heads and back, so that each attends with some
-    /// heads over the whole sequence (DeepSpeed-Ulysses, Jacobs et al. 2023). `context` divides the
-    /// key heads, and `tensor` is 1. Attention with relative positions still gathers.
+    /// Ranks exchange parts of the sequence for whole heads and back, so that each attends with
+    /// some heads over the whole sequence (DeepSpeed-Ulysses, Jacobs et al. 2023). `context`
+    /// divides the key heads, and `tensor` is 1. Attention with relative positions still gathers.
     AllToAll,
 }
 

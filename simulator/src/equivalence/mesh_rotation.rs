@@ -94,7 +94,8 @@ mod tests {
         assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.1), None);
         let leaves = "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}";
         assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, leaves), 1.0), None);
-        // Causal attention is uneven along `context` in contiguous parts: the last sees the most keys.
+        // Causal attention is uneven along `context` in contiguous parts: the last sees the most
+        // keys.
         let parts = |order: &str| format!(r#""data": 2, "context": 4, "context_order": "{order}", "micro_batch": 1"#);
         assert_eq!(rotation_of(&parts("contiguous"), &nodes_of(1, switch), 1.0), Some((Axis::Data, 2)));
         assert_eq!(rotation_of(&parts("zigzag"), &nodes_of(1, switch), 1.0), Some((Axis::Context, 4)));

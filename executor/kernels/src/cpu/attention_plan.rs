@@ -1,5 +1,5 @@
-//! What attention's kernels derive from its sizes: offsets of heads, blocks of queries, and the keys
-//! that a block sees. It computes no scores.
+//! What attention's kernels derive from its sizes: offsets of heads, blocks of queries, and the
+//! keys that a block sees. It computes no scores.
 //!
 //! In a zigzag order the rank's queries are two runs of positions. The keys of a head are copied to
 //! the order of their positions, which costs little beside the products, so that a query still sees

@@ -8,8 +8,8 @@
 //! contribution is computed while the sum so far is still in transit, and added when it arrives, so
 //! no step waits for the gradients of the step before.
 //!
-//! In a zigzag order a rank's queries see half of the pairs of every part but their own: a step takes
-//! as long on every rank.
+//! In a zigzag order a rank's queries see half of the pairs of every part but their own: a step
+//! takes as long on every rank.
 //!
 //! Parts arrive in at most two alternating buffers, whatever the number of steps. Sums over steps
 //! are in single precision.

@@ -3,7 +3,8 @@
 // keeps one feature beyond those that are rotated.
 
 // Reads x; writes y, which may be x. sizes: batch, positions, heads, half of the rotated features,
-// first position, features that are kept, zigzag order; numbers: base, direction (-1 for the gradient)
+// first position, features that are kept, zigzag order
+// numbers: base, direction (-1 for the gradient)
 KERNEL(rope) {
     const number *x = read<number>(arguments, 0);
     number *y = written<number>(arguments, 0);
