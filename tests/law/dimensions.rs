@@ -144,8 +144,8 @@ fn ring_attention_trains_as_on_one_rank() {
 }
 
 /// Ranks of `context` hold chunks from both ends of a causal sequence, or one part in order:
-/// learned and rotary positions, grouped queries, dropout, a `tensor` axis that cuts the same sequence, and
-/// stages that differ in `context`.
+/// learned and rotary positions, grouped queries, dropout, and a `tensor` axis that cuts the same
+/// sequence.
 #[test]
 fn both_orders_of_a_sequence_train_as_on_one_rank() {
     let dropout =
