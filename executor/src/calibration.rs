@@ -208,7 +208,7 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     for _ in 0..MIN_DURATIONS {
         let start = clock::now();
         // SAFETY: the operand is the whole arena, which nothing else uses.
-        unsafe { samples.load(kind, None, 0, count, &operand) }?;
+        unsafe { samples.load(kind, None, 0, count, None, &operand) }?;
         seconds.push((clock::now() - start) as f64 * 1e-9);
     }
     Ok(summarise(seconds).median / bytes.value())

@@ -11,7 +11,7 @@ use crate::backend::Operand;
 use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
 use crate::half::Half;
-use foretell_models::{InputKind, SampleShape};
+use foretell_models::{InputKind, SampleShape, Zigzag, position_runs};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use workers::Prepared;
@@ -55,7 +55,8 @@ impl Samples {
     }
 
     /// Fills `write` with one kind of input of `count` samples, from position `first` of the batch
-    /// on. With `half`, images and features are stored in that format.
+    /// on. With `half`, images and features are stored in that format. With `order`, the tokens,
+    /// labels or positions of a sample are stored in that order.
     ///
     /// # Errors
     /// [`ExecutorError::Unsupported`] if the batch has fewer samples, and errors of the data set.
@@ -63,6 +64,28 @@ impl Samples {
     /// # Safety
     /// The operand is valid, aligned to four bytes, and not in use elsewhere until this returns.
     pub(crate) unsafe fn load(
+        &self,
+        input: InputKind,
+        half: Option<Half>,
+        first: usize,
+        count: usize,
+        order: Option<Zigzag>,
+        write: &Operand,
+    ) -> Result<(), ExecutorError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.load_in_order(input, half, first, count, write) }?;
+        if let Some(order) = order {
+            // SAFETY: the caller's promise.
+            reorder(unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), write.bytes / 4) }, order);
+        }
+        Ok(())
+    }
+
+    /// As [`load`](Self::load), in the order of positions.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn load_in_order(
         &self,
         input: InputKind,
         half: Option<Half>,
@@ -172,5 +195,16 @@ impl Samples {
             }
         }
         Ok(())
+    }
+}
+
+/// Stores each sequence in this order.
+fn reorder(sequences: &mut [i32], order: Zigzag) {
+    let mut positions = vec![0; order.positions()];
+    for sequence in sequences.chunks_exact_mut(order.positions()) {
+        positions.copy_from_slice(sequence);
+        for run in position_runs(Some(order), 0..order.positions()) {
+            sequence[run.start..][..run.length].copy_from_slice(&positions[run.position..][..run.length]);
+        }
     }
 }

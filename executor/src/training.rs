@@ -116,7 +116,7 @@ fn image_positions(program: &Program, rank: Rank) -> Vec<usize> {
     let coordinates = program.mesh.coordinates(rank);
     let before = program.mesh.stage_at(coordinates).samples_before(coordinates);
     let loads = program.list_of(rank).instructions.iter().filter_map(|instruction| match *instruction.operation {
-        Operation::Load { input: InputKind::Images | InputKind::Features, first_sample, samples } => {
+        Operation::Load { input: InputKind::Images | InputKind::Features, first_sample, samples, .. } => {
             Some(first_sample + before..first_sample + before + samples)
         }
         _ => None,

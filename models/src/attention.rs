@@ -1,6 +1,7 @@
 //! Sizes of attention and of rotary positions, and the part of a sequence that a rank works on.
 
 use crate::dropout::{AttentionDropout, AttentionPlace};
+use crate::zigzag::Zigzag;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
@@ -78,8 +79,12 @@ pub struct Attention {
     /// Parts into which a group of ranks has cut the queries. The rank's index in the group says
     /// which part it has. 1 if the work does not depend on the part.
     pub query_parts: usize,
-    /// Position of the first query of the first part.
+    /// Position of the first query of the first part; with a zigzag order its index.
     pub query_offset: usize,
+    /// The order of queries and keys, if it is not that of their positions. Requires causal
+    /// attention to the same sequence, without relative positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zigzag: Option<Zigzag>,
     /// The step of ring attention that this kernel is. `None` without a ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<RingStep>,
@@ -103,6 +108,20 @@ pub struct RingStep {
     pub parts: usize,
     /// Whether all keys come after all queries, so that causal attention sees none of them.
     pub unseen: bool,
+    /// The only pairs that causal attention sees in a zigzag order, in the kernel of one member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half: Option<RingHalf>,
+}
+
+/// The half of a ring step's pairs that causal attention sees in a zigzag order. A part has a chunk
+/// from the first half of the sequence and one from the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RingHalf {
+    /// All queries see the first half of the keys: these began on an earlier rank.
+    Keys,
+    /// The second half of the queries sees all keys: these began on a later rank.
+    Queries,
 }
 
 impl RingStep {
@@ -170,18 +189,30 @@ impl Attention {
         index / self.dropout.map_or(1, |dropout| dropout.sample_parts.max(1) * dropout.head_ranks())
     }
 
+    /// Returns the indices in the whole sequence of the first query and the first key of the member
+    /// `index` of a group that has cut the positions.
+    pub fn first_indices(&self, index: usize) -> [usize; 2] {
+        let parts = match (self.dropout, self.ring) {
+            (Some(dropout), _) => dropout.position_parts,
+            (None, Some(ring)) => ring.parts,
+            (None, None) => self.query_parts,
+        };
+        let parts = parts.max(1);
+        let part = self.position_part(index) % parts;
+        let key_part = self.ring.map_or(0, |ring| (part + parts - ring.step % parts) % parts);
+        [part * self.queries, key_part * self.keys]
+    }
+
     /// Returns where in the whole the work of the member `index` of a group begins.
     /// `samples_before` is the number of samples of the micro-batch on earlier ranks.
     pub fn place(&self, dropout: &AttentionDropout, index: usize, samples_before: usize) -> AttentionPlace {
-        let position_parts = dropout.position_parts.max(1);
-        let part = self.position_part(index) % position_parts;
-        let key_part = self.ring.map_or(0, |ring| (part + dropout.position_parts - ring.step % position_parts) % position_parts);
+        let [query, key] = self.first_indices(index);
         let head_part = index % dropout.head_ranks();
         let group_parts = dropout.group_parts.max(1);
         AttentionPlace {
             sample: dropout.first_sample + samples_before,
-            query: part * self.queries,
-            key: key_part * self.keys,
+            query,
+            key,
             key_head: head_part / group_parts * self.key_heads,
             member: head_part % group_parts * self.group,
             group: self.group * group_parts,
@@ -190,11 +221,19 @@ impl Attention {
 
     /// Causal attention sees all keys of an earlier part, half of the pairs of its own part, and no
     /// keys of a later part.
+    ///
+    /// In zigzag order it sees half of the pairs of every other part. Within a part indices are in
+    /// the order of positions, so its own part has the mask of a contiguous one.
     fn for_member_of_ring(self, ring: RingStep, index: usize) -> Self {
         if !self.causal || ring.parts <= 1 {
             return self;
         }
         let (own, step) = (index % ring.parts, ring.step % ring.parts);
+        if self.zigzag.is_some() {
+            let half = if step > own { RingHalf::Queries } else { RingHalf::Keys };
+            let ring = Some(RingStep { parts: 1, half: (step > 0).then_some(half), ..ring });
+            return Self { causal: step == 0, ring, zigzag: None, ..self };
+        }
         let ring = Some(RingStep { parts: 1, unseen: step > own, ..ring });
         Self { causal: step == 0, ring, ..self }
     }
@@ -211,10 +250,17 @@ impl Attention {
         }
     }
 
+    /// Whether some member of the group has more work than another.
+    pub(crate) fn is_uneven(&self) -> bool {
+        self.for_member(0) != *self && (self.zigzag.is_none() || self.ring.is_some())
+    }
+
     /// The sizes as they are timed. All steps of a ring that merge take as long, and so does
-    /// dropout wherever it is.
+    /// dropout wherever it is. Every part of a zigzag order has the same work.
     pub(crate) fn without_constants(self) -> Self {
+        let is_even_part = self.zigzag.is_some() && self.query_parts <= 1;
         Self {
+            query_offset: if is_even_part { 0 } else { self.query_offset },
             ring: self.ring.map(|ring| RingStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
             dropout: self.dropout.map(AttentionDropout::without_constants),
             ..self
@@ -222,9 +268,15 @@ impl Attention {
     }
 
     /// Returns the query-key pairs of one head and sequence that are not masked. If the queries are
-    /// cut into parts it is the mean over the members.
+    /// cut into parts it is the mean over the members. So it is for one member's part of a zigzag
+    /// order, of which a window leaves the first a little less.
     pub fn scores(&self) -> f64 {
         let [queries, keys] = [self.queries as f64, self.keys as f64];
+        if let Some(ring) = self.ring
+            && (ring.half.is_some() || (self.zigzag.is_some() && ring.merges()))
+        {
+            return queries * keys / 2.0;
+        }
         if let Some(ring) = self.ring
             && (ring.unseen || (self.causal && ring.merges()))
         {
@@ -235,20 +287,29 @@ impl Attention {
         if !self.causal {
             return queries * keys;
         }
+        // A ring's own part is in the order of positions.
+        if let Some(order) = self.zigzag.filter(|_| self.ring.is_none()) {
+            let positions = order.positions().max(1) as f64;
+            return self.seen_by(0.0, positions) * queries / positions;
+        }
+        // The members' queries follow each other, so their mean is the whole over their number.
+        let parts = self.query_parts.max(1) as f64;
+        self.seen_by(self.query_offset as f64, parts * queries) / parts
+    }
+
+    /// Returns the pairs of causal queries at consecutive positions.
+    fn seen_by(&self, first: f64, queries: f64) -> f64 {
         if let Some(window) = self.window {
-            // The members' queries follow each other, so their mean is the whole over their number.
             let before = |positions: f64| {
                 let within = positions.min(window as f64);
                 within * (within + 1.0) / 2.0 + (positions - within) * window as f64
             };
-            let parts = self.query_parts.max(1) as f64;
-            let first = self.query_offset as f64;
-            return (before(first + parts * queries) - before(first)) / parts;
+            return before(first + queries) - before(first);
         }
-        let offset = self.query_offset as f64 + (self.query_parts.max(1) - 1) as f64 / 2.0 * queries;
         // Queries beyond the last key see every key.
-        let partial = (keys - offset).clamp(0.0, queries);
-        partial * offset + partial * (partial + 1.0) / 2.0 + (queries - partial) * keys
+        let keys = self.keys as f64;
+        let partial = (keys - first).clamp(0.0, queries);
+        partial * first + partial * (partial + 1.0) / 2.0 + (queries - partial) * keys
     }
 }
 
@@ -274,8 +335,11 @@ pub struct Rope {
     /// Parts into which a group of ranks has cut the positions. The rank's index in the group says
     /// which part it has.
     pub position_parts: usize,
-    /// First position of the first part.
+    /// First position of the first part; with a zigzag order its index.
     pub position_offset: usize,
+    /// The order of the positions, if it is not their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zigzag: Option<Zigzag>,
 }
 
 impl Rope {
@@ -291,7 +355,7 @@ impl Rope {
 
     /// The sizes as they are timed. Neither the positions nor the base change the time.
     pub(crate) fn without_constants(self) -> Self {
-        Self { theta: 10_000, position_parts: 1, position_offset: 0, ..self }
+        Self { theta: 10_000, position_parts: 1, position_offset: 0, zigzag: None, ..self }
     }
 
     /// Returns the work of the member `index` of the group that has cut the positions.
@@ -303,7 +367,7 @@ impl Rope {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attention, RelativePositions, RingStep};
+    use super::{Attention, RelativePositions, RingHalf, RingStep, Zigzag};
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri rounds `ln` at random, and a distance at the edge of a bucket changes it")]
@@ -322,26 +386,30 @@ mod tests {
         }
     }
 
+    /// Causal attention of one head.
+    const WHOLE: Attention = Attention {
+        batch: 1,
+        queries: 24,
+        keys: 24,
+        key_heads: 1,
+        group: 1,
+        head_dimension: 4,
+        value_dimension: None,
+        causal: true,
+        scaled: true,
+        window: None,
+        relative: None,
+        packed: false,
+        query_parts: 1,
+        query_offset: 0,
+        zigzag: None,
+        ring: None,
+        dropout: None,
+    };
+
     #[test]
     fn the_parts_of_causal_attention_add_up_to_the_whole() {
-        let whole = Attention {
-            batch: 1,
-            queries: 24,
-            keys: 24,
-            key_heads: 1,
-            group: 1,
-            head_dimension: 4,
-            value_dimension: None,
-            causal: true,
-            scaled: true,
-            window: None,
-            relative: None,
-            packed: false,
-            query_parts: 1,
-            query_offset: 0,
-            ring: None,
-            dropout: None,
-        };
+        let whole = WHOLE;
         assert_eq!(whole.scores(), 300.0);
         let part = Attention { queries: 6, query_parts: 4, ..whole };
         let parts: Vec<f64> = (0..4).map(|index| part.for_member(index).scores()).collect();
@@ -358,24 +426,42 @@ mod tests {
     }
 
     #[test]
+    fn all_parts_of_a_zigzag_order_have_the_mean_work() {
+        let zigzag = Zigzag::new(3, 24);
+        let part = Attention { queries: 8, query_parts: 3, zigzag, ..WHOLE };
+        assert!(!part.is_uneven());
+        for (window, whole) in [(None, 300.0), (Some(5), 15.0 + 19.0 * 5.0)] {
+            let part = Attention { window, ..part };
+            let parts = [0, 1, 2].map(|index| part.for_member(index).scores());
+            assert_eq!((parts, part.scores()), ([whole / 3.0; 3], whole / 3.0), "{window:?}");
+        }
+        let timed: Vec<Attention> = (0..3).map(|index| part.for_member(index).without_constants()).collect();
+        assert!(timed.iter().all(|one| *one == timed[0]));
+        // As the positions of each part have it.
+        let order = zigzag.expect("it divides");
+        let of_positions = |rank: usize| (0..8).map(|index| 1.0 + order.position(8 * rank + index) as f64).sum::<f64>();
+        assert_eq!([0, 1, 2].map(of_positions), [100.0; 3]);
+    }
+
+    #[test]
+    fn a_ring_in_zigzag_order_has_equal_steps() {
+        let step = |step| {
+            let ring = Some(RingStep { step, parts: 3, unseen: false, half: None });
+            Attention { queries: 8, keys: 8, zigzag: Zigzag::new(3, 24), ring, ..WHOLE }
+        };
+        let of_members = |t: usize| [0, 1, 2].map(|index| step(t).for_member(index).scores());
+        assert_eq!((of_members(0), of_members(1), of_members(2)), ([36.0; 3], [32.0; 3], [32.0; 3]));
+        assert_eq!([0, 1, 2].map(|t| step(t).scores()), [36.0, 32.0, 32.0]);
+        let half = |t: usize, index: usize| step(t).for_member(index).ring.and_then(|ring| ring.half);
+        // In step 1 rank 2 has the part of rank 1, and rank 0 that of rank 2.
+        assert_eq!([half(0, 1), half(1, 2), half(1, 0)], [None, Some(RingHalf::Keys), Some(RingHalf::Queries)]);
+    }
+
+    #[test]
     fn the_steps_of_a_ring_add_up_to_the_whole() {
-        let step = |causal, step| Attention {
-            batch: 1,
-            queries: 6,
-            keys: 6,
-            key_heads: 1,
-            group: 1,
-            head_dimension: 4,
-            value_dimension: None,
-            causal,
-            scaled: true,
-            window: None,
-            relative: None,
-            packed: false,
-            query_parts: 1,
-            query_offset: 0,
-            ring: Some(RingStep { step, parts: 4, unseen: false }),
-            dropout: None,
+        let step = |causal, step| {
+            let ring = Some(RingStep { step, parts: 4, unseen: false, half: None });
+            Attention { queries: 6, keys: 6, causal, ring, ..WHOLE }
         };
         let of_members =
             |causal| (0..4).map(move |index| (0..4).map(|t| step(causal, t).for_member(index).scores()).sum::<f64>());

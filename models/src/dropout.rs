@@ -2,6 +2,7 @@
 //! activation or of attention's probabilities. It does not know how layouts lead to such parts.
 
 use crate::defaults::{is_one, one};
+use crate::zigzag::Zigzag;
 use foretell_units::diagnostic::{Mistake, deserialize_from};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -85,9 +86,9 @@ impl DropoutSite {
 /// Sizes of a dropout on one rank, and the part of the whole that the rank has.
 ///
 /// The whole is `[samples of the global batch, parts * positions, features]`. The rank's sample `s`
-/// is number `first_sample + samples_before + s` of the batch. Its first position is
-/// `part * positions`. A call gives `samples_before`, the micro-batch's samples on earlier ranks,
-/// and `part`.
+/// is number `first_sample + samples_before + s` of the batch. Its first position is stored at
+/// index `part * positions`. A call gives `samples_before`, the micro-batch's samples on earlier
+/// ranks, and `part`.
 ///
 /// An element is kept or dropped by a hash of seed, step, site, sample number and the element's
 /// index in its sample. The result is thus the same in every layout, in the gradient and in a
@@ -108,6 +109,9 @@ pub struct Dropout {
     /// a rank's index in the group.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub sample_parts: usize,
+    /// The order of the positions, if it is not their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zigzag: Option<Zigzag>,
     /// The rate, and which dropout of the model it is.
     #[serde(flatten)]
     pub site: DropoutSite,
@@ -121,7 +125,7 @@ impl Dropout {
 
     /// The sizes as they are timed. Neither the rate nor the part of the whole change the time.
     pub(crate) fn without_constants(self) -> Self {
-        Self { first_sample: 0, parts: 1, sample_parts: 1, site: DropoutSite::TIMED, ..self }
+        Self { first_sample: 0, parts: 1, sample_parts: 1, zigzag: None, site: DropoutSite::TIMED, ..self }
     }
 }
 
@@ -169,9 +173,9 @@ impl AttentionDropout {
 pub struct AttentionPlace {
     /// First sample, as its number in the global batch.
     pub sample: usize,
-    /// First position of the queries.
+    /// First position of the queries; with a zigzag order its index.
     pub query: usize,
-    /// First position of the keys.
+    /// First position of the keys; with a zigzag order its index.
     pub key: usize,
     /// First head of keys and values.
     pub key_head: usize,

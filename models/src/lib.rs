@@ -50,9 +50,10 @@ mod optimizer;
 mod sample;
 mod storage;
 mod torch;
+mod zigzag;
 
 pub use adapters::{AdapterSizes, is_adapter, linear_layers, with_adapters};
-pub use attention::{Attention, RelativePositions, RingStep, Rope};
+pub use attention::{Attention, RelativePositions, RingHalf, RingStep, Rope};
 pub use builder::GraphOptions;
 pub use compression::Compression;
 pub use differentiate::differentiate;
@@ -77,3 +78,4 @@ pub use optimizer::Optimizer;
 pub use sample::SampleShape;
 pub use storage::Storage;
 pub use torch::{TorchError, from_torch, is_torch_trace};
+pub use zigzag::{PositionRun, Zigzag, position_runs};

@@ -64,11 +64,12 @@ pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use pacing::{Effect, Pacing, StalenessDistribution, Turn, Versions};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    AttentionKernel, AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LayoutDimension,
-    LearningRateSchedule, LocalSgd, Lora, LossKernel, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns,
-    Offload, OperandFormat, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan,
-    PlanError, PlannedWorkload, PolicyMethod, Preference, Recompute, Reward, Rollout, RolloutOffload, RolloutPlacement, Routing,
-    RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained, Training, USUAL_CONCURRENCY, USUAL_MEMORY_SHARE, WarmUp,
+    AttentionKernel, AveragingGraph, ContextMethod, ContextOrder, DecayExemptions, Decentralised, Keep, Kept, Layout,
+    LayoutDimension, LearningRateSchedule, LocalSgd, Lora, LossKernel, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat,
+    NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, ParameterServer,
+    Period, Plan, PlanError, PlannedWorkload, PolicyMethod, Preference, Recompute, Reward, Rollout, RolloutOffload,
+    RolloutPlacement, Routing, RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained, Training, USUAL_CONCURRENCY,
+    USUAL_MEMORY_SHARE, WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, FrameworkProfile, InputCosts, KernelSample, MachineIdentity, MovesSample, OperatorSample, Profile,

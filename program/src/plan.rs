@@ -24,7 +24,7 @@ mod training;
 mod workload;
 
 pub use foretell_models::Optimizer;
-pub use layout::{ContextMethod, Layout, StageLayout};
+pub use layout::{ContextMethod, ContextOrder, Layout, StageLayout};
 pub use layout_words::LayoutDimension;
 pub use learning_rate::{LearningRateSchedule, WarmUp};
 pub use local_sgd::{LocalSgd, OuterOptimizer, OuterRule};

@@ -14,6 +14,7 @@
 
 mod checks;
 mod chooser;
+mod order;
 mod requests;
 mod rules;
 mod sums;
@@ -24,7 +25,7 @@ pub(crate) use requests::choices;
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Layout, PlanError};
-use foretell_models::{Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, TensorId};
+use foretell_models::{Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, SEQUENCE, TensorId, Zigzag};
 
 /// The strategy of an operator: the loop that each axis within a stage shards, in the order of
 /// [`Axis::WITHIN_STAGE`].
@@ -83,6 +84,8 @@ pub(crate) struct Sharding {
     produced: Vec<Placements>,
     /// By operator: the loop over keys of attention whose keys and values travel around a ring.
     rings: Vec<Option<LoopId>>,
+    /// The order of a sequence's positions, if it is not their own.
+    order: Option<Zigzag>,
 }
 
 impl Sharding {
@@ -99,6 +102,7 @@ impl Sharding {
             settled: vec![Placements::default(); graph.tensors.len()],
             produced: vec![Placements::default(); graph.tensors.len()],
             rings: vec![None; graph.operators.len()],
+            order: None,
         }
     }
 
@@ -132,6 +136,19 @@ impl Sharding {
         // Parts that travel around a ring start and end on the rank of their positions.
         let keys = self.rings[id.0].and_then(|keys| operand.axes.iter().position(|&walked| walked == Some(keys)));
         keys.map_or(placements, |dimension| placements.with(Axis::Context, Placement::Shard(dimension)))
+    }
+
+    /// The order in which an operator's positions are stored, if it is not their own.
+    pub(crate) fn order_of(&self, operator: &Operator) -> Option<Zigzag> {
+        self.order.filter(|_| operator.find_loop(SEQUENCE).is_some())
+    }
+
+    /// The order in which a tensor's positions are stored, if it is not their own.
+    pub(crate) fn order_of_tensor(&self, graph: &Graph, tensor: TensorId) -> Option<Zigzag> {
+        let has_positions = |order: &Zigzag| {
+            graph.tensor(tensor).dimensions.iter().any(|one| one.name == SEQUENCE && one.extent == order.positions())
+        };
+        self.order.filter(has_positions)
     }
 
     /// Whether an operator is attention whose keys and values travel around a ring.

@@ -5,10 +5,10 @@ use foretell_models::{
     Mixtures, Mlp, Model, Resnet, SampleShape, ScanRule, Stem, Vit,
 };
 use foretell_program::{
-    AveragingGraph, Axis, BufferId, BufferRole, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction,
-    Kept, Layout, LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule,
-    Overlap, ParameterServer, Phase, Plan, Program, Rank, Recompute, Schedule, Session, ShardedPart, StageLayout, StageProgram,
-    Staleness, Training, compile,
+    AveragingGraph, Axis, BufferId, BufferRole, Compiled, ContextMethod, ContextOrder, DecayExemptions, Decentralised, Footprint,
+    Instruction, Kept, Layout, LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer,
+    OuterRule, Overlap, ParameterServer, Phase, Plan, Program, Rank, Recompute, Schedule, Session, ShardedPart, StageLayout,
+    StageProgram, Staleness, Training, compile,
 };
 use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType};
@@ -220,7 +220,8 @@ prop_compose! {
         data in prop_oneof![Just(1usize), Just(2), Just(3), Just(4)],
         tensor in prop_oneof![Just(1usize), Just(2), Just(4)],
         context in prop_oneof![4 => Just(1usize), 1 => Just(2), 1 => Just(4)],
-        context_method in prop_oneof![Just(ContextMethod::Gather), Just(ContextMethod::Ring)],
+        context_method in proptest::sample::select(ContextMethod::ALL.to_vec()),
+        context_order in proptest::sample::select(ContextOrder::ALL.to_vec()),
         (schedule, virtual_stages) in schedules(),
         pipeline in 1usize..5,
         micro_batch in prop_oneof![Just(1usize), Just(2), Just(4)],
@@ -237,7 +238,7 @@ prop_compose! {
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
             data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, offload, zero, shard_group, sequence_parallel,
-            context_method, operators: if tensor > 1 { operators } else { OperatorPatterns::default() },
+            context_method, context_order, operators: if tensor > 1 { operators } else { OperatorPatterns::default() },
             stage_places: rotated(pipeline, micro_batches),
             ..Layout::default()
         };

@@ -145,7 +145,8 @@ fn stage(index: usize) -> StageProgram {
         let send = Operation::Send { peer: PeerId(0), bytes: ACTIVATION };
         if forward {
             let input = if index == 0 {
-                let load = Operation::Load { input: InputKind::Images, first_sample: micro_batch as usize * 2, samples: 1 };
+                let load =
+                    Operation::Load { input: InputKind::Images, first_sample: micro_batch as usize * 2, samples: 1, order: None };
                 builder.add("samples", load, 1, Phase::Forward, mb, &[], &[x])
             } else {
                 builder.add("boundary", receive, 4, Phase::Forward, mb, &[], &[x])

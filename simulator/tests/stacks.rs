@@ -3,7 +3,8 @@
 
 use foretell_models::{Attention, Kernel, Mlp, Model};
 use foretell_program::{
-    Footprint, Layout, Lora, Offload, Optimizer, Overlap, Plan, Program, Recompute, Schedule, Stack, Training, compile_training,
+    ContextOrder, Footprint, Layout, Lora, Offload, Optimizer, Overlap, Plan, Program, Recompute, Schedule, Stack, Training,
+    compile_training,
 };
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
@@ -73,29 +74,39 @@ fn one_representative_per_stage_gives_the_step_of_all_ranks() {
     }
 }
 
-/// Frameworks balance causal attention across context-parallel ranks. Foretell's executor uses
-/// contiguous parts, so all ranks wait for the one with the last part. The representative and the
-/// full simulation agree on this.
+/// Frameworks balance causal attention across context-parallel ranks. Foretell's executor does in
+/// zigzag order. Of contiguous parts all ranks wait for the one with the last part. The
+/// representative and the full simulation agree on this.
 #[test]
-fn only_foretells_own_context_parts_are_unbalanced() {
+fn only_foretells_own_contiguous_context_parts_are_unbalanced() {
     let topology = Topology::library("dgx-h100").unwrap();
     let model = r#"{"family": "gpt", "layers": 2, "hidden": 1024, "heads": 8, "vocab": 128, "sequence": 65536}"#;
     let model: Model = serde_json::from_str(model).unwrap();
-    for (stack, of_two, of_four) in [("megatron-core", 0.98..1.15, 0.98..1.15), ("foretell", 1.4..1.6, 1.6..1.9)] {
+    let even = 0.98..1.15;
+    for (stack, order, of_two, of_four) in [
+        ("megatron-core", ContextOrder::Contiguous, even.clone(), even.clone()),
+        ("megatron-core", ContextOrder::Zigzag, even.clone(), even.clone()),
+        ("foretell", ContextOrder::Contiguous, 1.4..1.6, 1.6..1.9),
+        ("foretell", ContextOrder::Zigzag, even.clone(), even.clone()),
+    ] {
         let costs = costs(&topology, stack);
         let compute = |context| {
-            let layout = Layout { context, micro_batch: 1, ..Layout::default() };
+            let layout = Layout { context, context_order: order, micro_batch: 1, ..Layout::default() };
             let program = program(&model, layout, 1, Overlap::default());
             let one = simulate_representatives(&program, &costs, |_| 0).unwrap();
             let all = run(&program, &topology, &costs).step;
-            assert!((one.step.0 as f64 / all.0 as f64 - 1.0).abs() < 0.001, "{stack} {context}: {} beside {all}", one.step);
+            assert!(
+                (one.step.0 as f64 / all.0 as f64 - 1.0).abs() < 0.001,
+                "{stack} {order:?} {context}: {} beside {all}",
+                one.step
+            );
             one.breakdown.compute
         };
         let whole = compute(1);
         for (parts, expected) in [(2, &of_two), (4, &of_four)] {
             // Work without sharding accounts for the rest.
             let share = compute(parts) / whole * parts as f64;
-            assert!(expected.contains(&share), "{stack} {parts}: {share}");
+            assert!(expected.contains(&share), "{stack} {order:?} {parts}: {share}");
         }
     }
 }
@@ -130,6 +141,7 @@ fn attention_written_for_ampere_is_slow_on_hopper() {
         packed: false,
         query_parts: 1,
         query_offset: 0,
+        zigzag: None,
         ring: None,
         dropout: None,
     });

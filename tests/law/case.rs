@@ -11,6 +11,7 @@ pub struct Case {
     pub pipeline: usize,
     pub context: usize,
     pub context_method: &'static str,
+    pub context_order: &'static str,
     pub expert: usize,
     pub micro_batch: usize,
     pub micro_batches: usize,
@@ -96,6 +97,7 @@ impl Case {
             pipeline: 1,
             context: 1,
             context_method: "gather",
+            context_order: "zigzag",
             expert: 1,
             micro_batch: 2,
             micro_batches: 2,
@@ -134,7 +136,7 @@ impl Case {
     pub fn plan(&self) -> String {
         let Case { model, data, tensor, pipeline, context, expert, micro_batch, schedule, recompute, optimizer, bucket, .. } =
             self;
-        let Case { zero, sequence_parallel, precision, context_method, operators, offload, .. } = self;
+        let Case { zero, sequence_parallel, precision, context_method, context_order, operators, offload, .. } = self;
         let (schedule, virtual_stages) = schedule;
         let cuts = self.cuts.as_ref().map_or(String::new(), |cuts| format!(", cuts: {cuts:?}"));
         let batch = self.global_batch();
@@ -161,7 +163,7 @@ impl Case {
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
              training: {{learning_rate: {learning_rate}, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}{recipe}}}\n\
-             layout: {{{mesh}, context_method: {context_method}, \
+             layout: {{{mesh}, context_method: {context_method}, context_order: {context_order}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, offload: {offload}, bucket: {bucket}, zero: {zero}{shard_group}, \
              sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}{places}}}\n{overlap}"
         )
@@ -176,6 +178,7 @@ impl Case {
             pipeline: 1,
             context: 1,
             context_method: "gather",
+            context_order: "zigzag",
             expert: 1,
             micro_batch,
             micro_batches: 1,

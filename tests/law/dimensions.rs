@@ -143,6 +143,54 @@ fn ring_attention_trains_as_on_one_rank() {
     }
 }
 
+/// Ranks of `context` hold chunks from both ends of a causal sequence, or one part in order:
+/// learned and rotary positions, grouped queries, dropout, and a `tensor` axis that cuts the same
+/// sequence.
+#[test]
+fn both_orders_of_a_sequence_train_as_on_one_rank() {
+    let dropout =
+        MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("family: gpt") && model.contains("dropout"));
+    let models = [MODELS[2].0, MODELS[4].0, MODELS[9].0, MODELS[18].0].into_iter().chain(dropout);
+    for (index, model) in models.enumerate() {
+        let longest = if model.contains("sequence: 12") { 3 } else { 4 };
+        for (number, (tensor, pipeline, context)) in [(1, 1, 2), (2, 1, 2), (1, 2, 2), (1, 1, longest)].into_iter().enumerate() {
+            check(&Case {
+                tensor,
+                pipeline,
+                context,
+                context_method: ["gather", "ring"][(index + number) % 2],
+                context_order: if number == 0 && index % 2 == 0 { "contiguous" } else { "zigzag" },
+                sequence_parallel: tensor > 1,
+                precision: if number == 3 && index % 2 == 1 { "bf16" } else { "fp32" },
+                recompute: ["none", "selective", "full"][index % 3],
+                ..Case::usual(model)
+            });
+        }
+    }
+}
+
+/// Ranks of `context` exchange parts of a sequence for whole heads: causal and bidirectional
+/// attention, grouped queries, dropout, packed projections, attention with relative positions,
+/// which gathers, and experts.
+#[test]
+fn attention_by_heads_trains_as_on_one_rank() {
+    let dropout = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout: 0.2"));
+    let models = [2, 4, 5, 9, 12, 14, 18].map(|index| MODELS[index].0);
+    for (index, model) in models.into_iter().chain(dropout).enumerate() {
+        let is_long = model.contains("family: gpt") && model.contains("heads: 4");
+        check(&Case {
+            data: if index % 3 == 0 { 2 } else { 1 },
+            pipeline: if index % 3 == 1 { 2 } else { 1 },
+            context: if is_long && index % 3 == 2 { 4 } else { 2 },
+            context_method: "all_to_all",
+            zero: index % 4,
+            recompute: ["none", "selective", "full"][index % 3],
+            precision: if index == 3 { "bf16" } else { "fp32" },
+            ..Case::usual(model)
+        });
+    }
+}
+
 /// Every model, in combination with data parallelism, stages, recomputation and ZeRO.
 #[test]
 fn sharding_single_operators_trains_as_on_one_rank() {

@@ -142,7 +142,8 @@ prop_compose! {
             (1, 1, 1, 1), (2, 2, 2, 1), (4, 1, 1, 1), (1, 1, 1, 2), (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2), (1, 1, 4, 1),
             (1, 1, 1, 3), (1, 1, 1, 4),
         ]),
-        context_method in proptest::sample::select(vec!["gather", "ring"]),
+        context_method in proptest::sample::select(vec!["gather", "ring", "all_to_all"]),
+        context_order in proptest::sample::select(vec!["zigzag", "zigzag", "contiguous"]),
         micro_batch in proptest::sample::select(vec![2usize, 4]),
         micro_batches in 1usize..7,
         schedule in proptest::sample::select(schedules()),
@@ -185,6 +186,9 @@ prop_compose! {
         // by 2.
         let divides = context < 3 || model.contains("sequence: 12") || (context == 4 && model.contains("sequence: 8"));
         let context = if divides { context } else { 2 };
+        // Whole heads for each rank of `context`: every model has an even number.
+        let has_heads = context <= 2 && tensor == 1 && uneven.is_none();
+        let context_method = if context_method == "all_to_all" && !has_heads { "gather" } else { context_method };
         let expert = if model.contains("moe") && data * tensor * pipeline * context <= 4 { expert } else { 1 };
         let experts = if model.contains("experts: 4") { 4 } else { 6 };
         let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
@@ -199,7 +203,7 @@ prop_compose! {
         let recipe = if is_possible { recipe } else { "" };
         let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
         Case {
-            model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
+            model, data, tensor, pipeline, context, context_method, context_order, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
             zero, hybrid, sequence_parallel, clip, recipe, blocking, weaves: seed.is_multiple_of(3), whole_experts, operators, precision, seed, uneven,
         }
     }

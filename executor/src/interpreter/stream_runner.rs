@@ -75,12 +75,12 @@ impl StreamRunner {
         match (self, operation, reads, writes) {
             (
                 StreamRunner::Load { samples_before, half },
-                Operation::Load { input, first_sample, samples: count },
+                Operation::Load { input, first_sample, samples: count, order },
                 _,
                 [write],
             ) => {
                 // SAFETY: the caller's promise.
-                unsafe { samples.load(*input, *half, first_sample + *samples_before, *count, write) }
+                unsafe { samples.load(*input, *half, first_sample + *samples_before, *count, *order, write) }
             }
             (StreamRunner::Peer(channel), Operation::Send { .. }, [read], _) => {
                 // SAFETY: the caller's promise.

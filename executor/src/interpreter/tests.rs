@@ -107,7 +107,7 @@ fn a_failing_kernel_wakes_streams_that_wait_for_other_ranks() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_panicking_stream_is_named_and_wakes_the_others() {
-    let load = Operation::Load { input: InputKind::Features, first_sample: usize::MAX, samples: 1 };
+    let load = Operation::Load { input: InputKind::Features, first_sample: usize::MAX, samples: 1, order: None };
     let error = run_alone(&program(Stream::Load, load));
     assert!(matches!(error, ExecutorError::Panicked { .. }), "{error}");
     assert!(error.to_string().starts_with("the load stream panicked: "), "{error}");

@@ -35,7 +35,7 @@ fn load(samples: &Samples, first: usize, count: usize) -> Result<Vec<f32>, Strin
     let mut values = vec![f32::NAN; count * SIDE * SIDE * 3];
     let operand = Operand { pointer: values.as_mut_ptr().cast(), bytes: 4 * values.len() };
     // SAFETY: the operand is the vector, which nothing else uses.
-    unsafe { samples.load(InputKind::Images, None, first, count, &operand) }.map_err(|error| error.to_string())?;
+    unsafe { samples.load(InputKind::Images, None, first, count, None, &operand) }.map_err(|error| error.to_string())?;
     Ok(values)
 }
 

@@ -1,7 +1,7 @@
 //! The pieces of the state of training in a rank's buffers, and those that an instruction saves.
 
 use super::{Order, Shard};
-use foretell_models::{Graph, TensorId};
+use foretell_models::{Graph, TensorId, Zigzag};
 use foretell_program::{
     Axis, Buffer, Coordinates, Group, Instruction, Mesh, Operation, Placements, Program, Rank, StageMesh, StageProgram,
     StateContents, StateValue, TensorShard,
@@ -17,6 +17,8 @@ pub(crate) struct Piece<'a> {
     pub(crate) value: StateValue,
     pub(crate) tensor: TensorId,
     pub(crate) placements: Placements,
+    /// The order in which rows for the positions of a sequence are held, if it is not their own.
+    pub(crate) zigzag: Option<Zigzag>,
     /// The elements' numbers in the rank's shard of the tensor.
     pub(crate) elements: Range<usize>,
     /// The replica whose values these are; 0 if all replicas have the same.
@@ -51,7 +53,7 @@ impl<'a> RankState<'a> {
     /// The piece of one of the tensors that a buffer holds; `None` if this rank has no element.
     fn piece(&self, buffer: &'a Buffer, member: usize) -> Option<Piece<'a>> {
         let Some(StateContents::Tensors { value, members, axes, replicas }) = buffer.state.as_deref() else { return None };
-        let (offset, TensorShard { tensor, placements }) = members.get(member)?;
+        let (offset, TensorShard { tensor, placements, zigzag }) = members.get(member)?;
         let held: usize = buffer.shape.iter().product();
         let first = self.part_along(axes) * held;
         let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|one| one.extent).collect();
@@ -64,6 +66,7 @@ impl<'a> RankState<'a> {
             value: *value,
             tensor: *tensor,
             placements: *placements,
+            zigzag: *zigzag,
             elements: from - offset..until - offset,
             replica: replicas.map_or(0, |axis| self.coordinates.along(axis)),
         })
@@ -80,7 +83,8 @@ impl<'a> RankState<'a> {
 
     /// The places of the elements of a piece in the whole tensor.
     pub(crate) fn shard(&self, piece: &Piece<'_>, order: Order) -> Shard {
-        Shard::new(self.graph.tensor(piece.tensor), &piece.placements, self.mesh, self.coordinates, order)
+        let shard = Shard::new(self.graph.tensor(piece.tensor), &piece.placements, self.mesh, self.coordinates, order);
+        shard.with_positions(self.graph.tensor(piece.tensor), piece.zigzag)
     }
 
     /// The pieces that an instruction of this list saves on this rank; none if it saves nothing.

@@ -1,6 +1,6 @@
 //! A rank's shard of a tensor, and the places of its elements in the whole tensor.
 
-use foretell_models::Tensor;
+use foretell_models::{SEQUENCE, Tensor, Zigzag, position_runs};
 use foretell_program::{Coordinates, Placements, StageMesh};
 use std::ops::Range;
 
@@ -24,6 +24,8 @@ pub(crate) struct Shard {
     strides: Vec<usize>,
     /// The dimensions in the order of the whole tensor, the slowest first.
     order: Vec<usize>,
+    /// The dimension whose indices are positions that are held in another order.
+    positions: Option<(usize, Zigzag)>,
 }
 
 /// Elements that follow each other in the whole tensor.
@@ -60,20 +62,41 @@ impl Shard {
             stride *= extents[dimension];
         }
         let start = placements.local_start(&extents, mesh, coordinates);
-        Self { start, local: placements.local_shape(&extents, mesh), strides, order }
+        Self { start, local: placements.local_shape(&extents, mesh), strides, order, positions: None }
+    }
+
+    /// The shard of a tensor whose rows for positions are held in this order.
+    pub(crate) fn with_positions(mut self, tensor: &Tensor, zigzag: Option<Zigzag>) -> Self {
+        let is_sequence =
+            |order: &Zigzag| tensor.dimensions.iter().position(|one| one.name == SEQUENCE && one.extent == order.positions());
+        self.positions = zigzag.and_then(|order| Some((is_sequence(&order)?, order)));
+        self
     }
 
     /// Visits the elements with these numbers in the shard, as lines.
     pub(crate) fn lines(&self, elements: Range<usize>, visit: &mut impl FnMut(Line)) {
         let mut blocks = Vec::new();
         split(elements, &self.local, &mut Vec::new(), &mut blocks);
-        for block in &blocks {
-            self.lines_of_block(block, visit);
+        for block in &mut blocks {
+            let mut start: Vec<usize> = self.start.iter().zip(&*block).map(|(start, block)| start + block.start).collect();
+            let Some((dimension, order)) = self.positions else {
+                self.lines_of_block(block, &start, visit);
+                continue;
+            };
+            // Rows of consecutive positions follow each other in the whole tensor.
+            let rows = block[dimension].clone();
+            let indices = start[dimension]..start[dimension] + rows.len();
+            for run in position_runs(Some(order), indices) {
+                block[dimension] = rows.start + run.start..rows.start + run.start + run.length;
+                start[dimension] = run.position;
+                self.lines_of_block(block, &start, visit);
+            }
         }
     }
 
-    /// Visits the elements of a block in the order of the whole tensor.
-    fn lines_of_block(&self, block: &[Range<usize>], visit: &mut impl FnMut(Line)) {
+    /// Visits the elements of a block in the order of the whole tensor. `start` has the first index
+    /// there, by dimension.
+    fn lines_of_block(&self, block: &[Range<usize>], start: &[usize], visit: &mut impl FnMut(Line)) {
         let mut local_strides = vec![1; self.local.len()];
         for dimension in (1..self.local.len()).rev() {
             local_strides[dimension - 1] = local_strides[dimension] * self.local[dimension];
@@ -82,7 +105,7 @@ impl Shard {
             (0..block.len()).map(|dimension| start(dimension) * strides[dimension]).sum()
         };
         let mut local = first(&local_strides, &|dimension| block[dimension].start);
-        let mut whole = first(&self.strides, &|dimension| self.start[dimension] + block[dimension].start);
+        let mut whole = first(&self.strides, &|dimension| start[dimension]);
         // The fastest dimension makes the line. Slower ones lengthen it while they continue it in
         // both places.
         let mut outer = self.order.as_slice();
@@ -162,7 +185,7 @@ mod tests {
     proptest! {
         #[test]
         fn lines_visit_each_element_once_at_its_place_in_the_whole(
-            extents in proptest::collection::vec(1usize..5, 0..5),
+            extents in proptest::collection::vec(1usize..9, 0..5),
             seed in any::<u64>(),
             cut in any::<bool>(),
         ) {
@@ -183,7 +206,14 @@ mod tests {
                 strides[dimension] = stride;
                 stride *= extents[dimension];
             }
-            let shard = Shard { start: start.clone(), local: local.clone(), strides: strides.clone(), order };
+            // The first dimension may be one of positions.
+            let ranks = 2 + random(2);
+            let positions = extents.first().and_then(|&extent| Some((0, Zigzag::new(ranks, extent)?)));
+            let position = |dimension: usize, index: usize| match positions {
+                Some((0, zigzag)) if dimension == 0 => zigzag.position(index),
+                _ => index,
+            };
+            let shard = Shard { start: start.clone(), local: local.clone(), strides: strides.clone(), order, positions };
             let elements: usize = shard.local.iter().product();
             let from = random(elements + 1);
             let until = from + random(elements - from + 1);
@@ -199,7 +229,7 @@ mod tests {
                 let mut rest = number;
                 let mut expected = 0;
                 for dimension in (0..local.len()).rev() {
-                    expected += (start[dimension] + rest % local[dimension]) * strides[dimension];
+                    expected += position(dimension, start[dimension] + rest % local[dimension]) * strides[dimension];
                     rest /= local[dimension];
                 }
                 prop_assert_eq!(place, (from..until).contains(&number).then_some(expected));

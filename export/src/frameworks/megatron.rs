@@ -122,7 +122,11 @@ fn layout_arguments(layout: &Layout, blocks: usize) -> Arguments {
     switch("overlap-grad-reduce", true);
     switch("overlap-param-gather", layout.zero > 0);
     if layout.context > 1 {
-        let method = if layout.context_method == ContextMethod::Ring { "p2p" } else { "all_gather" };
+        let method = match layout.context_method {
+            ContextMethod::Ring => "p2p",
+            ContextMethod::Gather => "all_gather",
+            ContextMethod::AllToAll => "a2a",
+        };
         arguments.push(("cp-comm-type", method.into()));
     }
     let expert_tensor = layout.expert_tensor.unwrap_or(layout.tensor);

@@ -3,7 +3,8 @@
 
 use super::FrameworkError;
 use foretell_program::{
-    CollectiveAlgorithm, ContextMethod, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, Schedule, Stack, Training,
+    CollectiveAlgorithm, ContextMethod, ContextOrder, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, Schedule,
+    Stack, Training,
 };
 use foretell_units::{Bytes, DataType};
 
@@ -61,6 +62,10 @@ impl Nearest {
         if layout.collective != CollectiveAlgorithm::Automatic {
             layout.collective = CollectiveAlgorithm::Automatic;
             self.differences.push("NCCL chooses the algorithm of all-reduces".into());
+        }
+        let cuts_sequences = self.plan.layout.context > 1;
+        if std::mem::take(&mut self.plan.layout.context_order) == ContextOrder::Contiguous && cuts_sequences {
+            self.differences.push("ranks of `context` have chunks from both ends of a causal sequence".into());
         }
         if self.plan.batch_norm_group.take().is_some() {
             self.differences.push("samples of a rank's micro-batch share batch statistics".into());

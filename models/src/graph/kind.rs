@@ -204,6 +204,91 @@ impl OperatorKind {
         self.positional_role() == Some(role) || drops_by_head
     }
 
+    /// Whether it gives the same results where the positions of a sequence are stored in another
+    /// order, if its kernel knows the order. A scan, a recurrence or a window of positions does
+    /// not. Neither does attention to keys after the query, as its keys may be another sequence's.
+    pub fn follows_order_of_positions(&self) -> bool {
+        match self {
+            Self::Attention { causal, relative, .. } | Self::AttentionGradient { causal, relative, .. } => {
+                *causal && relative.is_none_or(|relative| relative == RelativePositions::SINKS)
+            }
+            Self::Planned { kind, .. } => kind.works_by_position(),
+            Self::Convolution(_)
+            | Self::ConvolutionInputGradient(_)
+            | Self::ConvolutionWeightGradient(_)
+            | Self::MaxPool(_)
+            | Self::MaxPoolGradient(_)
+            | Self::GlobalAveragePool
+            | Self::GlobalAveragePoolGradient
+            | Self::Prepend
+            | Self::PrependInputGradient
+            | Self::PrependWeightGradient
+            | Self::First
+            | Self::FirstGradient
+            | Self::Lstm { .. }
+            | Self::LstmGradient { .. }
+            | Self::LstmWeightGradient { .. }
+            | Self::Scan { .. }
+            | Self::ScanGradient { .. } => false,
+            Self::Matmul { .. }
+            | Self::MatmulInputGradient(_)
+            | Self::MatmulWeightGradient(_)
+            | Self::Quantise { .. }
+            | Self::EightBitMatmul { .. }
+            | Self::EightBitMatmulInputGradient
+            | Self::EightBitMatmulWeightGradient(_)
+            | Self::BiasAdd
+            | Self::BiasGradient
+            | Self::Relu
+            | Self::ReluGradient
+            | Self::Gelu
+            | Self::GeluGradient
+            | Self::GeluExact
+            | Self::GeluExactGradient
+            | Self::SiluMultiply
+            | Self::SiluMultiplyGradient
+            | Self::Add
+            | Self::BatchNorm
+            | Self::BatchNormInputGradient
+            | Self::BatchNormWeightGradient
+            | Self::BatchNormInference
+            | Self::LayerNorm(_)
+            | Self::LayerNormInputGradient
+            | Self::LayerNormWeightGradient
+            | Self::RmsNorm(_)
+            | Self::RmsNormInputGradient
+            | Self::RmsNormWeightGradient
+            | Self::Rope { .. }
+            | Self::RopeGradient { .. }
+            | Self::Dropout(_)
+            | Self::Embedding
+            | Self::EmbeddingWeightGradient
+            | Self::Split
+            | Self::Join
+            | Self::CrossEntropy
+            | Self::LogitStatistics
+            | Self::CrossEntropyOfStatistics
+            | Self::LabelRanks
+            | Self::TopLabels { .. }
+            | Self::ClassScores
+            | Self::WeightedCrossEntropy { .. }
+            | Self::WeightedCrossEntropyGradient { .. }
+            | Self::CrossEntropyGradient { .. }
+            | Self::Route { .. }
+            | Self::RouteGradient { .. }
+            | Self::Dispatch(_)
+            | Self::DispatchGradient(_)
+            | Self::Combine(_)
+            | Self::CombineInputGradient(_)
+            | Self::CombineGateGradient(_)
+            | Self::ExpertMatmul
+            | Self::ExpertMatmulInputGradient
+            | Self::ExpertMatmulWeightGradient
+            | Self::Scale { .. }
+            | Self::Multiply => true,
+        }
+    }
+
     /// Whether it drops elements, which depends on the numbers of its samples in the global batch.
     pub fn has_dropout(&self) -> bool {
         matches!(

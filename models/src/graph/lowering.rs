@@ -65,6 +65,7 @@ impl Operator {
             packed,
             query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
             query_offset: 0,
+            zigzag: None,
             ring: None,
             dropout: dropout.map(|site| AttentionDropout {
                 site,
@@ -84,6 +85,7 @@ impl Operator {
             theta,
             position_parts: parts(Extent::Positions),
             position_offset: 0,
+            zigzag: None,
         };
         match self.kind {
             OperatorKind::Matmul { weight, activation } => {
@@ -141,7 +143,8 @@ impl Operator {
             OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
             OperatorKind::Rope { theta, rotated } => Kernel::Rope(rope(theta, rotated)),
             OperatorKind::RopeGradient { theta, rotated } => Kernel::RopeGradient(rope(theta, rotated)),
-            // The compiler sets the samples when it emits the instruction.
+            // The compiler sets the samples, and the order of a sequence, when it emits the
+            // instruction.
             OperatorKind::Dropout(site) => Kernel::Dropout(Dropout {
                 first_sample: 0,
                 samples: rows,
@@ -149,6 +152,7 @@ impl Operator {
                 features,
                 parts: parts(Extent::Positions),
                 sample_parts: 1,
+                zigzag: None,
                 site,
             }),
             OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },

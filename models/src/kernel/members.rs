@@ -2,6 +2,7 @@
 
 use super::{Epsilon, Kernel, Smoothing};
 use crate::attention::Attention;
+use crate::zigzag::Zigzag;
 
 impl Kernel {
     /// The kernel for the micro-batch whose first sample is `first_sample` of the global batch.
@@ -34,6 +35,18 @@ impl Kernel {
         self
     }
 
+    /// The kernel on a sequence that is stored in this order. Only kernels that depend on positions
+    /// change.
+    pub fn with_order(mut self, order: Option<Zigzag>) -> Self {
+        match &mut self {
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.zigzag = order,
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => sizes.zigzag = order,
+            Kernel::Dropout(sizes) => sizes.zigzag = order,
+            _ => {}
+        }
+        self
+    }
+
     /// Resolves the part of the samples that the member `index` of a group has.
     ///
     /// Returns the kernel with `sample_parts` 1, the member's index among those that have the same
@@ -60,6 +73,14 @@ impl Kernel {
             Kernel::Rope(sizes) => Kernel::Rope(sizes.for_member(index)),
             Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.for_member(index)),
             kernel => kernel,
+        }
+    }
+
+    /// Whether some member of a group has more work than another.
+    pub fn is_uneven(&self) -> bool {
+        match self {
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.is_uneven(),
+            kernel => kernel.for_member(0).without_constants() != kernel.without_constants(),
         }
     }
 
@@ -132,6 +153,7 @@ mod tests {
             features: 3,
             parts: 3,
             sample_parts: 2,
+            zigzag: None,
             site: DropoutSite::TIMED,
         };
         let kernel = Kernel::Dropout(sizes);

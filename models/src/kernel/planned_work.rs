@@ -52,6 +52,21 @@ pub(crate) enum GradientReads {
 }
 
 impl PlannedKind {
+    /// Whether each position of a sequence is worked on alone.
+    pub(crate) fn works_by_position(self) -> bool {
+        match self {
+            Self::ShareAmongHeads | Self::GateRows | Self::Function | Self::Sum | Self::Combination => true,
+            Self::Softmax
+            | Self::Rearrangement
+            | Self::Reshape
+            | Self::Slice
+            | Self::Normalisation
+            | Self::Pool
+            | Self::MatrixProduct
+            | Self::GroupedConvolution => false,
+        }
+    }
+
     /// What the gradient of an operand reads.
     pub(crate) fn gradient_reads(self) -> GradientReads {
         match self {

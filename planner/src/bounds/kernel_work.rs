@@ -133,7 +133,7 @@ mod tests {
         for (tensor, pipeline, context, expert) in meshes {
             for (data, micro_batch) in [(1, batch), (1, 1), (2, 2)] {
                 for (zero, recompute, bucket) in others.clone() {
-                    let (sequence_parallel, context_method) = (zero == 1, ContextMethod::ALL[zero % 2]);
+                    let (sequence_parallel, context_method) = (zero == 1, ContextMethod::ALL[zero % 3]);
                     let bucket = Bytes::new(bucket);
                     let mesh = Layout { data, tensor, pipeline, context, expert, micro_batch, ..Layout::default() };
                     found.push(Layout { zero, recompute, bucket, sequence_parallel, context_method, ..mesh });

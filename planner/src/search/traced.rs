@@ -156,6 +156,7 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) 
         ("placement", fixed.rank_order.is_some()),
         ("shares", fixed.shares.is_some()),
         ("context_method", fixed.context_method.is_some()),
+        ("context_order", fixed.context_order.is_some()),
     ];
     split.or_else(|| others.into_iter().find(|(_, is_fixed)| *is_fixed).map(|(name, _)| name))
 }

@@ -74,7 +74,12 @@ impl Space<'_> {
             return families;
         }
         let expert_tensors = [None, Some(1)].into_iter().filter(|split| split.is_none() || expert > 1 && tensor > 1);
-        let usual: &[ContextMethod] = if context > 1 { &ContextMethod::ALL } else { &[ContextMethod::Gather] };
+        let usual: &[ContextMethod] = match (context, tensor) {
+            (1, _) => &[ContextMethod::Gather],
+            // Heads are sharded over one axis only.
+            (_, 1) => &ContextMethod::ALL,
+            _ => &[ContextMethod::Gather, ContextMethod::Ring],
+        };
         let methods = self.fixed.context_method.as_ref().map_or(usual, std::slice::from_ref);
         for expert_tensor in expert_tensors {
             for sequence_parallel in self.sequence_parallel(tensor) {
@@ -102,6 +107,7 @@ impl Space<'_> {
             bucket: self.bucket_sizes[0],
             offload: self.fixed.offload.unwrap_or(self.base.offload),
             collective: self.fixed.collective.unwrap_or(self.base.collective),
+            context_order: self.fixed.context_order.unwrap_or(self.base.context_order),
             ..self.base.clone()
         }
     }

@@ -1,6 +1,6 @@
 //! Layout fields that the user has fixed, and their text form: `--fix tensor=8,pipeline=4,...`.
 
-use foretell_program::{Axis, CollectiveAlgorithm, ContextMethod, Offload, Recompute, Schedule, StageLayout};
+use foretell_program::{Axis, CollectiveAlgorithm, ContextMethod, ContextOrder, Offload, Recompute, Schedule, StageLayout};
 use foretell_units::Bytes;
 use miette::Diagnostic;
 use thiserror::Error;
@@ -51,6 +51,8 @@ pub struct Fixed {
     pub shares: Option<Vec<usize>>,
     /// How attention gets the keys and values of other context-parallel ranks.
     pub context_method: Option<ContextMethod>,
+    /// Order in which context-parallel ranks hold the positions of a sequence.
+    pub context_order: Option<ContextOrder>,
 }
 
 /// A `--fix` that cannot be read.
@@ -139,6 +141,7 @@ impl Fixed {
                     Some(axes.ok_or("axes are tensor, context, expert, data and pipeline, such as tensor+pipeline+data")?);
             }
             "context_method" => self.context_method = Some(one_of(name, value, &ContextMethod::ALL, ContextMethod::name)?),
+            "context_order" => self.context_order = Some(one_of(name, value, &ContextOrder::ALL, ContextOrder::name)?),
             "offload" => self.offload = Some(one_of(name, value, &Offload::ALL, Offload::name)?),
             "collective" => {
                 self.collective = Some(one_of(name, value, &CollectiveAlgorithm::ALL, CollectiveAlgorithm::name)?);
@@ -209,7 +212,9 @@ mod tests {
         assert!(error.starts_with("`tensor=x` cannot be fixed: its value is not a positive whole number"), "{error}");
         let twice = "tensor=2,tensor=4".parse::<Fixed>().expect_err("two values").to_string();
         assert!(twice.starts_with("`tensor=4` cannot be fixed: it is given twice"), "{twice}");
-        for wrong in ["cuts=4+0", "cuts=a", "shares=0", "placement=tensor+rows", "context_method=star", "speed=9"] {
+        for wrong in
+            ["cuts=4+0", "cuts=a", "shares=0", "placement=tensor+rows", "context_method=star", "context_order=star", "speed=9"]
+        {
             assert!(wrong.parse::<Fixed>().is_err(), "{wrong}");
         }
     }
@@ -225,9 +230,12 @@ mod tests {
 
     #[test]
     fn lists_are_joined_by_plus_signs() {
-        let fixed = "cuts=4+3,shares=1+3,placement=tensor+pipeline,context_method=ring".parse::<Fixed>().expect("well formed");
+        let fixed = "cuts=4+3,shares=1+3,placement=tensor+pipeline,context_method=ring,context_order=contiguous"
+            .parse::<Fixed>()
+            .expect("well formed");
         assert_eq!((fixed.cuts, fixed.shares), (Some(vec![4, 3]), Some(vec![1, 3])));
         assert_eq!(fixed.rank_order, Some(vec![Axis::Tensor, Axis::Pipeline]));
         assert_eq!(fixed.context_method, Some(ContextMethod::Ring));
+        assert_eq!(fixed.context_order, Some(ContextOrder::Contiguous));
     }
 }

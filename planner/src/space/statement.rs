@@ -7,7 +7,7 @@ use super::divisors::divisors;
 use super::meshes::{FEWEST_POSITIONS, MOST_NODES_OF_TENSOR, MeshSizes};
 use super::schedules::{MOST_CHUNKS, chunk_counts};
 use super::{Space, families};
-use foretell_program::{CollectiveAlgorithm, Schedule};
+use foretell_program::{CollectiveAlgorithm, ContextOrder, Schedule};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -121,7 +121,7 @@ impl Space<'_> {
         let expert: BTreeSet<usize> = self.expert_sizes().into_iter().collect();
         let experts = divisors(self.model.experts.unwrap_or(1)).into_iter().filter(|&size| size <= devices);
         let others = "other sizes leave devices idle, or divide nodes unevenly";
-        vec![
+        let mut stated = vec![
             of_sizes("data", &sizes.data, data, false, others, fixed.data.is_some()),
             of_sizes(
                 "tensor",
@@ -143,7 +143,17 @@ impl Space<'_> {
                 fixed.context.is_some(),
             ),
             of_sizes("expert", &expert, experts, false, others, fixed.expert.is_some()),
-        ]
+        ];
+        if context.iter().any(|&size| size > 1) {
+            stated.push(dimension(
+                "context_order",
+                self.base.context_order.name().into(),
+                Some(ContextOrder::ALL.len() - 1),
+                "of contiguous parts of a causal sequence the last has the most work".into(),
+                fixed.context_order.is_some(),
+            ));
+        }
+        stated
     }
 
     /// States what a family varies beside its mesh.

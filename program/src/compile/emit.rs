@@ -231,6 +231,7 @@ impl<'a> StageEmitter<'a> {
             reads.push(control);
         }
         let kernel = kernel.with_first_sample(stage.first_sample(micro_batch)).with_sample_parts(stage.sample_parts(id));
+        let kernel = kernel.with_order(lowering.sharding.order_of(operator));
         let axes = stage.positional_axes(id);
         let group = (!axes.is_empty()).then(|| self.list.group(Group::over(axes)));
         let label = Label { name: &operator.name, micro_batch: Some(micro_batch), phase };

@@ -128,7 +128,7 @@ struct SavedPart {
 fn parts(buffer: &Buffer, mesh: &StageMesh, is_saved: &dyn Fn(StateValue, TensorId) -> bool) -> BTreeMap<Vec<Axis>, SavedPart> {
     let mut parts: BTreeMap<Vec<Axis>, SavedPart> = BTreeMap::new();
     let Some(StateContents::Tensors { value, members, axes, replicas }) = buffer.state.as_deref() else { return parts };
-    for (index, (offset, TensorShard { tensor, placements })) in members.iter().enumerate() {
+    for (index, (offset, TensorShard { tensor, placements, .. })) in members.iter().enumerate() {
         if !is_saved(*value, *tensor) {
             continue;
         }

@@ -13,7 +13,7 @@ use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, froz
 use crate::mesh::{Axis, Group, Mesh, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Optimizer, Plan, PlanError};
-use foretell_models::{Graph, Operator, OperatorKind, Role, TensorId};
+use foretell_models::{Graph, Operator, OperatorKind, Role, TensorId, Zigzag};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -30,6 +30,8 @@ pub(super) struct Member {
     /// The shape on one rank.
     pub(super) shape: Vec<usize>,
     pub(super) placements: Placements,
+    /// The order in which rows for positions are held, if it is not their own.
+    pub(super) zigzag: Option<Zigzag>,
     /// The first element within the bucket.
     pub(super) offset: usize,
 }
@@ -298,7 +300,8 @@ impl StageState {
         let name = lowering.graph.tensor(parameter).name.clone();
         self.bucket_of_parameter.insert(name.clone(), index);
         let bucket = &mut self.buckets[index];
-        bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
+        let zigzag = lowering.sharding.order_of_tensor(&lowering.graph, parameter);
+        bucket.members.push(Member { parameter, name, shape, placements, zigzag, offset: bucket.elements });
         bucket.elements += padded;
     }
 

@@ -23,6 +23,10 @@ pub struct Layout {
     pub context: usize,
     /// How attention sees the keys and values of other ranks of `context`.
     pub context_method: ContextMethod,
+    /// The order in which ranks of `context` hold the positions of a sequence; `zigzag` if it is
+    /// left out.
+    #[serde(skip_serializing_if = "ContextOrder::is_usual")]
+    pub context_order: ContextOrder,
     /// The number of ranks that experts are sharded over.
     pub expert: usize,
     /// The number of ranks of `tensor` that one expert is sharded over; all of `tensor` if `None`.
@@ -121,6 +125,7 @@ impl Default for Layout {
             pipeline: 1,
             context: 1,
             context_method: ContextMethod::Gather,
+            context_order: ContextOrder::Zigzag,
             expert: 1,
             expert_tensor: None,
             sequence_parallel: false,
@@ -155,6 +160,21 @@ impl Layout {
             expert: self.expert,
             shares: self.shares.clone(),
         })
+    }
+
+    /// Whether some stage cuts sequences among ranks.
+    pub(super) fn cuts_sequences(&self) -> bool {
+        (0..self.distinct_stages()).any(|stage| self.stage(stage).context > 1)
+    }
+
+    /// The number of ranks over which sequences have a zigzag order, where the model allows one; 1
+    /// if they have none. Stages that cut a sequence differently exchange contiguous parts, and
+    /// attention over whole sequences has equal work in any order.
+    pub(crate) fn zigzag_ranks(&self) -> usize {
+        let ranks = self.stage(0).context;
+        let is_same = (0..self.distinct_stages()).all(|stage| self.stage(stage).context == ranks);
+        let cuts_attention = self.context_method != ContextMethod::AllToAll;
+        if self.context_order == ContextOrder::Zigzag && is_same && cuts_attention { ranks } else { 1 }
     }
 
     /// Whether the schedule matters. On a single stage it does only if it splits the backward pass.
@@ -269,17 +289,56 @@ pub enum ContextMethod {
     /// no rank ever holds more than three parts. Cross-attention over a sequence of another length
     /// and attention with relative positions still gather.
     Ring,
+    /// Ranks exchange parts of the sequence for whole heads and back, so that each attends with
+    /// some heads over the whole sequence (DeepSpeed-Ulysses, Jacobs et al. 2023). `context`
+    /// divides the key heads, and `tensor` is 1. Attention with relative positions still gathers.
+    AllToAll,
 }
 
 impl ContextMethod {
     /// Every method.
-    pub const ALL: [Self; 2] = [Self::Gather, Self::Ring];
+    pub const ALL: [Self; 3] = [Self::Gather, Self::Ring, Self::AllToAll];
 
     /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gather => "gather",
             Self::Ring => "ring",
+            Self::AllToAll => "all_to_all",
         }
+    }
+}
+
+/// The order in which ranks of `context` hold the positions of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ContextOrder {
+    /// Each rank has a chunk from the beginning and one from the end, so that all have equal work
+    /// in causal attention. Where a model's attention is not causal, where another operator depends
+    /// on the order (scans, recurrences, convolutions, relative positions), where a sequence does
+    /// not divide into two chunks for each rank, where stages differ in `context`, and with
+    /// `context_method: all_to_all`, parts are contiguous.
+    #[default]
+    Zigzag,
+    /// Each rank has one part, in the order of positions. In causal attention the last rank has the
+    /// most work.
+    Contiguous,
+}
+
+impl ContextOrder {
+    /// Every order.
+    pub const ALL: [Self; 2] = [Self::Zigzag, Self::Contiguous];
+
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Zigzag => "zigzag",
+            Self::Contiguous => "contiguous",
+        }
+    }
+
+    /// Whether plan files leave it out.
+    pub(crate) fn is_usual(&self) -> bool {
+        *self == Self::default()
     }
 }

@@ -1,7 +1,7 @@
 //! A layout in words: its dimensions with their values, for tables and sentences. It must not know
 //! what a layout costs.
 
-use super::{ContextMethod, Layout, Recompute, StageLayout};
+use super::{ContextMethod, ContextOrder, Layout, Recompute, StageLayout};
 use std::fmt::Display;
 
 /// One dimension of a layout.
@@ -42,6 +42,7 @@ impl Layout {
             said("pipeline", self.pipeline, Some(pipeline)),
             mesh("context", &|stage| stage.context, false),
             self.context_method_dimension(),
+            self.context_order_dimension(),
             mesh("expert", &|stage| stage.expert, false),
             optional("expert tensor", self.expert_tensor, "experts over "),
             self.schedule_dimension(),
@@ -76,10 +77,18 @@ impl Layout {
         self.dimensions().into_iter().filter_map(|dimension| dimension.words).collect::<Vec<_>>().join(", ")
     }
 
+    fn context_order_dimension(&self) -> LayoutDimension {
+        let has_parts = self.cuts_sequences();
+        let is_unusual = has_parts && self.context_order == ContextOrder::Contiguous;
+        let words = is_unusual.then(|| "contiguous parts of sequences".to_owned());
+        said("context order", if has_parts { self.context_order.name() } else { "-" }, words)
+    }
+
     fn context_method_dimension(&self) -> LayoutDimension {
-        let has_parts = self.context > 1 || self.stages.iter().flatten().any(|stage| stage.context > 1);
+        let has_parts = self.cuts_sequences();
         let words = match (has_parts, self.context_method) {
             (true, ContextMethod::Ring) => Some("ring attention".to_owned()),
+            (true, ContextMethod::AllToAll) => Some("attention by heads".to_owned()),
             (true, ContextMethod::Gather) | (false, _) => None,
         };
         said("context method", if has_parts { self.context_method.name() } else { "-" }, words)

@@ -3,7 +3,7 @@
 //! shortest of these. Layouts that mean the same thing are equal in normal form, and compile to the
 //! same Programs.
 
-use super::{Layout, Recompute, StageLayout};
+use super::{ContextOrder, Layout, Recompute, StageLayout};
 use crate::mesh::Axis;
 
 impl Layout {
@@ -15,6 +15,9 @@ impl Layout {
         }
         if let Some(shares) = self.shares.take() {
             self.set_shares(shares);
+        }
+        if !self.cuts_sequences() {
+            self.context_order = ContextOrder::default();
         }
         let usual_order = |order: &[Axis]| Axis::ALL.starts_with(order);
         self.placement = self.placement.filter(|order| !usual_order(order));
@@ -75,6 +78,7 @@ mod tests {
             r#"{"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 4, "zero": 1, "placement": ["tensor", "context"]}"#,
             r#"{"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 4, "zero": 1, "stage_places": [0, 1]}"#,
             r#"{"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 4, "zero": 1, "schedule": "interleaved"}"#,
+            r#"{"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 4, "zero": 1, "context_order": "contiguous"}"#,
             r#"{"data": 2, "tensor": 2, "pipeline": 2, "micro_batch": 4, "zero": 1, "recompute": {"full_layers_of_stages": [0, 0]}}"#,
         ] {
             assert_eq!(normalised(written), plain, "{written}");
@@ -85,6 +89,7 @@ mod tests {
     fn the_normal_form_keeps_choices_that_matter() {
         for written in [
             r#"{"data": 2, "shares": [1, 3]}"#,
+            r#"{"context": 2, "context_order": "contiguous"}"#,
             r#"{"pipeline": 2, "micro_batch": 2, "stages": [{"data": 2}, {"tensor": 2}]}"#,
             r#"{"pipeline": 2, "stage_places": [1, 0], "placement": ["data"]}"#,
             r#"{"data": 4, "zero": 3, "shard_group": 2, "tensor": 4, "expert_tensor": 1}"#,

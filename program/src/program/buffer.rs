@@ -3,7 +3,7 @@
 use super::ids::{BufferId, InstructionId};
 use crate::mesh::Axis;
 use crate::placement::Placements;
-use foretell_models::TensorId;
+use foretell_models::{TensorId, Zigzag};
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -132,4 +132,6 @@ pub struct TensorShard {
     pub tensor: TensorId,
     /// The placements of the tensor.
     pub placements: Placements,
+    /// The order in which rows for the positions of a sequence are held, if it is not their own.
+    pub zigzag: Option<Zigzag>,
 }

@@ -4,7 +4,7 @@ use super::buffer::MemoryKind;
 use super::ids::{BufferId, Few, GroupId, InstructionId, PeerId, StreamId};
 use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use crate::mesh::Axis;
-use foretell_models::{InputKind, Kernel};
+use foretell_models::{InputKind, Kernel, Zigzag};
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -118,6 +118,8 @@ pub enum Operation {
         first_sample: usize,
         /// The number of samples of the rank.
         samples: usize,
+        /// The order in which the positions of a sample are stored, if it is not their own.
+        order: Option<Zigzag>,
     },
     /// Copies the one read to the one write, which lies in the other memory.
     Copy {

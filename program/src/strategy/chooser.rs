@@ -5,7 +5,7 @@ use super::requests::Requests;
 use super::rules::{Rules, is_positional_along_one_axis};
 use super::sums::Sums;
 use super::tensor::TensorRule;
-use super::{Sharding, Strategy, checks};
+use super::{Sharding, Strategy, checks, order};
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Layout, PlanError};
@@ -17,7 +17,7 @@ pub(super) fn choose(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Result
     let mut chooser = Chooser {
         rules,
         requests,
-        sharding: Sharding::replicated(graph),
+        sharding: Sharding { order: order::zigzag(graph, layout), ..Sharding::replicated(graph) },
         is_placed: vec![false; graph.tensors.len()],
         has_gradient: vec![false; graph.tensors.len()],
     };

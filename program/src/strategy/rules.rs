@@ -43,9 +43,41 @@ impl<'a> Rules<'a> {
         let mut strategy = Strategy::default();
         self.shard_batch(operator, &mut strategy)?;
         if self.mesh.size(Axis::Context) > 1 {
-            strategy.set(Axis::Context, self.sequence_loop(operator, self.mesh.size(Axis::Context)));
+            strategy.set(Axis::Context, self.context_loop(operator)?);
         }
         Ok(strategy)
+    }
+
+    /// The loop that `context` shards: the sequence, or the heads of attention that all of it is
+    /// brought together for.
+    fn context_loop(&self, operator: &Operator) -> Result<Option<LoopId>, PlanError> {
+        let ranks = self.mesh.size(Axis::Context);
+        let sequence = self.sequence_loop(operator, ranks);
+        let (ContextMethod::AllToAll, Some(_), OperatorKind::Attention { relative: None, .. }) =
+            (self.context_method, sequence, operator.kind)
+        else {
+            return Ok(sequence);
+        };
+        if self.mesh.size(Axis::Tensor) > 1 {
+            return Err(PlanError::Invalid {
+                field: "context_method",
+                reason: "`all_to_all` shards the heads of attention, which `tensor` shards already".into(),
+                hint: "use `tensor: 1`, or `context_method: ring`".into(),
+            });
+        }
+        let heads = operator.loops.iter().position(|one| one.role == Extent::Heads).map(LoopId);
+        let heads = heads.filter(|heads| operator.loops[heads.0].shardable);
+        match heads.map(|heads| (heads, operator.loops[heads.0].extent)) {
+            Some((heads, extent)) if extent.is_multiple_of(ranks) => Ok(Some(heads)),
+            Some((_, extent)) => Err(PlanError::Indivisible {
+                what: format!("the number of key heads of `{}`", operator.name),
+                value: extent,
+                by: "context".into(),
+                divisor: ranks,
+                hint: "`context_method: all_to_all` gives each rank whole heads: choose a divisor, or another method".into(),
+            }),
+            None => Ok(sequence),
+        }
     }
 
     /// Lets `expert` shard the experts, if there are any, and all other axes of the batch the

@@ -1,6 +1,7 @@
 //! Context parallelism: ring attention and gathered keys and values.
 
 use super::*;
+use foretell_units::diagnostic::one_line;
 
 #[test]
 fn ring_attention_shifts_parts_and_holds_less_than_gathering() {
@@ -48,4 +49,57 @@ fn attention_that_cannot_use_a_ring_gathers() {
     // T5 has relative positions everywhere except in attention over the encoder's sequence.
     assert_eq!(kinds(&gather)[0], 0);
     assert!(kinds(&ring)[1] > 0);
+}
+
+/// The orders of a training step's kernels and loads that have one.
+fn orders(program: &Program) -> Vec<Zigzag> {
+    let of = |operation: &Operation| match operation {
+        Operation::Compute { kernel: Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes), .. } => sizes.zigzag,
+        Operation::Compute { kernel: Kernel::Rope(sizes) | Kernel::RopeGradient(sizes), .. } => sizes.zigzag,
+        Operation::Compute { kernel: Kernel::Dropout(sizes), .. } => sizes.zigzag,
+        Operation::Load { order, .. } => *order,
+        _ => None,
+    };
+    let instructions = program.lists.iter().flat_map(|list| &list.instructions);
+    instructions.filter_map(|instruction| of(&instruction.operation)).collect()
+}
+
+#[test]
+fn sequences_are_in_zigzag_order_where_all_operators_can_follow_it() {
+    let decoder = gpt(r#""layers": 2, "hidden": 32, "heads": 4, "vocab": 16, "sequence": 24, "dropout": 0.1"#);
+    let ring = Layout { context: 3, context_method: ContextMethod::Ring, ..Layout::default() };
+    for layout in [Layout { context: 3, ..Layout::default() }, Layout { tensor: 2, sequence_parallel: true, ..ring }] {
+        let found = orders(&program(&decoder, layout, 2));
+        assert!(found.len() > 10 && found.iter().all(|&one| Some(one) == Zigzag::new(3, 24)), "{found:?}");
+    }
+    let none = |model: &Model, layout: Layout| assert_eq!(orders(&program(model, layout, 2)), []);
+    none(&decoder, Layout { context: 3, context_order: ContextOrder::Contiguous, ..Layout::default() });
+    none(&decoder, Layout::default());
+    // Eight ranks need sixteen chunks.
+    none(&decoder, Layout { context: 8, ..Layout::default() });
+    let stage = |context| StageLayout { context, ..StageLayout::default() };
+    let untied = gpt(r#""layers": 2, "hidden": 32, "heads": 4, "vocab": 16, "sequence": 24, "tied_embeddings": false"#);
+    none(&untied, Layout { pipeline: 2, stages: Some(vec![stage(2), stage(4)]), ..Layout::default() });
+    for model in ["bert-base-uncased", "t5-small", "vit_b_16"] {
+        let model = Model::named(model).expect("in the zoo");
+        if let Ok(compiled) = compile(&model, "model", &Plan::new(Layout { context: 2, ..Layout::default() }, 2)) {
+            assert_eq!(orders(&compiled.training), []);
+        }
+    }
+}
+
+#[test]
+fn attention_by_heads_exchanges_parts_for_heads() {
+    let by_heads = |context| Layout { context, context_method: ContextMethod::AllToAll, ..Layout::default() };
+    let model = gpt(r#""layers": 2, "hidden": 32, "heads": 4, "vocab": 16, "sequence": 24, "dropout": 0.1"#);
+    let exchanged = program(&model, by_heads(4), 1);
+    // q, k, v and the output of each layer, and their gradients.
+    assert_eq!(count(&exchanged.lists[0], "all_to_all"), 2 * (4 + 4), "{exchanged}");
+    assert_eq!(orders(&exchanged), []);
+    let gathered = program(&model, Layout { context: 4, ..Layout::default() }, 1);
+    assert_eq!(exchanged.hardware_flops, gathered.hardware_flops, "the same products, divided differently");
+    let refusal = |layout| one_line(&compile(&model, "model", &Plan::new(layout, 2)).expect_err("refused"));
+    assert!(refusal(by_heads(3)).contains("the number of key heads of"), "{}", refusal(by_heads(3)));
+    let with_tensor = refusal(Layout { tensor: 2, ..by_heads(2) });
+    assert!(with_tensor.contains("which `tensor` shards already"), "{with_tensor}");
 }

@@ -13,11 +13,11 @@ mod servers;
 mod state;
 mod tensor;
 
-use foretell_models::{DropoutRate, Gpt, Kernel, Llama, Mlp, Model, Resnet, Stem, Vgg};
+use foretell_models::{DropoutRate, Gpt, Kernel, Llama, Mlp, Model, Resnet, Stem, Vgg, Zigzag};
 use foretell_program::{
-    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Instruction, Keep, Kept, Layout, LearningRateSchedule,
-    MemoryKind, Mode, Offload, Operation, Optimizer, OuterOptimizer, Overlap, Period, Phase, Plan, PlanError, Program, Recompute,
-    Schedule, StageProgram, Training, WarmUp, compile,
+    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, ContextOrder, Instruction, Keep, Kept, Layout,
+    LearningRateSchedule, MemoryKind, Mode, Offload, Operation, Optimizer, OuterOptimizer, Overlap, Period, Phase, Plan,
+    PlanError, Program, Recompute, Schedule, StageLayout, StageProgram, Training, WarmUp, compile,
 };
 use foretell_units::{Bytes, DataType};
 

@@ -94,14 +94,22 @@ mod tests {
         assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.1), None);
         let leaves = "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}";
         assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, leaves), 1.0), None);
-        // Causal attention is uneven along `context`: the last part sees the most keys.
-        assert_eq!(rotation_of(r#""data": 2, "context": 4, "micro_batch": 1"#, &nodes_of(1, switch), 1.0), Some((Axis::Data, 2)));
+        // Causal attention is uneven along `context` in contiguous parts: the last sees the most
+        // keys.
+        let parts = |order: &str| format!(r#""data": 2, "context": 4, "context_order": "{order}", "micro_batch": 1"#);
+        assert_eq!(rotation_of(&parts("contiguous"), &nodes_of(1, switch), 1.0), Some((Axis::Data, 2)));
+        assert_eq!(rotation_of(&parts("zigzag"), &nodes_of(1, switch), 1.0), Some((Axis::Context, 4)));
     }
 
     #[test]
     fn ranks_with_uneven_parts_are_not_folded_onto_each_other() {
         let topology = nodes_of(1, "{kind: switch, latency: 10us}");
-        for layout in [r#""context": 4, "micro_batch": 1"#, r#""data": 2, "context": 4, "micro_batch": 1"#] {
+        let contiguous = r#""context_order": "contiguous", "micro_batch": 1"#;
+        let zigzag = r#""micro_batch": 1"#;
+        let ring = r#""context_method": "ring", "micro_batch": 1"#;
+        let layouts = [contiguous, zigzag, ring]
+            .map(|rest| [r#""context": 4"#, r#""data": 2, "context": 4"#].map(|mesh| [mesh, rest].join(", ")));
+        for layout in layouts.as_flattened().iter().map(String::as_str) {
             let program = program_of(layout);
             let costs = CostModel::new(None, &topology);
             let step = |folding| {

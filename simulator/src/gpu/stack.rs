@@ -73,9 +73,10 @@ pub struct StackProfile {
     /// Costs of collectives and messages.
     #[serde(flatten)]
     pub communication: CommunicationCosts,
-    /// True if context parallelism gives each rank equal work on a causal sequence: one part from
-    /// the beginning and one from the end (Megatron Core, torchtitan). Our own executor's parts are
-    /// contiguous, so its last rank has the most work.
+    /// True if context parallelism gives each rank equal work on a causal sequence in every order
+    /// that a layout names: one part from the beginning and one from the end (Megatron Core,
+    /// torchtitan). Our own executor follows the layout's order; of contiguous parts its last rank
+    /// has the most work.
     #[serde(default = "yes")]
     pub balances_parts: bool,
     /// Differences between the stack's memory and the Program's.

@@ -40,7 +40,7 @@ impl ListTimes {
 pub(crate) fn uneven_groups(source: &StageProgram, list: &LoweredList) -> BTreeSet<GroupId> {
     let uneven =
         list.operations.first_instruction.iter().filter_map(|&first| match *source.instructions[first as usize].operation {
-            Operation::Compute { kernel, group, .. } if kernel.for_member(0) != kernel => group,
+            Operation::Compute { kernel, group, .. } if kernel.is_uneven() => group,
             _ => None,
         });
     uneven.collect()

@@ -115,7 +115,11 @@ impl StageBuilder {
             lifetime: None,
             state: None,
         });
-        let id = self.push(Stream::Load, Operation::Load { input: InputKind::Features, first_sample: 0, samples: 1 }, &[]);
+        let id = self.push(
+            Stream::Load,
+            Operation::Load { input: InputKind::Features, first_sample: 0, samples: 1, order: None },
+            &[],
+        );
         self.0.instructions[id.0 as usize].writes.push(buffer);
         id
     }

@@ -2,10 +2,12 @@
 //! that scores stay in the cache (Dao et al. 2022). Rows of scores are complete, so the softmax
 //! needs no running rescaling. Blocks above the diagonal of causal attention are skipped.
 
+use super::attention_plan::{AttentionPlan, QueryBlock};
 use super::dropout::ProbabilityDropout;
 use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
+use super::ordered::store_in_order;
 use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
 use super::view::{Destination, View, ViewMut};
 use crate::KernelCall;
@@ -19,99 +21,6 @@ const VECTOR: usize = 16;
 /// A score whose exponential is zero.
 const UNSEEN: f32 = -1e30;
 
-/// Strides of q, k and v (or their gradients), in elements: from one position to the next, and from
-/// one sequence to the next.
-#[derive(Clone, Copy)]
-struct Strides {
-    query: usize,
-    key: usize,
-    query_image: usize,
-    key_image: usize,
-}
-
-/// Quantities derived from the sizes: offsets of heads, blocks of queries, and the keys that a
-/// block sees.
-struct Plan<'a> {
-    sizes: &'a Attention,
-    strides: Strides,
-    scale: f32,
-    /// Elements from one output position to the next.
-    hidden: usize,
-}
-
-impl<'a> Plan<'a> {
-    fn new(sizes: &'a Attention) -> Self {
-        let hidden = sizes.heads() * sizes.head_dimension;
-        let (query, key) = if sizes.packed { (3 * hidden, 3 * hidden) } else { (hidden, sizes.key_heads * sizes.head_dimension) };
-        let strides = Strides { query, key, query_image: sizes.queries * query, key_image: sizes.keys * key };
-        let scale = if sizes.scaled { 1.0 / (sizes.head_dimension as f32).sqrt() } else { 1.0 };
-        Self { sizes, strides, scale, hidden }
-    }
-
-    /// Number of queries per block. Its scores have at most 128 Ki elements: a quarter of the L2
-    /// cache, since the gradient has two such blocks. Blocks are small enough to waste little above
-    /// a causal diagonal, large enough for fast products, and whole tiles of the micro-kernel.
-    fn block(&self) -> usize {
-        ((1 << 17) / self.sizes.keys.max(1)).clamp(14, 56)
-    }
-
-    fn block_at(&self, first: usize) -> Block {
-        let count = self.block().min(self.sizes.queries - first);
-        let position = self.sizes.query_offset + first;
-        let visible = if self.sizes.causal { (position + count).min(self.sizes.keys) } else { self.sizes.keys };
-        Block { first: position, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
-    }
-
-    /// Number of keys that a block's first query sees, and how many more each later query sees.
-    fn diagonal(&self, block: &Block) -> (usize, usize) {
-        if self.sizes.causal { (block.first + 1, 1) } else { (self.sizes.keys, 0) }
-    }
-
-    /// Offset of a query head's q in a sequence.
-    fn query(&self, image: usize, head: usize) -> usize {
-        image * self.strides.query_image + head * self.sizes.head_dimension
-    }
-
-    /// Offset of a key head's k or v in a sequence.
-    fn key(&self, image: usize, head: usize) -> usize {
-        image * self.strides.key_image + head * self.sizes.head_dimension
-    }
-
-    /// Offset of a head's output for a query.
-    fn output(&self, image: usize, first: usize, head: usize) -> usize {
-        (image * self.sizes.queries + first) * self.hidden + head * self.sizes.head_dimension
-    }
-
-    fn is_empty(&self) -> bool {
-        self.sizes.query_elements() == 0 || self.sizes.keys == 0
-    }
-
-    /// Length of the buffer of [`Plan::fill_bias`].
-    fn bias_elements(&self) -> usize {
-        if self.sizes.relative.is_some() { self.sizes.queries + self.sizes.keys } else { 0 }
-    }
-
-    /// Writes a head's bias of scores by distance, starting with the distance from the last query
-    /// to the first key.
-    fn fill_bias(&self, bias: &mut [f32], table: &[f32], head: usize) {
-        self.each_distance(head, |place, entry| bias[place] = table[entry]);
-    }
-
-    /// Calls `each(index in a head's bias, index in the table)`.
-    fn each_distance(&self, head: usize, mut each: impl FnMut(usize, usize)) {
-        let Some(relative) = self.sizes.relative else { return };
-        let last = (self.sizes.query_offset + self.sizes.queries - 1) as isize;
-        for place in 0..self.sizes.queries + self.sizes.keys - 1 {
-            each(place, relative.bucket(place as isize - last) * self.sizes.heads() + head);
-        }
-    }
-
-    /// Start of the bias row of query `first` (counted in this rank's part).
-    fn bias_line(&self, first: usize) -> usize {
-        self.sizes.queries - 1 - first
-    }
-}
-
 /// # Safety
 ///
 /// The call's operands are checked and valid, and the sizes are those of its kernel.
@@ -123,7 +32,7 @@ pub(super) unsafe fn forward(
     scratch: &mut Scratch,
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
-    let plan = Plan::new(sizes);
+    let plan = AttentionPlan::new(sizes, dropout.as_ref());
     // A part of a ring that no query sees adds nothing.
     if plan.is_empty() || sizes.ring.is_some_and(|ring| ring.unseen) {
         return;
@@ -138,25 +47,29 @@ pub(super) unsafe fn forward(
         if packed { (reads(0), &reads(0)[hidden..], &reads(0)[2 * hidden..]) } else { (reads(0), reads(1), reads(2)) };
     let table = sizes.relative.map(|_| reads(if packed { 1 } else { 3 }));
     let extents = [keys, head_dimension];
-    let [block_scores, reciprocals, packed_keys, packed_values, bias, block_out, block_log_sums] = scratch.pieces([
-        block * keys,
-        block,
-        transposed_elements(kernel, keys, head_dimension),
-        plain_elements(kernel, keys, head_dimension),
-        plan.bias_elements(),
-        if merges { block * head_dimension } else { 0 },
-        if merges { block } else { 0 },
-    ]);
+    let [block_scores, reciprocals, packed_keys, packed_values, bias, block_out, block_log_sums, ordered_keys, ordered_values] =
+        scratch.pieces([
+            block * keys,
+            block,
+            transposed_elements(kernel, keys, head_dimension),
+            plain_elements(kernel, keys, head_dimension),
+            plan.bias_elements(),
+            if merges { block * head_dimension } else { 0 },
+            if merges { block } else { 0 },
+            plan.ordered_elements(),
+            plan.ordered_elements(),
+        ]);
     for [image, key_head] in pairs(batch, key_heads) {
         let key = plan.key(image, key_head);
-        let factor_keys = Factor::transposed(kernel, &k[key..], strides.key, extents, packed_keys);
-        let values = Factor::plain(kernel, &v[key..], strides.key, extents, packed_values);
+        let (key_rows, key_stride) = plan.keys_of(&k[key..], ordered_keys);
+        let (value_rows, value_stride) = plan.keys_of(&v[key..], ordered_values);
+        let factor_keys = Factor::transposed(kernel, key_rows, key_stride, extents, packed_keys);
+        let values = Factor::plain(kernel, value_rows, value_stride, extents, packed_values);
         for head in key_head * group..(key_head + 1) * group {
             if let Some(table) = table {
                 plan.fill_bias(bias, table, head);
             }
-            for first in (0..queries).step_by(block) {
-                let block = plan.block_at(first);
+            for &QueryBlock { row: first, position, block } in &plan.blocks {
                 let Block { count, visible, .. } = block;
                 let query = plan.query(image, head) + first * strides.query;
                 let rows = View::rows(q[query..].as_ptr(), strides.query);
@@ -173,7 +86,7 @@ pub(super) unsafe fn forward(
                 // A row's sum includes dropped probabilities.
                 let drop_some = |probabilities: &mut [f32]| {
                     if let Some(dropout) = dropout {
-                        dropout.drop_some(probabilities, visible, [image, head, first]);
+                        dropout.drop_some(probabilities, visible, &plan.key_runs, [image, head, position]);
                     }
                 };
                 if merges {
@@ -213,7 +126,7 @@ pub(super) unsafe fn gradient(
     scratch: &mut Scratch,
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
-    let plan = Plan::new(sizes);
+    let plan = AttentionPlan::new(sizes, dropout.as_ref());
     let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
     // SAFETY: reads are valid, and overlap no write.
     let reads = |index: usize| unsafe { floats(&call.reads[index]) };
@@ -262,6 +175,10 @@ pub(super) unsafe fn gradient(
         packed_outputs,
         bias,
         bias_gradient,
+        ordered_keys,
+        ordered_values,
+        key_gradients,
+        value_gradients,
     ] = scratch.pieces([
         block * keys,
         block * keys,
@@ -273,13 +190,23 @@ pub(super) unsafe fn gradient(
         block_plain,
         plan.bias_elements(),
         plan.bias_elements(),
+        plan.ordered_elements(),
+        plan.ordered_elements(),
+        plan.ordered_elements(),
+        plan.ordered_elements(),
     ]);
     for [image, key_head] in pairs(batch, key_heads) {
         let key = plan.key(image, key_head);
-        let factor_keys = Factor::transposed(kernel, &k[key..], strides.key, extents, packed_keys);
-        let values = Factor::transposed(kernel, &v[key..], strides.key, extents, packed_values);
-        let plain_keys = Factor::plain(kernel, &k[key..], strides.key, extents, packed_plain_keys);
-        let key_targets = [targets[1], targets[2]].map(|target| ViewMut::rows(target.wrapping_add(key), strides.key));
+        let (key_rows, key_stride) = plan.keys_of(&k[key..], ordered_keys);
+        let (value_rows, value_stride) = plan.keys_of(&v[key..], ordered_values);
+        let factor_keys = Factor::transposed(kernel, key_rows, key_stride, extents, packed_keys);
+        let values = Factor::transposed(kernel, value_rows, value_stride, extents, packed_values);
+        let plain_keys = Factor::plain(kernel, key_rows, key_stride, extents, packed_plain_keys);
+        let stored = [targets[1], targets[2]].map(|target| ViewMut::rows(target.wrapping_add(key), strides.key));
+        let key_targets = match plan.order {
+            None => stored,
+            Some(_) => [&mut *key_gradients, &mut *value_gradients].map(|copy| ViewMut::rows(copy.as_mut_ptr(), head_dimension)),
+        };
         for head in key_head * group..(key_head + 1) * group {
             if let Some(table) = table {
                 plan.fill_bias(bias, table, head);
@@ -287,8 +214,7 @@ pub(super) unsafe fn gradient(
             }
             // Starts with the last block of queries, which sees the most keys. The first head's
             // block overwrites the gradients of keys and values; the others add.
-            for first in (0..queries).step_by(block).rev() {
-                let block = plan.block_at(first);
+            for &QueryBlock { row: first, position, block } in plan.blocks.iter().rev() {
                 let Block { count, visible, .. } = block;
                 let is_first = head == key_head * group && first + count == queries;
                 if is_first {
@@ -315,7 +241,7 @@ pub(super) unsafe fn gradient(
                 // gradient equals the product of its output and the output's gradient, with or
                 // without dropout.
                 if let Some(dropout) = dropout {
-                    dropout.drop_some(slopes, visible, [image, head, first]);
+                    dropout.drop_some(slopes, visible, &plan.key_runs, [image, head, position]);
                 }
                 if table.is_some() {
                     let line = plan.bias_line(first + count - 1);
@@ -327,7 +253,7 @@ pub(super) unsafe fn gradient(
                 }
                 // The values' gradients use the dropped probabilities.
                 if let Some(dropout) = dropout {
-                    dropout.drop_some(probabilities, visible, [image, head, first]);
+                    dropout.drop_some(probabilities, visible, &plan.key_runs, [image, head, position]);
                 }
                 let block_packed = plain_elements(kernel, count, head_dimension);
                 let extents = [count, head_dimension];
@@ -344,6 +270,12 @@ pub(super) unsafe fn gradient(
             }
             if let Some(gradient) = table_gradient.as_deref_mut() {
                 plan.each_distance(head, |place, entry| gradient[entry] += bias_gradient[place]);
+            }
+        }
+        if let Some(order) = plan.order {
+            for (copy, stored) in [&*key_gradients, &*value_gradients].into_iter().zip(stored) {
+                // SAFETY: the rows are this head's.
+                unsafe { store_in_order(order, copy, head_dimension, stored) };
             }
         }
     }

@@ -12,7 +12,7 @@ use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
 use super::vector::multiversion;
 use crate::KernelCall;
 use crate::half::Half;
-use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite};
+use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite, PositionRun, Zigzag, position_runs};
 
 /// Most elements in a run: so many are copied, or widened to single precision, at a time.
 const BLOCK: usize = 4096;
@@ -74,18 +74,22 @@ pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout,
 fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each: impl FnMut(Run)) {
     let Dropout { first_sample, samples, site: DropoutSite { site, .. }, .. } = *sizes;
     let row = sizes.positions * sizes.features;
-    let first = call.group_index * row;
+    let first = call.group_index * sizes.positions;
     for sample in 0..samples {
         let number = first_sample + call.samples_before + sample;
-        let mut done = 0;
-        while done < row {
-            let index = (first + done) as u64;
-            let until_next = (1u64 << 32) - (index & u64::from(u32::MAX));
-            let length = (row - done).min(longest).min(usize::try_from(until_next).unwrap_or(usize::MAX));
-            let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64, number as u64, index >> 32];
-            let key = words.into_iter().fold(0, |state, word| split_mix(state ^ word));
-            each(Run { start: sample * row + done, length, index: index as u32, key });
-            done += length;
+        for positions in position_runs(sizes.zigzag, first..first + sizes.positions) {
+            let start = sample * row + positions.start * sizes.features;
+            let (first, elements) = (positions.position * sizes.features, positions.length * sizes.features);
+            let mut done = 0;
+            while done < elements {
+                let index = (first + done) as u64;
+                let until_next = (1u64 << 32) - (index & u64::from(u32::MAX));
+                let length = (elements - done).min(longest).min(usize::try_from(until_next).unwrap_or(usize::MAX));
+                let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64, number as u64, index >> 32];
+                let key = words.into_iter().fold(0, |state, word| split_mix(state ^ word));
+                each(Run { start: start + done, length, index: index as u32, key });
+                done += length;
+            }
         }
     }
 }
@@ -94,6 +98,8 @@ fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each
 #[derive(Clone, Copy)]
 pub(super) struct ProbabilityDropout {
     place: AttentionPlace,
+    /// The order of positions, if it is not their own.
+    order: Option<Zigzag>,
     /// Query heads per key head of this rank.
     group: usize,
     /// Hash key, made of seed, step and site.
@@ -110,6 +116,7 @@ impl ProbabilityDropout {
         let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64];
         Some(Self {
             place: sizes.place(&dropout, call.group_index, call.samples_before),
+            order: sizes.zigzag,
             group: sizes.group,
             key: words.into_iter().fold(0, |state, word| split_mix(state ^ word)),
             threshold: rate.threshold(),
@@ -117,15 +124,29 @@ impl ProbabilityDropout {
         })
     }
 
-    /// Drops probabilities in `rows`: one row for each query, from query `first` on, and one column
-    /// for each key, from the rank's first key on. `image` is the sample's number; it, `head` and
-    /// `first` are counted within the rank. Kept elements are scaled by the inverse of the keep
-    /// rate.
-    pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, [image, head, first]: [usize; 3]) {
+    /// The positions of the rank's queries.
+    pub(super) fn queries(&self, queries: usize) -> impl Iterator<Item = PositionRun> {
+        position_runs(self.order, self.place.query..self.place.query + queries)
+    }
+
+    /// The positions of the rank's keys, in the order in which they are stored.
+    pub(super) fn keys(&self, keys: usize) -> impl Iterator<Item = PositionRun> {
+        position_runs(self.order, self.place.key..self.place.key + keys)
+    }
+
+    /// Drops probabilities in `rows`: one row for each query, from position `query` on, and one
+    /// column for each key. `image` is the sample's number; it and `head` are counted within the
+    /// rank. `keys` are the runs of the rank's keys, which may have more keys than there are
+    /// columns. Kept elements are scaled by the inverse of the keep rate.
+    pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, keys: &[PositionRun], [image, head, query]: [usize; 3]) {
         let words = [self.place.sample + image, self.place.head(head, self.group)];
         let key = words.into_iter().fold(self.key, |state, word| split_mix(state ^ word as u64));
-        for (row, query) in rows.chunks_exact_mut(columns.max(1)).zip(self.place.query + first..) {
-            keep_in_place(row, self.place.key as u32, split_mix(key ^ query as u64), self.threshold, self.scale);
+        for (row, query) in rows.chunks_exact_mut(columns.max(1)).zip(query..) {
+            let key = split_mix(key ^ query as u64);
+            for run in keys {
+                let row = &mut row[run.start.min(columns)..(run.start + run.length).min(columns)];
+                keep_in_place(row, run.position as u32, key, self.threshold, self.scale);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod activations;
 mod attention;
+mod attention_plan;
 mod batch_norm;
 mod blocked;
 mod compression;
@@ -27,6 +28,7 @@ mod micro_kernel;
 mod mixture;
 mod movement;
 mod optimizers;
+mod ordered;
 mod pooling;
 mod product;
 mod rms_norm;

@@ -4,7 +4,7 @@
 use super::memory::{Scratch, floats, floats_mut, same};
 use super::vector::{multiply_add, multiversion};
 use crate::KernelCall;
-use foretell_models::Rope;
+use foretell_models::{PositionRun, Rope, position_runs};
 
 /// Rotates forward, or backward with `direction` -1.
 ///
@@ -12,7 +12,7 @@ use foretell_models::Rope;
 ///
 /// The call's operands are checked and valid; y may be x.
 pub(super) unsafe fn turn(call: &KernelCall<'_>, sizes: &Rope, direction: f64, scratch: &mut Scratch) {
-    let Rope { positions, heads, head_dimension, theta, position_offset, .. } = *sizes;
+    let Rope { positions, heads, head_dimension, theta, position_offset, zigzag, .. } = *sizes;
     let rotated = sizes.rotated_features();
     if sizes.elements() == 0 {
         return;
@@ -29,7 +29,11 @@ pub(super) unsafe fn turn(call: &KernelCall<'_>, sizes: &Rope, direction: f64, s
         }
         return;
     }
-    fill_angles(cosines, sines, half, theta as f64, position_offset as f64, direction);
+    for PositionRun { start, position, length } in position_runs(zigzag, position_offset..position_offset + positions) {
+        let of_run = start * half..(start + length) * half;
+        let (cosines, sines) = (&mut cosines[of_run.clone()], &mut sines[of_run]);
+        fill_angles(cosines, sines, half, theta as f64, position as f64, direction);
+    }
     let row = heads * head_dimension;
     let angles = || cosines.chunks_exact(half).zip(sines.chunks_exact(half)).cycle();
     match x {

@@ -3,7 +3,7 @@
 use super::{dropout, eight_bits, lstm, mixture};
 use foretell_models::{
     Activation, Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, Smoothing,
-    WeightLayout, Window,
+    WeightLayout, Window, Zigzag,
 };
 
 pub(super) fn window(extents: [usize; 8]) -> Window {
@@ -28,6 +28,7 @@ pub(super) fn attention([batch, sequence, heads, head_dimension]: [usize; 4], ca
         packed,
         query_parts: 1,
         query_offset: 0,
+        zigzag: None,
         ring: None,
         dropout: None,
     }
@@ -40,7 +41,7 @@ pub(super) fn dropped() -> AttentionDropout {
 }
 
 /// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with
-/// relative positions, with dropout.
+/// relative positions, with dropout, in a zigzag order.
 pub(super) fn attentions() -> Vec<Attention> {
     let mut all = Vec::new();
     for causal in [false, true] {
@@ -70,11 +71,29 @@ pub(super) fn attentions() -> Vec<Attention> {
             },
         ]);
     }
+    // Parts in a zigzag order, of chunks that are shorter and longer than a tile.
+    let zigzag = |ranks, chunk: usize, head_dimension| Attention {
+        queries: 2 * chunk,
+        query_parts: ranks,
+        zigzag: Zigzag::new(ranks, 2 * chunk * ranks),
+        ..attention([2, 2 * chunk * ranks, 2, head_dimension], true, false)
+    };
+    all.extend([
+        zigzag(2, 1, 4),
+        Attention { group: 3, ..zigzag(3, 11, 8) },
+        Attention { queries: 66, query_parts: 1, ..zigzag(3, 11, 8) },
+        zigzag(2, 75, 17),
+        Attention {
+            dropout: Some(AttentionDropout { position_parts: 3, head_parts: 2, group_parts: 2, ..dropped() }),
+            group: 2,
+            ..zigzag(3, 13, 8)
+        },
+    ]);
     all
 }
 
 /// Rotary positions of a whole sequence, and of the last part of one.
-pub(super) fn ropes() -> [Rope; 4] {
+pub(super) fn ropes() -> [Rope; 5] {
     let sizes = Rope {
         batch: 1,
         positions: 1,
@@ -84,10 +103,12 @@ pub(super) fn ropes() -> [Rope; 4] {
         theta: 10_000,
         position_parts: 1,
         position_offset: 0,
+        zigzag: None,
     };
     let whole = Rope { batch: 3, positions: 37, heads: 2, head_dimension: 18, ..sizes };
     let partial = Rope { rotated: Some(8), theta: 100, ..whole };
-    [sizes, whole, partial, Rope { theta: 500, position_parts: 3, position_offset: 1000, ..whole }]
+    let zigzag = Rope { positions: 38, position_parts: 3, zigzag: Zigzag::new(3, 114), ..whole };
+    [sizes, whole, partial, zigzag, Rope { theta: 500, position_parts: 3, position_offset: 1000, ..whole }]
 }
 
 /// Kernels of every kind at sizes that no block, tile or vector divides.

@@ -1,7 +1,7 @@
 //! What dropout drops: as many as it should, nothing that goes together, and of a part what it
 //! drops of the whole.
 
-use foretell_models::{Dropout, DropoutRate, DropoutSite, Kernel};
+use foretell_models::{Dropout, DropoutRate, DropoutSite, Kernel, Zigzag};
 use foretell_units::DataType;
 
 use crate::{Backend as _, CpuBackend, Hyperparameters, KernelCall, Operand};
@@ -21,6 +21,7 @@ const WHOLE: Dropout = Dropout {
     features: 40,
     parts: 1,
     sample_parts: 1,
+    zigzag: None,
     site: site(DropoutRate::TENTH),
 };
 
@@ -29,6 +30,8 @@ pub(super) fn cases() -> Vec<Kernel> {
         Dropout { samples: 1, positions: 1, features: 1, ..WHOLE },
         Dropout { samples: 3, positions: 7, features: 33, first_sample: 5, site: site(rate(0.5)), ..WHOLE },
         Dropout { samples: 2, positions: 19, features: 1, parts: 3, site: site(rate(0.25)), ..WHOLE },
+        // Three parts of a zigzag order.
+        Dropout { samples: 2, positions: 14, features: 3, parts: 3, zigzag: Zigzag::new(3, 42), ..WHOLE },
         // Longer than a block of numbers that are widened.
         Dropout { samples: 2, positions: 51, features: 203, parts: 2, site: DropoutSite { site: 0, ..WHOLE.site }, ..WHOLE },
     ];

@@ -1,18 +1,25 @@
 //! The steps of ring attention, merged, against the whole attention in double precision.
 
 use super::{PARAMETERS, Tensor, all_backends, attention, dropped, operands_in, reference, run_in};
-use foretell_models::{Attention, AttentionDropout, Kernel, RingStep};
+use foretell_models::{Attention, AttentionDropout, Kernel, RingStep, Zigzag};
 use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 const PARTS: usize = 3;
 
-/// The positions of one part of `x`, `[outer, PARTS, inner]`.
-fn part(x: &[f64], outer: usize, index: usize) -> Tensor {
+/// Positions of a sequence.
+const POSITIONS: usize = 66;
+
+/// The positions of one part of `x`, `[outer, POSITIONS, inner]`, as they are stored.
+fn part_in(order: Option<Zigzag>, x: &[f64], outer: usize, index: usize) -> Tensor {
     let line = x.len() / outer;
-    let own = line / PARTS;
-    x.chunks(line).flat_map(|line| line[index * own..(index + 1) * own].to_vec()).collect()
+    let (own, inner) = (POSITIONS / PARTS, line / POSITIONS);
+    let of_line = |line: &[f64]| -> Tensor {
+        let positions = (index * own..(index + 1) * own).map(|index| order.map_or(index, |order| order.position(index)));
+        positions.flat_map(|position| line[position * inner..][..inner].to_vec()).collect()
+    };
+    x.chunks(line).flat_map(of_line).collect()
 }
 
 fn assert_near(what: &str, computed: &[f64], expected: &[f64], tolerance: f64) {
@@ -26,7 +33,16 @@ fn assert_near(what: &str, computed: &[f64], expected: &[f64], tolerance: f64) {
 #[test]
 fn the_steps_of_a_ring_merged_are_the_whole_attention() {
     let mut random = ChaCha8Rng::seed_from_u64(7);
-    for (causal, drops) in [(false, false), (true, false), (false, true), (true, true)] {
+    let zigzag = Zigzag::new(PARTS, POSITIONS);
+    for (causal, drops, order) in [
+        (false, false, None),
+        (true, false, None),
+        (false, true, None),
+        (true, true, None),
+        (true, false, zigzag),
+        (true, true, zigzag),
+    ] {
+        let part = |x: &[f64], outer: usize, index: usize| part_in(order, x, outer, index);
         for (precision, sharpness, head_dimension) in [
             (DataType::Fp32, 1.0, 8),
             (DataType::Fp32, 128.0, 8),
@@ -37,11 +53,11 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
             (DataType::Fp16, 1.0, 40),
         ] {
             // What is dropped does not depend on what is seen: half of the long cases will do.
-            if head_dimension > 8 && causal != drops {
+            if head_dimension > 8 && causal != drops && order.is_none() {
                 continue;
             }
             let dropout = drops.then(dropped);
-            let whole = Attention { group: 2, dropout, ..attention([2, 66, 2, head_dimension], causal, false) };
+            let whole = Attention { group: 2, dropout, ..attention([2, POSITIONS, 2, head_dimension], causal, false) };
             let (mut reads, _) = operands_in(&Kernel::AttentionGradient(whole), precision, &mut random);
             // Scores of which single exponentials would overflow.
             reads[1].iter_mut().for_each(|q| *q *= sharpness);
@@ -60,7 +76,8 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
             let step = |step| Attention {
                 queries: whole.queries / PARTS,
                 keys: whole.keys / PARTS,
-                ring: Some(RingStep { step, parts: PARTS, unseen: false }),
+                zigzag: order,
+                ring: Some(RingStep { step, parts: PARTS, unseen: false, half: None }),
                 dropout: dropout.map(|dropout| AttentionDropout { position_parts: PARTS, ..dropout }),
                 ..whole
             };

@@ -101,6 +101,7 @@ fn print_kernel_speeds_of_a_transformer() {
         theta: 10_000,
         position_parts: 1,
         position_offset: 0,
+        zigzag: None,
     };
     print_speed(Kernel::Rope(rope));
     print_speed(Kernel::Dropout(Dropout {
@@ -110,6 +111,7 @@ fn print_kernel_speeds_of_a_transformer() {
         features: 1024,
         parts: 1,
         sample_parts: 1,
+        zigzag: None,
         site: DropoutSite { rate: DropoutRate::TENTH, site: 0 },
     }));
     print_speed(Kernel::GeluExact { elements: 1 << 20 });

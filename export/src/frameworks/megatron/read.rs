@@ -122,7 +122,8 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
         None | Some("p2p") if context > 1 => ContextMethod::Ring,
         None | Some("p2p") => ContextMethod::Gather,
         Some(_) if context == 1 => ContextMethod::Gather,
-        Some(_) => return Err(stated.unknown("cp-comm-type", "methods: p2p, all_gather")),
+        Some("a2a") => ContextMethod::AllToAll,
+        Some(_) => return Err(stated.unknown("cp-comm-type", "methods: p2p, all_gather, a2a")),
     };
     read_sharding(stated, &mut layout)?;
     if let Some(parameters) = stated.size("ddp-bucket-size")? {

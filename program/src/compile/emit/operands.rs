@@ -95,7 +95,8 @@ impl StageEmitter<'_> {
         self.list.set_role(buffer, BufferRole::Input);
         let mesh = &stage.lowering.mesh;
         let samples = mesh.samples_at_once() / mesh.batch_parts();
-        let operation = Operation::Load { input, first_sample: stage.first_sample(micro_batch), samples };
+        let order = stage.lowering.sharding.order_of_tensor(&stage.lowering.graph, tensor);
+        let operation = Operation::Load { input, first_sample: stage.first_sample(micro_batch), samples, order };
         self.list.push(self.label(tensor, micro_batch, Phase::Forward), operation, &[], &[buffer]);
     }
 

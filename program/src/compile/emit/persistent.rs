@@ -267,7 +267,7 @@ impl PersistentBuffers {
                 self.by_name.insert(running.statistics.clone(), statistics);
                 offset += running.shape.iter().product::<usize>();
                 let buffer = list.add_persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
-                let shard = TensorShard { tensor: running.tensor, placements: running.placements };
+                let shard = TensorShard { tensor: running.tensor, placements: running.placements, zigzag: None };
                 let members = Arc::from([(0, shard)]);
                 let (axes, replicas) = (Arc::from([]), None);
                 list.set_state(buffer, StateContents::Tensors { value: StateValue::Running, members, axes, replicas });
@@ -340,7 +340,7 @@ fn parts_of_servers(
 }
 
 fn tensor_shard(member: &Member) -> TensorShard {
-    TensorShard { tensor: member.parameter, placements: member.placements }
+    TensorShard { tensor: member.parameter, placements: member.placements, zigzag: member.zigzag }
 }
 
 /// The buffers for squared gradient norms. Parameters of several stages count in the first of them.

@@ -304,7 +304,7 @@ fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> 
             let moved = kernel.with_first_sample(first_sample);
             (moved != kernel).then_some(Operation::Compute { kernel: moved, accumulate, group })
         }
-        Operation::Load { input, samples, .. } => Some(Operation::Load { input, first_sample, samples }),
+        Operation::Load { input, samples, order, .. } => Some(Operation::Load { input, first_sample, samples, order }),
         Operation::Collective { .. }
         | Operation::Send { .. }
         | Operation::Receive { .. }

@@ -8,6 +8,9 @@
 //! contribution is computed while the sum so far is still in transit, and added when it arrives, so
 //! no step waits for the gradients of the step before.
 //!
+//! In a zigzag order a rank's queries see half of the pairs of every part but their own: a step
+//! takes as long on every rank.
+//!
 //! Parts arrive in at most two alternating buffers, whatever the number of steps. Sums over steps
 //! are in single precision.
 
@@ -92,7 +95,7 @@ impl Ring<'_> {
 
     /// The sizes of one step, which sees one part of the keys.
     fn step_sizes(&self, sizes: Attention, step: usize) -> Attention {
-        let ring = Some(RingStep { step, parts: self.ranks, unseen: false });
+        let ring = Some(RingStep { step, parts: self.ranks, unseen: false, half: None });
         Attention { keys: sizes.keys / self.ranks, query_parts: 1, query_offset: 0, ring, ..sizes }
     }
 

@@ -20,6 +20,7 @@ fn attention(batch: usize, positions: usize, heads: usize, causal: bool) -> Atte
         packed: false,
         query_parts: 1,
         query_offset: 0,
+        zigzag: None,
         ring: None,
         dropout: None,
     }

@@ -38,10 +38,14 @@ static bool register_kernel(const char *name, Kernel function) {
 #include "faults.cu"
 #else
 #include "attention.cuh"
+#include "attention_kernels.cuh"
 #include "attention.cu"
+#include "attention_zigzag.cu"
 #if PRECISION != 0
 #include "tensor.cuh"
+#include "attention_tensor_kernels.cuh"
 #include "attention_tensor.cu"
+#include "attention_tensor_zigzag.cu"
 #endif
 #include "compression.cu"
 #include "cross_entropy.cu"

@@ -119,6 +119,16 @@ struct Arguments {
     index kernel;
 };
 
+// The position that is stored at an index of a zigzag order: each of `ranks` has a chunk from the
+// beginning of a sequence, then one from its end. Without an order, where `chunk` is 0, the index.
+__device__ __forceinline__ index position_at(index at, index ranks, index chunk) {
+    if (chunk == 0) {
+        return at;
+    }
+    const index number = at / chunk, rank = number / 2;
+    return (number % 2 == 0 ? rank : 2 * ranks - 1 - rank) * chunk + at % chunk;
+}
+
 template <typename T> __device__ __forceinline__ const T *read(const Arguments &arguments, int operand) {
     return (const T *)arguments.reads[operand];
 }

@@ -72,15 +72,20 @@ KERNEL(bias_add) {
 }
 
 // sizes: elements, elements of a sample on this rank, position of the first of these in its sample,
-// index of this rank's first sample, site, threshold
+// index of this rank's first sample, site, threshold, features, zigzag order
 // numbers: factor on what is kept
 KERNEL(dropout) {
     const index row = arguments.sizes[1], first = arguments.sizes[2], sample = arguments.sizes[3];
     const word threshold = (word)arguments.sizes[5];
     const float scale = arguments.numbers[0];
+    const index features = arguments.sizes[6], ranks = arguments.sizes[7], chunk = arguments.sizes[8];
     const long_word key = site_key(arguments.step, arguments.sizes[4]);
     map_elements<1>(arguments, arguments.sizes[0], [=](index i, const float *x) {
-        const long_word position = (long_word)(first + i % row);
+        index at = first + i % row;
+        if (chunk != 0) {
+            at = position_at(at / features, ranks, chunk) * features + at % features;
+        }
+        const long_word position = (long_word)at;
         const long_word own = split_mix(split_mix(key ^ (long_word)(sample + i / row)) ^ (position >> 32));
         return is_kept((word)position, own, threshold) ? x[0] * scale : 0.0f;
     });

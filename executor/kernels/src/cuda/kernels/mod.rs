@@ -16,8 +16,12 @@ pub struct KernelSource {
 
 /// The header that precedes every source file.
 pub const COMMON: &str = include_str!("common.cuh");
-/// Shared by the two files of attention kernels.
+/// Shared by the files of attention kernels.
 const ATTENTION: &str = include_str!("attention.cuh");
+/// Attention without tensor cores, in either order of positions.
+const ATTENTION_KERNELS: &str = include_str!("attention_kernels.cuh");
+/// Attention on tensor cores, in either order of positions.
+const ATTENTION_TENSOR_KERNELS: &str = include_str!("attention_tensor_kernels.cuh");
 /// Products of one warp on tensor cores.
 const TENSOR: &str = include_str!("tensor.cuh");
 
@@ -29,8 +33,10 @@ macro_rules! source {
 
 /// All source files.
 pub const SOURCES: &[KernelSource] = &[
-    source!("attention.cu", ATTENTION),
-    source!("attention_tensor.cu", ATTENTION, TENSOR),
+    source!("attention.cu", ATTENTION, ATTENTION_KERNELS),
+    source!("attention_tensor.cu", ATTENTION, TENSOR, ATTENTION_TENSOR_KERNELS),
+    source!("attention_tensor_zigzag.cu", ATTENTION, TENSOR, ATTENTION_TENSOR_KERNELS),
+    source!("attention_zigzag.cu", ATTENTION, ATTENTION_KERNELS),
     source!("compression.cu"),
     source!("cross_entropy.cu"),
     source!("elementwise.cu"),

@@ -3,7 +3,8 @@
 // keeps one feature beyond those that are rotated.
 
 // Reads x; writes y, which may be x. sizes: batch, positions, heads, half of the rotated features,
-// first position, features that are kept; numbers: base, direction (-1 for the gradient)
+// first position, features that are kept, zigzag order
+// numbers: base, direction (-1 for the gradient)
 KERNEL(rope) {
     const number *x = read<number>(arguments, 0);
     number *y = written<number>(arguments, 0);
@@ -19,7 +20,8 @@ KERNEL(rope) {
             continue;
         }
         const double frequency = pow((double)arguments.numbers[0], -(double)feature / (double)half);
-        const double angle = (double)arguments.numbers[1] * (double)(arguments.sizes[4] + position) * frequency;
+        const index whole = position_at(arguments.sizes[4] + position, arguments.sizes[6], arguments.sizes[7]);
+        const double angle = (double)arguments.numbers[1] * (double)whole * frequency;
         const float cosine = (float)cos(angle), sine = (float)sin(angle);
         for (index sequence_head = 0; sequence_head < batch * heads; sequence_head++) {
             const index at = (((sequence_head / heads) * positions + position) * heads + sequence_head % heads) * features + feature;

@@ -1,9 +1,9 @@
 //! Attention and its gradient, and rotary positions.
 
-use super::dispatcher::{BLOCK, BucketTableKey, Dispatcher, Grid, LaunchConfig};
+use super::dispatcher::{BLOCK, BucketTableKey, Dispatcher, Grid, LaunchConfig, order_sizes};
 use crate::BackendError;
 use crate::cuda::driver::{Arguments, CudaError, MAX_OPERANDS};
-use foretell_models::{Attention, Kernel, RingStep, Rope};
+use foretell_models::{Attention, Kernel, RingStep, Rope, Zigzag};
 use foretell_units::DataType;
 
 /// Rows of a tile, in the kernels without tensor cores.
@@ -27,40 +27,57 @@ enum AttentionKernel {
     KeyGradient,
 }
 
+/// The kernels without tensor cores that compute the same: by the order of positions, then by the
+/// features of a head.
+macro_rules! functions {
+    ($kernel:literal) => {
+        [
+            [concat!($kernel, "_64"), concat!($kernel, "_128"), concat!($kernel, "_256")],
+            [concat!($kernel, "_64_zigzag"), concat!($kernel, "_128_zigzag"), concat!($kernel, "_256_zigzag")],
+        ]
+    };
+}
+
+/// As `functions`, on tensor cores; then by whether attention is plain.
+macro_rules! tensor_functions {
+    ($kernel:literal) => {
+        [
+            [
+                [concat!($kernel, "_64"), concat!($kernel, "_64_plain")],
+                [concat!($kernel, "_128"), concat!($kernel, "_128_plain")],
+            ],
+            [
+                [concat!($kernel, "_64_zigzag"), concat!($kernel, "_64_plain_zigzag")],
+                [concat!($kernel, "_128_zigzag"), concat!($kernel, "_128_plain_zigzag")],
+            ],
+        ]
+    };
+}
+
 impl AttentionKernel {
     /// Returns the kernel without tensor cores, for heads of so many features.
-    fn function(self, features: usize) -> &'static str {
+    fn function(self, features: usize, order: Option<Zigzag>) -> &'static str {
         let names = match self {
-            Self::Forward => ["attention_64", "attention_128", "attention_256"],
-            Self::QueryGradient => {
-                ["attention_query_gradient_64", "attention_query_gradient_128", "attention_query_gradient_256"]
-            }
-            Self::KeyGradient => ["attention_key_gradient_64", "attention_key_gradient_128", "attention_key_gradient_256"],
+            Self::Forward => functions!("attention"),
+            Self::QueryGradient => functions!("attention_query_gradient"),
+            Self::KeyGradient => functions!("attention_key_gradient"),
         };
-        names[usize::from(features > 64) + usize::from(features > 128)]
+        names[usize::from(order.is_some())][usize::from(features > 64) + usize::from(features > 128)]
     }
 
     /// Returns the kernel on tensor cores, for heads of so many features. Plain attention has
     /// neither dropout nor relative positions.
-    fn tensor_function(self, features: usize, is_plain: bool) -> &'static str {
+    fn tensor_function(self, features: usize, is_plain: bool, order: Option<Zigzag>) -> &'static str {
         let names = match self {
-            Self::Forward => {
-                [["attention_tensor_64", "attention_tensor_64_plain"], ["attention_tensor_128", "attention_tensor_128_plain"]]
-            }
-            Self::QueryGradient => [
-                ["attention_tensor_query_gradient_64", "attention_tensor_query_gradient_64_plain"],
-                ["attention_tensor_query_gradient_128", "attention_tensor_query_gradient_128_plain"],
-            ],
-            Self::KeyGradient => [
-                ["attention_tensor_key_gradient_64", "attention_tensor_key_gradient_64_plain"],
-                ["attention_tensor_key_gradient_128", "attention_tensor_key_gradient_128_plain"],
-            ],
+            Self::Forward => tensor_functions!("attention_tensor"),
+            Self::QueryGradient => tensor_functions!("attention_tensor_query_gradient"),
+            Self::KeyGradient => tensor_functions!("attention_tensor_key_gradient"),
         };
-        names[usize::from(features > 64)][usize::from(is_plain)]
+        names[usize::from(order.is_some())][usize::from(features > 64)][usize::from(is_plain)]
     }
 
     /// Returns the rows that a block owns, and its bytes of shared memory, on tensor cores. Heads
-    /// are padded to `features`, 64 or 128. `attention_tensor.cu` declares the same tiles.
+    /// are padded to `features`, 64 or 128. `attention_tensor_kernels.cuh` declares the same tiles.
     fn tensor_tile(self, features: usize) -> (usize, usize) {
         let row_bytes = 2 * (features + 8);
         // A warp takes 16 rows twice if the sums of a head leave registers for them.
@@ -71,7 +88,7 @@ impl AttentionKernel {
             Self::QueryGradient => (rows, (2 * rows + 4 * 64) * row_bytes),
             Self::KeyGradient => {
                 let columns = 64 / tiles;
-                let column_bytes = 2 * row_bytes + 2 * size_of::<f32>() + size_of::<u64>();
+                let column_bytes = 2 * row_bytes + 2 * size_of::<f32>() + 2 * size_of::<u64>();
                 (rows, 2 * rows * row_bytes + 2 * columns * column_bytes)
             }
         }
@@ -107,7 +124,8 @@ impl Dispatcher<'_> {
     unsafe fn rope(&mut self, sizes: &Rope, direction: f32) -> Result<(), CudaError> {
         let half = sizes.rotated_features() / 2;
         let kept = sizes.head_dimension - 2 * half;
-        let all = [sizes.batch, sizes.positions, sizes.heads, half, sizes.position_offset, kept];
+        let [ranks, chunk] = order_sizes(sizes.zigzag);
+        let all = [sizes.batch, sizes.positions, sizes.heads, half, sizes.position_offset, kept, ranks, chunk];
         let numbers = [sizes.theta as f32, direction];
         let config = LaunchConfig::new("rope", Grid::Elements(sizes.positions * (half + kept)), &all);
         // SAFETY: the caller's promise.
@@ -116,7 +134,7 @@ impl Dispatcher<'_> {
 
     /// `whole` are the kernel's sizes over all ranks of the group.
     unsafe fn attention(&mut self, whole: &Attention) -> Result<(), CudaError> {
-        let sizes = whole.for_member(self.call.group_index);
+        let sizes = member_sizes(whole, self.call.group_index);
         // Keys that no query sees add nothing.
         if sizes.query_elements() == 0 || sizes.keys == 0 || sizes.ring.is_some_and(|ring| ring.unseen) {
             return Ok(());
@@ -134,7 +152,7 @@ impl Dispatcher<'_> {
         let config = on_tensor_cores.unwrap_or_else(|| {
             let grid = Grid::Blocks([sizes.queries.div_ceil(TILE), sizes.batch * sizes.heads(), 1]);
             let shared = (2 * TILE * (features + 1) + TILE * (TILE + 1)) * size_of::<f32>();
-            LaunchConfig { function: AttentionKernel::Forward.function(features), grid, shared, ..config }
+            LaunchConfig { function: AttentionKernel::Forward.function(features, sizes.zigzag), grid, shared, ..config }
         });
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(config, arguments) }
@@ -142,7 +160,7 @@ impl Dispatcher<'_> {
 
     /// `whole` are the kernel's sizes over all ranks of the group.
     unsafe fn attention_gradient(&mut self, whole: &Attention) -> Result<(), CudaError> {
-        let sizes = whole.for_member(self.call.group_index);
+        let sizes = member_sizes(whole, self.call.group_index);
         let has_table = sizes.relative.is_some();
         let is_unseen = sizes.ring.is_some_and(|ring| ring.unseen);
         // The relative positions' table is the last write.
@@ -235,7 +253,7 @@ impl Dispatcher<'_> {
             AttentionKernel::KeyGradient => [sizes.keys.div_ceil(rows), sizes.batch * sizes.key_heads, 1],
             _ => [sizes.queries.div_ceil(rows), sizes.batch * sizes.heads(), 1],
         };
-        let function = kernel.tensor_function(features, is_plain);
+        let function = kernel.tensor_function(features, is_plain, sizes.zigzag);
         let launch = LaunchConfig { function, grid: Grid::Blocks(blocks), shared, threads: TENSOR_BLOCK, ..config };
         (shared <= device.shared_memory).then_some(launch)
     }
@@ -250,7 +268,7 @@ impl Dispatcher<'_> {
 
     /// Returns sizes and numbers in the order of `attention.cuh`. `whole` are the kernel's sizes
     /// over all ranks of the group, `sizes` this rank's.
-    fn attention_sizes(&self, whole: &Attention, sizes: &Attention) -> ([usize; 22], [f32; 2]) {
+    fn attention_sizes(&self, whole: &Attention, sizes: &Attention) -> ([usize; 24], [f32; 2]) {
         let hidden = sizes.heads() * sizes.head_dimension;
         let (query_stride, key_stride) =
             if sizes.packed { (3 * hidden, 3 * hidden) } else { (hidden, sizes.key_heads * sizes.head_dimension) };
@@ -263,7 +281,7 @@ impl Dispatcher<'_> {
             dropout_sizes = [1, threshold, site, place.sample, place.query, place.key, place.key_head, place.member, place.group];
             keep_scale = dropout.site.rate.scale();
         }
-        let mut all = [0; 22];
+        let mut all = [0; 24];
         all[..12].copy_from_slice(&[
             sizes.batch,
             sizes.queries,
@@ -271,7 +289,8 @@ impl Dispatcher<'_> {
             sizes.key_heads,
             sizes.group,
             sizes.head_dimension,
-            usize::from(sizes.causal),
+            // A step of a ring compares positions, whatever half of them its part sees.
+            usize::from(sizes.causal || whole.zigzag.is_some()),
             sizes.query_offset,
             query_stride,
             key_stride,
@@ -280,8 +299,18 @@ impl Dispatcher<'_> {
         ]);
         all[12..21].copy_from_slice(&dropout_sizes);
         all[21] = sizes.relative.map_or(0, |relative| relative.buckets);
+        if whole.zigzag.is_some() {
+            all[16..18].copy_from_slice(&whole.first_indices(self.call.group_index));
+            all[22..].copy_from_slice(&order_sizes(whole.zigzag));
+        }
         (all, [scale, keep_scale])
     }
+}
+
+/// Returns a member's sizes. A ring's step keeps the order of the whole, by which its kernel finds
+/// what its part of the keys shows.
+fn member_sizes(whole: &Attention, index: usize) -> Attention {
+    Attention { zigzag: whole.zigzag, ..whole.for_member(index) }
 }
 
 /// Returns the gradient's launches by queries and by keys without tensor cores.
@@ -289,13 +318,13 @@ fn gradient_configs<'a>(sizes: &Attention, config: LaunchConfig<'a>) -> [LaunchC
     let features = sizes.head_dimension;
     let (tile, scores) = (TILE * (features + 1), TILE * (TILE + 1));
     let queries = LaunchConfig {
-        function: AttentionKernel::QueryGradient.function(features),
+        function: AttentionKernel::QueryGradient.function(features, sizes.zigzag),
         grid: Grid::Blocks([sizes.queries.div_ceil(TILE), sizes.batch * sizes.heads(), 1]),
         shared: (3 * tile + scores) * size_of::<f32>(),
         ..config
     };
     let keys = LaunchConfig {
-        function: AttentionKernel::KeyGradient.function(features),
+        function: AttentionKernel::KeyGradient.function(features, sizes.zigzag),
         grid: Grid::Blocks([sizes.keys.div_ceil(TILE), sizes.batch * sizes.key_heads, 1]),
         shared: (3 * tile + 2 * scores) * size_of::<f32>(),
         ..config

@@ -4,7 +4,7 @@
 use super::CudaBackend;
 use crate::KernelCall;
 use crate::cuda::driver::{Arguments, CudaError, DeviceAddress, Launch, MAX_NUMBERS, addresses, sizes};
-use foretell_models::RelativePositions;
+use foretell_models::{RelativePositions, Zigzag};
 
 /// Threads of a block.
 pub(super) const BLOCK: usize = 256;
@@ -190,4 +190,9 @@ impl<'a> Dispatcher<'a> {
         self.backend.bucket_tables.insert(key, address);
         Ok(address)
     }
+}
+
+/// Returns the ranks and the chunk of an order of positions; zeros without one.
+pub(super) fn order_sizes(order: Option<Zigzag>) -> [usize; 2] {
+    order.map_or([0; 2], |order| [order.ranks.get() as usize, order.chunk.get() as usize])
 }

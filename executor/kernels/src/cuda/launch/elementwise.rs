@@ -1,6 +1,6 @@
 //! Elementwise kernels, sums of all elements, and sums of columns.
 
-use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
+use super::dispatcher::{Dispatcher, Grid, LaunchConfig, order_sizes};
 use crate::cuda::driver::{CudaError, DeviceAddress, addresses};
 use foretell_models::{Kernel, scale_factor};
 use std::ops::Range;
@@ -67,7 +67,7 @@ impl Dispatcher<'_> {
             }
             _ => return Ok(false),
         };
-        let (mut sizes, mut numbers) = ([elements, 0, 0, 0, 0, 0], [0.0]);
+        let (mut sizes, mut numbers) = ([elements, 0, 0, 0, 0, 0, 0, 0, 0], [0.0]);
         match *kernel {
             Kernel::Scale { times, square, .. } => numbers[0] = scale_factor(times, square) as f32,
             Kernel::BiasAdd { columns, .. } => sizes[1] = columns,
@@ -76,7 +76,9 @@ impl Dispatcher<'_> {
                 let row = dropout.positions * dropout.features;
                 let sample = dropout.first_sample + self.call.samples_before;
                 let threshold = dropout.site.rate.threshold() as usize;
-                sizes = [elements, row, self.call.group_index * row, sample, dropout.site.site, threshold];
+                let [ranks, chunk] = order_sizes(dropout.zigzag);
+                let first = self.call.group_index * row;
+                sizes = [elements, row, first, sample, dropout.site.site, threshold, dropout.features, ranks, chunk];
                 numbers[0] = dropout.site.rate.scale();
             }
             _ => {}

@@ -2,7 +2,7 @@
 
 use super::{Given, Tensor, index3, kept};
 use crate::Hyperparameters;
-use foretell_models::{Attention, Kernel, Rope};
+use foretell_models::{Attention, Kernel, Rope, Zigzag};
 
 /// The writes of a kernel of this kind; of no other.
 pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
@@ -76,13 +76,18 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
     })
 }
 
+/// The position that is stored at an index.
+fn position(order: Option<Zigzag>, index: usize) -> usize {
+    order.map_or(index, |order| order.position(index))
+}
+
 /// Every pair of features of every head turned by its position's angle.
 fn turned(sizes: &Rope, group_index: usize, x: &[f64], direction: f64) -> Tensor {
     let (d, rotated) = (sizes.head_dimension, sizes.rotated.unwrap_or(sizes.head_dimension));
     let half = rotated / 2;
     let mut y = x.to_vec();
     for [b, p, h] in index3([sizes.batch, sizes.positions, sizes.heads]) {
-        let position = sizes.position_offset + group_index * sizes.positions + p;
+        let position = position(sizes.zigzag, sizes.position_offset + group_index * sizes.positions + p);
         for f in 0..half {
             let angle = direction * position as f64 / (sizes.theta as f64).powf(2.0 * f as f64 / rotated as f64);
             let at = ((b * sizes.positions + p) * sizes.heads + h) * d + f;
@@ -118,8 +123,9 @@ fn keeps(sizes: &Attention, parameters: &Hyperparameters, group_index: usize, [b
     let key_head = head_part / dropout.group_parts * sizes.key_heads + h / sizes.group;
     let member = head_part % dropout.group_parts * sizes.group + h % sizes.group;
     let head = key_head * sizes.group * dropout.group_parts + member;
-    let words = [dropout.site.site, dropout.first_sample + b, head, part * sizes.queries + i].map(|word| word as u64);
-    kept(parameters, dropout.site.rate, &words, (key_part * sizes.keys + j) as u32)
+    let query = position(sizes.zigzag, part * sizes.queries + i);
+    let words = [dropout.site.site, dropout.first_sample + b, head, query].map(|word| word as u64);
+    kept(parameters, dropout.site.rate, &words, position(sizes.zigzag, key_part * sizes.keys + j) as u32)
 }
 
 /// T5's bucket of a key `j` seen from the query `i` of a part.
@@ -153,8 +159,9 @@ fn attend(sizes: &Attention, reads: &[Tensor], part: usize, mut each: impl FnMut
             let bias = sizes.relative.map_or(0.0, |_| reads[reads.len() - 1][bucket(sizes, part, i, j) * heads + h]);
             bias + if sizes.scaled { dot / (d as f64).sqrt() } else { dot }
         };
-        let seen = if sizes.causal { sizes.keys.min(offset + i + 1) } else { sizes.keys };
-        let scores: Vec<f64> = (0..seen).map(score).collect();
+        let query = position(sizes.zigzag, offset + i);
+        let is_seen = |j: usize| !sizes.causal || position(sizes.zigzag, j) <= query;
+        let scores: Vec<f64> = (0..sizes.keys).map(|j| if is_seen(j) { score(j) } else { f64::NEG_INFINITY }).collect();
         let log_sum = scores.iter().map(|s| s.exp()).sum::<f64>().ln();
         let probabilities: Vec<f64> = scores.iter().map(|s| (s - log_sum).exp()).collect();
         each(b, h, i, &probabilities, log_sum);

@@ -38,7 +38,9 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
         Kernel::Dropout(sizes) => {
             let value = |[s, p, f]: [usize; 3]| {
                 let x = reads[0][(s * sizes.positions + p) * sizes.features + f];
-                let index = (group_index * sizes.positions + p) * sizes.features + f;
+                let stored = group_index * sizes.positions + p;
+                let position = sizes.zigzag.map_or(stored, |order| order.position(stored));
+                let index = position * sizes.features + f;
                 let DropoutSite { rate, site } = sizes.site;
                 let words = [site as u64, (sizes.first_sample + s) as u64, (index as u64) >> 32];
                 x * kept(parameters, rate, &words, index as u32)

@@ -228,7 +228,7 @@ pub(crate) mod tests {
 
     /// A list of instructions, each given by its stream and its dependencies.
     pub(crate) fn list(instructions: &[(u16, Vec<u32>)], streams: usize) -> StageProgram {
-        let operation = Arc::new(Operation::Load { input: InputKind::Tokens, first_sample: 0, samples: 1 });
+        let operation = Arc::new(Operation::Load { input: InputKind::Tokens, first_sample: 0, samples: 1, order: None });
         let instructions = instructions.iter().map(|(stream, dependencies)| Instruction {
             name: 0,
             operation: Arc::clone(&operation),
