@@ -210,7 +210,7 @@ def build(name, z, layers, key, recorder=None):
         losses.use_fused_head(model, z["q"], recorder)
     if key["loss"] == "chunked":
         chunk = z["q"]
-        model.forward = lambda input_ids, labels, base=model: {"loss": losses.chunked(base, input_ids, labels, chunk)}
+        model.forward = lambda input_ids, labels, base=model, **_: {"loss": losses.chunked(base, input_ids, labels, chunk)}
     if key["adapter"] != "none":
         from peft import LoraConfig, get_peft_model
         words = key["adapter"].split("-")                       # lora-all, lora-attention, qlora-all; -dropout, -bf16
