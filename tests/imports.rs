@@ -57,7 +57,7 @@ fn trainer_arguments_follow_the_file_that_they_name() {
     let import = |file| scratch.json(&["import", "hf-trainer", file, "--model", "gpt2", "--topology", "8xh100"]);
     let there = import("there.json");
     assert!(there["plan"].as_str().expect("a plan").contains("zero: 3\n"));
-    assert_eq!(there["assumed"].as_array().map(Vec::len), Some(1), "the stack: {}", there["assumed"]);
+    assert_eq!(there["assumed"].as_array().map(Vec::len), Some(2), "length and stack: {}", there["assumed"]);
     // Its path may be relative to a folder above.
     std::fs::create_dir_all(scratch.path("jobs/full")).expect("a folder");
     scratch.file("jobs/full/nested.yaml", "per_device_train_batch_size: 4\nbf16: true\ndeepspeed: zero3.json\n");
