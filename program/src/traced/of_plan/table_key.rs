@@ -155,6 +155,12 @@ impl TableKey {
         let given = |name: &str| tables.get(name).map(String::as_str);
         let family = || Untraced::new(format!("models of this kind (`{}` with its parts)", model.family()));
         let architecture = given("architecture").or_else(|| traced_architecture(model)).ok_or_else(family)?;
+        // torchtune computes every loss in parts. Its tables are of Llama, and have that in their
+        // own; where others stand in, they are those with such a loss.
+        let is_torchtune = given("framework") == Some("torchtune") && given("compiled").is_none();
+        let is_other_than_its = is_torchtune && matches!(architecture, "qwen2" | "qwen3") && kernels == "hf" && has_vocabulary;
+        let loss = if is_other_than_its { "chunked" } else { loss };
+        let given = |name: &str| given(name).filter(|_| !(name == "loss" && is_other_than_its));
         let dropout = if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode") { "some" } else { "none" };
         // Before release 5 experts run one by one, in a loop.
         let experts: &[_] = match architecture {
@@ -176,9 +182,6 @@ impl TableKey {
             ("attention", attention),
             ("compiled", &["none"]),
         ];
-        // torchtune computes every loss in parts. Its tables are of Llama, and have that in their own.
-        let stands_in_for_torchtune = given("framework") == Some("torchtune") && architecture != "llama";
-        let given = |name: &str| if name == "loss" && stands_in_for_torchtune { Some("chunked") } else { given(name) };
         // What the framework's entry says of a key goes before the usual values.
         let values = usual.map(|(name, values)| {
             // Without a vocabulary no loss over it is the framework's own.
