@@ -244,7 +244,7 @@ fn samples_of_different_lengths_are_padded_sorted_or_packed() {
     assert!((padded["mean_tokens"].as_f64().expect("a mean") - 300.0).abs() < 3.0);
     let named = |name: &str| {
         let ways = padded["batching"].as_array().expect("a list");
-        ways.iter().find(|way| way["name"] == name).unwrap_or_else(|| panic!("{name} in {padded}")).clone()
+        ways.iter().find(|way| way["name"] == name).expect("all ways are answered").clone()
     };
     assert_eq!(padded["batching"][0]["name"], "pad");
     let number = |way: &Value, field: &str| way[field].as_f64().expect("a number");

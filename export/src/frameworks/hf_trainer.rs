@@ -36,26 +36,13 @@ impl Tool {
     fn of(stated: &Stated, script: Option<&str>) -> Self {
         let has = |names: &[&str]| names.iter().any(|name| stated.has(name));
         let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
+        let is_by_peft = has(&["use_peft"]) && script.is_none_or(|name| !name.contains("lora"));
         let is_of_trl = script.is_none_or(|name| TRL_SCRIPTS.iter().any(|start| name.starts_with(start)));
         if has(&["base_model", "micro_batch_size", "sequence_len", "adapter"]) {
             Self::Axolotl
         } else if has(&["finetuning_type", "stage", "cutoff_len", "template"]) {
             Self::LlamaFactory
-        } else if has(&["use_peft"]) && script.is_none_or(|name| !name.contains("lora")) {
-            Self::Trl
-        } else if is_of_trl
-            && has(&[
-                "lora_r",
-                "max_seq_length",
-                "max_length",
-                "packing",
-                "dataset_text_field",
-                "assistant_only_loss",
-                "completion_only_loss",
-                "dataset_num_proc",
-                "dataset_mixer",
-            ])
-        {
+        } else if is_by_peft || (is_of_trl && has(&OF_TRL)) {
             Self::Trl
         } else {
             Self::Trainer
@@ -71,6 +58,19 @@ impl Tool {
         }
     }
 }
+
+/// Settings that TRL adds to the Trainer's.
+const OF_TRL: [&str; 9] = [
+    "lora_r",
+    "max_seq_length",
+    "max_length",
+    "packing",
+    "dataset_text_field",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "dataset_num_proc",
+    "dataset_mixer",
+];
 
 /// How the names of TRL's scripts begin, and of those that are written like them.
 const TRL_SCRIPTS: [&str; 6] = ["sft", "run_sft", "dpo", "run_dpo", "reward", "orpo"];
