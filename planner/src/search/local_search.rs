@@ -57,7 +57,8 @@ impl Searcher<'_> {
         }
         let margin = self.request.simplicity_margin;
         let Some((best, _)) = self.best() else { return Ok(()) };
-        let mut preferred = None;
+        let mut preferred = self.without_context(best * (1.0 + margin)).filter(|_| margin > 0.0);
+        preferred.iter().for_each(|index| self.incumbents.prefer(*index));
         while margin > 0.0 && !self.is_over() {
             let Some((_, layout)) = self.best() else { break };
             let simple = simpler(&self.bounds, &layout);
@@ -69,6 +70,16 @@ impl Searcher<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The best layout that was simulated with less context parallelism than the best of all, no more
+    /// stages and no wider tensors, if it is good enough. It may differ in anything else.
+    fn without_context(&self, good_enough: f64) -> Option<LayoutIndex> {
+        let (_, best) = self.best()?;
+        let is_simpler =
+            |layout: &Layout| layout.context < best.context && layout.pipeline <= best.pipeline && layout.tensor <= best.tensor;
+        let others = self.incumbents.list.iter().filter(|other| other.value <= good_enough);
+        others.into_iter().find(|other| is_simpler(&other.plan.layout)).map(|other| other.index)
     }
 
     /// Layouts of other kinds that may be the best with other buckets. None in large spaces, where
