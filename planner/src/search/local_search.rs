@@ -72,8 +72,8 @@ impl Searcher<'_> {
         Ok(())
     }
 
-    /// The best layout that was simulated with less context parallelism than the best of all, no more
-    /// stages and no wider tensors, if it is good enough. It may differ in anything else.
+    /// The best layout that was simulated with less context parallelism than the best of all, no
+    /// more stages and no wider tensors, if it is good enough. It may differ in anything else.
     fn without_context(&self, good_enough: f64) -> Option<LayoutIndex> {
         let (_, best) = self.best()?;
         let is_simpler =
