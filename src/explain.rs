@@ -127,7 +127,7 @@ pub fn title(setting: &Setting) -> String {
 }
 
 /// Whether an answer fits, how likely it is that it does not, and what holds the memory at its
-/// peak, where a framework's own allocations say so; `None` for a job that is no fine-tuning.
+/// peak, where a framework's own allocations say so; `None` of others without adapters.
 pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
     let device = topology.device_kinds().first()?;
     let held = best.prediction.peak_memory_bytes.iter().copied().max()?;

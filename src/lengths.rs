@@ -199,7 +199,7 @@ impl DataLengths {
         let ranks = layout.data * layout.expert;
         let shape = BatchShape {
             rows: layout.micro_batch,
-            micro_batches: (plan.global_batch / (ranks * layout.micro_batch).max(1)).max(1),
+            micro_batches: plan.micro_batches()?,
             ranks,
             waits_for: if layout.zero >= 3 { WaitsFor::EveryMicroBatch } else { WaitsFor::EveryStep },
         };
@@ -291,7 +291,7 @@ fn between(points: &[(f64, f64)], place: f64) -> f64 {
     match (points[..above].last(), points.get(above)) {
         (Some((low, below)), Some((high, above))) => below + (above - below) * (place - low) / (high - low),
         (Some((last, value)), None) => value * place / last,
-        (None, first) => first.map_or(0.0, |(_, value)| *value),
+        (None, first) => first.expect("invariant: a grid has a length").1,
     }
 }
 

@@ -5,8 +5,6 @@
 //! a bound nor an answer. Nothing is excluded for its estimate. It must not know the simulator's
 //! events or the bounds.
 
-#[cfg(test)]
-mod leads;
 mod links;
 mod profile;
 

@@ -174,17 +174,12 @@ fn read_sequence(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_
     }))
 }
 
-/// Says what a plan makes of packed samples. Their lengths decide how much they attend to.
+/// Notes packed samples.
 fn note_packing(stated: &mut Stated) -> Result<(), FrameworkError> {
-    let is_packed = ["packing", "sample_packing"].into_iter().find(|name| stated.peek(name).is_some());
-    if let Some(name) = is_packed
-        && stated.is_on(name)?
-    {
-        stated.assume(format!(
-            "{}: rows are full, and attention is over whole rows; where it keeps to samples, `workload: {{packed: TOKENS}}` says how \
-             long these are in the mean, and `simulate --lengths` compares ways to make batches",
-            stated.written(name)
-        ));
+    for name in ["packing", "sample_packing"] {
+        if stated.is_on(name)? {
+            stated.assume_packed(name);
+        }
     }
     stated.neutral(&["packing*", "sample_packing*", "pad_to_sequence_len", "padding_free"]);
     Ok(())

@@ -358,6 +358,23 @@ impl Stated {
         self.account.assumed.push(sentence.into());
     }
 
+    /// Notes that samples are packed by a setting. Their lengths decide how much they attend to.
+    pub(super) fn assume_packed(&mut self, name: &str) {
+        self.assume(format!(
+            "{}: rows are full, and attention is over whole rows; where it keeps to samples, `workload: {{packed: TOKENS}}` says how \
+             long these are in the mean, and `simulate --lengths` compares ways to make batches",
+            self.written(name)
+        ));
+    }
+
+    /// The error for a setting that freezes the text model, whose parameters have no one name.
+    pub(super) fn frozen_text(&self, name: &str) -> FrameworkError {
+        FrameworkError::Form {
+            reason: format!("{}: the language model is frozen, whose parameters have no one name", self.written(name)),
+            hint: "leave it out, and give `training: {frozen: [..]}` with patterns of its parameters' names in the plan".into(),
+        }
+    }
+
     /// Notes a setting that a plan expresses only in part.
     pub(super) fn in_part(&mut self, name: &str) {
         let written = self.plain(name);

@@ -72,6 +72,15 @@ impl Plan {
         plan.micro_batches().map_or(0, |micro_batches| plan.step_orders(micro_batches).pair_count())
     }
 
+    /// Layouts that weave passes, in words for a user whose layout weaves none.
+    pub fn weaving_layouts(&self) -> String {
+        format!(
+            "`schedule: zb-v` with {} micro-batches or more, or `interleaved` with `virtual_stages: 2` or more, without \
+             `zero: 3`, `shares` and `stages`",
+            2 * self.layout.pipeline
+        )
+    }
+
     /// The tasks of every stage in a training step, and which of them are woven.
     ///
     /// Parameters that are gathered for every pass are gathered during the pass before it, so such

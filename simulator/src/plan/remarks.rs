@@ -106,11 +106,7 @@ pub(super) fn on_woven_passes(plan: &Plan) -> Option<String> {
     }
     if plan.woven_pairs() == 0 {
         let message = "`overlap: {passes: true}` without effect: no forward and backward pass of this layout can run at a time";
-        let hint = format!(
-            "use `schedule: zb-v` with {} micro-batches or more, or `interleaved` with `virtual_stages: 2` or more, without \
-             `zero: 3`, `shares` and `stages`",
-            2 * layout.pipeline
-        );
+        let hint = format!("use {}", plan.weaving_layouts());
         return Some(one_line(&Mistake::new(message, hint)));
     }
     // Experts may lie along `tensor` as well.

@@ -109,14 +109,17 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
         Some(_) => return Err(stated.unknown("finetuning_type", "types: full, lora")),
     }
     // TRL loads weights of four bits only with adapters.
-    if stated.is_on("use_peft")?
-        || (stated.has("lora_r") && stated.is_on("use_lora")?)
-        || (tool == Tool::Trl && is_quantised && stated.has("lora_r"))
-    {
+    // Switches of scripts of others, whose ranks are not known unless they are stated.
+    let has_rank = stated.has("lora_r");
+    let mut is_switched_on = stated.is_on("use_peft")? || (tool == Tool::Trl && is_quantised && has_rank);
+    for switch in OF_OTHERS {
+        is_switched_on |= has_rank && stated.is_on(switch)?;
+    }
+    if is_switched_on {
         return Ok(true);
     }
     // Scripts of others (FastChat's `train_lora.py`) have no switch: a rank means adapters.
-    let says_neither = ["use_peft", "use_lora", "lora_enable"].iter().all(|switch| stated.peek(switch).is_none());
+    let says_neither = ["use_peft"].iter().chain(&OF_OTHERS).all(|switch| stated.peek(switch).is_none());
     let is_meant = tool == Tool::Trainer && says_neither && stated.stated_of(&["lora_r"]).len() == 1;
     if is_meant {
         stated.assume(format!(
@@ -124,8 +127,11 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
             stated.written("lora_r")
         ));
     }
-    Ok(is_meant || stated.is_on("lora_enable")?)
+    Ok(is_meant)
 }
+
+/// Names of one switch for adapters in the scripts of others.
+const OF_OTHERS: [&str; 2] = ["use_lora", "lora_enable"];
 
 /// Parameters of the part of a model that sees images.
 const VISION: &str = "vision*";
@@ -157,11 +163,7 @@ const FREEZES_TEXT: [(&str, bool); 5] = [
 pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
     for (name, freezing) in FREEZES_TEXT {
         if stated.flag(name)? == Some(freezing) {
-            return Err(FrameworkError::Form {
-                reason: format!("{}: the language model is frozen, whose parameters have no one name", stated.written(name)),
-                hint: "leave it out, and give `training: {frozen: [..]}` with patterns of its parameters' names in the plan"
-                    .into(),
-            });
+            return Err(stated.frozen_text(name));
         }
     }
     // LLaMA-Factory freezes the tower and the projector unless it is told otherwise.

@@ -59,13 +59,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         (None, None) => (None, builder),
     };
     if matches!(stated.peek("model.decoder_trainable"), Some(Value::Bool(false))) {
-        return Err(FrameworkError::Form {
-            reason: format!(
-                "{}: the text decoder is frozen, whose parameters have no one name",
-                stated.written("model.decoder_trainable")
-            ),
-            hint: "leave it out, and give `training: {frozen: [..]}` with patterns of its parameters' names in the plan".into(),
-        });
+        return Err(stated.frozen_text("model.decoder_trainable"));
     }
     stated.refuse(&["model.use_dora"], "of adapters, plain LoRA and QLoRA are planned")?;
     stated.refuse(&["fsdp_sharding_strategy"], "no plan expresses it, and it decides memory")?;
@@ -84,7 +78,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     read_optimizer(&mut stated, &mut plan)?;
     plan.workload.updates_in_backward = stated.is_on("optimizer_in_bwd")?;
     if stated.peek("dataset.packed") == Some(&Value::Bool(true)) {
-        stated.assume("`dataset.packed`: rows are full, and attention is over whole rows; where it keeps to samples, `workload: {packed: TOKENS}` says how long these are in the mean");
+        stated.assume_packed("dataset.packed");
     }
     plan.precision = match stated.word("dtype")?.as_deref() {
         Some("bf16") => DataType::Bf16,
