@@ -84,7 +84,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let dataset = training.check_possible(&loaded.model.model, &loaded.plan, loaded.file.input.as_ref(), backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let mut predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    let mut predicted = predict::predict_own(&loaded, profile.as_ref(), arguments.oversubscribe)?;
     let options = training.input_options(loaded.file.input.as_ref());
     let waiting = input::waiting_for(&loaded, &dataset, &options, &predicted)?;
     if let Some(waiting) = &waiting {

@@ -275,8 +275,8 @@ fn expressed(loaded: &LoadedPlan, framework: Framework, exported: &JobFiles, fol
 }
 
 fn perfetto(predicted: &PlanPrediction, path: &Path, json: bool) -> Result<(), Failure> {
-    let timelines = [&predicted.simulation.timeline];
-    trace_file::write(path, &predicted.compiled.training, &timelines, &TraceRanks::Differing)?;
+    let timelines = [&predicted.timeline];
+    trace_file::write(path, predicted.program(), &timelines, &TraceRanks::Differing)?;
     if json {
         return output::json(&TraceAnswer { trace: path.into() });
     }
@@ -290,9 +290,9 @@ fn chakra(
     folder: &Path,
     json: bool,
 ) -> Result<(), Failure> {
-    let program = &predicted.compiled.training;
+    let program = predicted.program();
     let ranks = program.mesh.world_size();
-    let chakra = Chakra::new(program, &predicted.simulation.timeline)?;
+    let chakra = Chakra::new(program, &predicted.timeline)?;
     let name = &loaded.model.name;
     let mut bytes = 0;
     let bar = output::progress(ranks, "traces");

@@ -170,7 +170,9 @@ impl Waiting {
         predicted.prediction = self.applied(predicted.prediction.clone());
         predicted.input =
             Some(PredictedInput { bound: self.bound, wait_seconds: self.wait.value(), workers: self.pipeline.workers });
-        delay(&mut predicted.simulation.timeline, &predicted.compiled.training, self.wait);
+        let mut timeline = predicted.timeline.clone();
+        delay(&mut timeline, predicted.program(), self.wait);
+        predicted.timeline = timeline;
     }
 
     /// Adds the wait to a prediction.

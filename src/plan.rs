@@ -116,6 +116,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let (choices, lengths) = arguments.lengths.apply(&arguments.choices, trainer)?;
     let choices = &choices;
     let mut setting = choices.setting(trainer)?;
+    let most = setting.topology.device_kinds().iter().map(|kind| kind.memory).max().unwrap_or_default();
+    if let Some(limit) = choices.memory_limit.filter(|limit| *limit > most) {
+        output::note(&format!("`--memory-limit {limit}` is more than a device has: {most}, which is the limit"));
+    }
     let compared = arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), choices, &setting)).transpose()?;
     if arguments.scaling.is_some() || arguments.front {
         return points(arguments, &setting, profile.as_ref(), started, json);

@@ -9,8 +9,8 @@ use foretell_planner::Candidate;
 use foretell_program::{LayoutDimension, Plan, Profile};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, layouts_table, prediction_table};
 use foretell_simulator::{
-    CostModel, Load, Options, OverfullDevice, Oversubscription, PlanPrediction, PlanPredictionError, Prediction, StepKind,
-    plan_costs, predict_plan,
+    CostModel, Load, Operators, Options, OverfullDevice, Oversubscription, PlanPrediction, PlanPredictionError, Prediction,
+    StepKind, plan_costs, predict_plan,
 };
 use foretell_topologies::{LOCAL_DEVICE, Topology};
 use foretell_units::Seconds;
@@ -24,9 +24,16 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
     if allowed { Oversubscription::Allowed } else { Oversubscription::Refused }
 }
 
-/// Compiles and simulates a plan.
+/// Compiles and simulates a plan, by its framework's operators where these are known.
 pub fn predict(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PlanPrediction, Failure> {
     let options = Options { oversubscription: oversubscription(oversubscribe), ..Options::default() };
+    with_spinner("simulate", || predict_as(loaded, profile, &options))
+}
+
+/// Compiles and simulates a plan as our executor runs it, whatever its framework.
+pub fn predict_own(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PlanPrediction, Failure> {
+    let oversubscription = oversubscription(oversubscribe);
+    let options = Options { oversubscription, operators: Operators::Own, ..Options::default() };
     with_spinner("simulate", || predict_as(loaded, profile, &options))
 }
 

@@ -206,7 +206,7 @@ impl Recovery<'_> {
             match self.layout_of(loaded, ranks, &costs, &stop) {
                 Ok(found) => {
                     let loaded = LoadedPlan { plan: found, ..loaded.clone() };
-                    let mut predicted = predict::predict(&loaded, self.profile, self.oversubscribe)?;
+                    let mut predicted = predict::predict_own(&loaded, self.profile, self.oversubscribe)?;
                     let dataset = training.arguments.open_data(&loaded.model.model, &loaded.plan, loaded.file.input.as_ref())?;
                     let options = training.arguments.input_options(loaded.file.input.as_ref());
                     if let Some(waiting) = input::waiting_for(&loaded, &dataset, &options, &predicted)? {

@@ -121,7 +121,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         remarks: Vec::new(),
         policy: None,
     };
-    let mut predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
+    let mut predicted = predict::predict_own(&loaded, Some(&profile), choices.oversubscribe)?;
     let options = arguments.training.input_options(None);
     let waiting = input::waiting_for(&loaded, &dataset, &options, &predicted)?;
     if let Some(waiting) = &waiting {

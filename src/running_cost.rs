@@ -83,8 +83,8 @@ pub fn answer(
     prediction: &Prediction,
     loaded: &LoadedPlan,
 ) -> Result<Answers, Failure> {
-    let program = &predicted.compiled.training;
-    let of_program = running_cost(program, &loaded.topology, &predicted.simulation.timeline, &PowerModel::default());
+    let program = predicted.program();
+    let of_program = running_cost(program, &loaded.topology, &predicted.timeline, &PowerModel::default());
     let cost = RunningCost { step_energy: predicted.traced_energy.or(of_program.step_energy), ..of_program };
     let step = prediction.step_seconds;
     let steps = steps(questions, program.samples, program.tokens)?;

@@ -243,15 +243,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if arguments.ranks == Ranks::OnePerStage {
         predicted.prediction = of_representatives(&loaded, predicted.prediction)?;
     }
-    let waiting = input::waiting(&loaded, profile.as_ref(), &predicted.compiled.training, &predicted.prediction);
+    let waiting = input::waiting(&loaded, profile.as_ref(), predicted.program(), &predicted.prediction);
     if let Some(waiting) = &waiting {
         waiting.apply(&mut predicted);
     }
     let predicted = predicted;
-    let program = &predicted.compiled.training;
+    let program = predicted.program();
     predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size(), &predicted.remarks);
     if let Some(path) = &arguments.trace {
-        let timelines = [&predicted.simulation.timeline];
+        let timelines = [&predicted.timeline];
         output::with_spinner("trace", || trace_file::write(path, program, &timelines, &arguments.trace_ranks))?;
     }
     if let Some(folder) = &arguments.plots {
@@ -261,7 +261,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
     }
     let has_spans = options.recording == Recording::Spans;
-    let path = has_spans.then(|| critical_path(&predicted.simulation.timeline, program)).transpose()?;
+    let path = has_spans.then(|| critical_path(&predicted.timeline, program)).transpose()?;
     let jobs = match arguments.beside.as_slice() {
         [] => Vec::new(),
         others => output::with_spinner("beside", || beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into()))?,
@@ -386,7 +386,7 @@ fn report(
     profile: Option<&Profile>,
     arguments: &Arguments,
 ) -> Result<String, Failure> {
-    let (program, timeline) = (&predicted.compiled.training, &predicted.simulation.timeline);
+    let (program, timeline) = (predicted.program(), &predicted.timeline);
     let prediction = &predicted.prediction;
     let questions: Vec<String> = REPORTED_QUESTIONS.iter().map(|&question| question.to_owned()).collect();
     let answers = what_if::answer(what_if::read(&questions)?, predicted, loaded, profile, &options(arguments, false))?;
@@ -465,8 +465,8 @@ fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: S
 }
 
 fn plots(predicted: &PlanPrediction) -> Vec<(&'static str, Plot)> {
-    let program = &predicted.compiled.training;
-    let timeline = &predicted.simulation.timeline;
+    let program = predicted.program();
+    let timeline = &predicted.timeline;
     vec![
         ("timeline", Plot::timeline("One step, predicted", program, &[timeline])),
         ("memory", Plot::memory("Memory over the step", program, timeline)),

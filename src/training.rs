@@ -349,7 +349,7 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) ->
         schema_version: SchemaVersion,
         name: loaded.model.name.clone(),
         prediction: predicted.prediction.clone(),
-        timeline: predicted.simulation.timeline.clone(),
+        timeline: predicted.timeline.clone(),
         input: predicted.input,
     })?;
     let job = arguments.job(loaded, predicted, start.clone());

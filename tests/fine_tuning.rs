@@ -304,6 +304,15 @@ fn traced_steps_answer_questions_about_other_hardware_energy_and_goodput() {
     let changed = |place: usize| simulated["what_if"][place]["step_seconds"].as_f64().expect("a step") / step(&usual);
     assert!(changed(0) < 0.9 && changed(1) < 0.6, "{} {}", changed(0), changed(1));
     assert!(changed(2) >= 1.0 && changed(3) <= 1.0, "{} {}", changed(2), changed(3));
+    // The timeline is that of the framework's operators, too, and ends when the step does.
+    let path = scratch.json(&["simulate", "--plan", "best.yaml", "--critical-path", "--trace", "step.json"]);
+    let on_path = path["critical_path"]["segments"].as_array().expect("a critical path");
+    assert!(on_path.iter().any(|segment| segment["kind"] == "aten.mm"), "{}", path["critical_path"]);
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(scratch.path("step.json")).expect("a file")).expect("a trace");
+    let ends = trace["traceEvents"].as_array().expect("events").iter();
+    let ends = ends.filter_map(|event| Some(event["ts"].as_f64()? + event["dur"].as_f64()?));
+    let last = ends.fold(0.0, f64::max) * 1e-6;
+    assert!((last / step(&usual) - 1.0).abs() < 1e-3, "{last} beside {}", step(&usual));
     assert!(simulated["cost"]["step_energy_joules"].as_f64().is_some_and(|energy| energy > 0.0), "{}", simulated["cost"]);
     plan(&["--objective", "energy", "-o", "frugal.yaml"]);
     let energy = |plan: &str| {

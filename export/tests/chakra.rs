@@ -132,7 +132,7 @@ fn sizes_and_work_are_those_of_the_program() {
                     Operation::Collective { kind: Collective::Shift, bytes, .. } => expected += 2 * bytes.count(),
                     Operation::Collective { bytes, .. } => expected += bytes.count(),
                     Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => expected += bytes.count(),
-                    Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => {}
+                    Operation::Traced { .. } | Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => {}
                     Operation::Load { .. } => expected_loaded += list.buffer(instruction.writes[0]).bytes.count(),
                 }
             }

@@ -55,7 +55,10 @@ fn instruction_line(stage: &StageProgram, index: usize, instruction: &Instructio
             format!("{} {} {bytes}", operation.kind(), stage.groups[group.0 as usize])
         }
         Operation::Send { peer, bytes } => format!("send {} {bytes}", peer_name(stage, "to", *peer)),
-        Operation::Copy { bytes, .. } | Operation::Save { bytes, .. } | Operation::Write { bytes } => {
+        Operation::Traced { bytes, .. }
+        | Operation::Copy { bytes, .. }
+        | Operation::Save { bytes, .. }
+        | Operation::Write { bytes } => {
             format!("{} {bytes}", operation.kind())
         }
         Operation::Receive { peer, bytes } => format!("receive {} {bytes}", peer_name(stage, "from", *peer)),

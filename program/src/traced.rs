@@ -18,6 +18,7 @@ mod of_plan;
 mod optimizer;
 mod rank_state;
 mod sharding;
+mod step_program;
 mod zero;
 
 pub use event::{AllocationStream, Contents, HostOptimizer, RankEvent, TracedCollective, TracedPhase};
@@ -217,7 +218,7 @@ impl TracedJob {
                     emitter.send(RankEvent::Phase(TracedPhase::Backward));
                     state.before_backward(emitter);
                 }
-                emitter.send(RankEvent::Part(&part.name));
+                emitter.send(RankEvent::Part { name: &part.name, layer });
                 if let Some(layer) = layer {
                     state.begin_layer(emitter, layer, part.name.starts_with("backward"));
                 }
@@ -276,7 +277,7 @@ impl TracedJob {
             StepEvent::Begin { part, .. } if part.name.starts_with("backward") => is_over = true,
             _ if is_over => {}
             StepEvent::Begin { part, layer } => {
-                emitter.send(RankEvent::Part(&part.name));
+                emitter.send(RankEvent::Part { name: &part.name, layer });
                 if let Some(layer) = layer {
                     state.begin_layer(emitter, layer, false);
                 }

@@ -24,10 +24,10 @@ impl Activity {
             (Operation::Load { .. }, _) => Self::Load,
             (Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. }, _)
             | (Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. }, _) => Self::Communication,
-            (Operation::Compute { .. }, Phase::Forward) => Self::Forward,
-            (Operation::Compute { .. }, Phase::Backward) => Self::Backward,
-            (Operation::Compute { .. }, Phase::Recompute) => Self::Recompute,
-            (Operation::Compute { .. }, Phase::Update) => Self::Update,
+            (Operation::Compute { .. } | Operation::Traced { .. }, Phase::Forward) => Self::Forward,
+            (Operation::Compute { .. } | Operation::Traced { .. }, Phase::Backward) => Self::Backward,
+            (Operation::Compute { .. } | Operation::Traced { .. }, Phase::Recompute) => Self::Recompute,
+            (Operation::Compute { .. } | Operation::Traced { .. }, Phase::Update) => Self::Update,
         }
     }
 

@@ -242,6 +242,7 @@ fn channel(stage: &StageProgram, instruction: &Instruction) -> Option<Channel> {
         Operation::Send { peer, .. } => Some(Channel::To(peer)),
         Operation::Receive { peer, .. } => Some(Channel::From(peer)),
         Operation::Compute { .. }
+        | Operation::Traced { .. }
         | Operation::Load { .. }
         | Operation::Copy { .. }
         | Operation::Save { .. }

@@ -318,7 +318,7 @@ fn kind(stage: &StageProgram, instruction: Option<InstructionId>, reason: Reason
 
 fn kind_of(operation: &Operation) -> String {
     match operation {
-        Operation::Compute { .. } => format!("compute: {}", operation.kind()),
+        Operation::Compute { .. } | Operation::Traced { .. } => format!("compute: {}", operation.kind()),
         Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => {
             format!("communication: {}", operation.kind())
         }

@@ -190,7 +190,8 @@ fn stage(index: usize) -> StageProgram {
 fn duration(operation: &Operation) -> f64 {
     match operation {
         Operation::Compute { kernel, .. } => kernel.flops().value().max(kernel.bytes(DataType::Fp32).value() * 10.0),
-        Operation::Collective { bytes, .. }
+        Operation::Traced { bytes, .. }
+        | Operation::Collective { bytes, .. }
         | Operation::Send { bytes, .. }
         | Operation::Receive { bytes, .. }
         | Operation::Copy { bytes, .. }

@@ -138,7 +138,8 @@ fn event(precision: DataType, stage: &StageProgram, instruction: &Instruction, s
 fn bytes(precision: DataType, stage: &StageProgram, instruction: &Instruction) -> Option<Bytes> {
     match &*instruction.operation {
         Operation::Compute { kernel, .. } => Some(kernel.bytes(precision)),
-        Operation::Collective { bytes, .. }
+        Operation::Traced { bytes, .. }
+        | Operation::Collective { bytes, .. }
         | Operation::Send { bytes, .. }
         | Operation::Receive { bytes, .. }
         | Operation::Copy { bytes, .. }

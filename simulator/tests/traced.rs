@@ -4,10 +4,10 @@
 
 use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
 use foretell_program::traced::{HOST_COPY, RankEvent, Sharding, TracedJob, TracedOptimizer};
-use foretell_program::{FrameworkProfile, MachineIdentity, MovesSample, OperatorSample, Profile, Sample};
+use foretell_program::{FrameworkProfile, MachineIdentity, MovesSample, OperatorSample, Origin, Profile, Sample, Timeline};
 use foretell_simulator::gpu::Profiles;
-use foretell_simulator::gpu::traced::{MeasuredFramework, TracedMachine, traced_memory, traced_time};
-use foretell_simulator::repeated_time;
+use foretell_simulator::gpu::traced::{MeasuredFramework, TracedMachine, traced_memory, traced_time, traced_timeline};
+use foretell_simulator::{critical_path, repeated_time};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -352,4 +352,60 @@ fn a_step_takes_what_its_framework_measured_of_each_call() {
     let framework = MeasuredFramework::of_profile(&profile).expect("it has one");
     let time = traced_time(&job, TracedMachine::Measured(&framework), 0).unwrap();
     assert_eq!(time.estimated.iter().map(String::as_str).collect::<Vec<_>>(), ["aten.mm"]);
+}
+
+/// The FLOPs, samples and mesh that a step's Program takes from our own compiler's.
+fn own_program(ranks: usize) -> foretell_program::Program {
+    let model = foretell_models::Model::named("mlp").unwrap();
+    let layout = foretell_program::Layout { data: ranks, micro_batch: 1, ..foretell_program::Layout::default() };
+    let plan = foretell_program::Plan::new(layout, ranks);
+    foretell_program::compile(&model, "mlp", &plan).unwrap().training
+}
+
+/// The Program of a traced step has an instruction for each span, in an order that the spans keep,
+/// its buffers need at their peak what the replay of the allocator says, and the critical path is
+/// the step.
+#[test]
+fn the_program_of_a_traced_step_agrees_with_its_time_and_memory() {
+    let profiles = Profiles::library().unwrap();
+    let cluster = &profiles.cluster("h100-sxm-80g", None, 8, 8, None).unwrap();
+    let (mixed, plain) = (table("full", "mixed", "none"), table("none", "bf16", "none"));
+    let small = |layers| sizes(layers, 1, 2048, &MISTRAL_7B);
+    let offloaded = TracedJob {
+        offloads_optimizer: true,
+        offloads_parameters: true,
+        ..job(&plain, small(2), Sharding::Zero { stage: 3 }, 8, Element::Bf16)
+    };
+    let jobs = [
+        job(&plain, small(2), Sharding::Replicated, 1, Element::Bf16),
+        TracedJob { micro_batches: 3, ..job(&plain, small(2), Sharding::Ddp, 8, Element::F32) },
+        TracedJob { micro_batches: 2, ..job(&mixed, small(3), Sharding::Fsdp1, 8, Element::F32) },
+        job(&mixed, small(3), Sharding::Fsdp2 { reduce: Element::F32 }, 8, Element::F32),
+        job(&plain, small(2), Sharding::Zero { stage: 2 }, 8, Element::Bf16),
+        offloaded,
+    ];
+    for job in jobs {
+        let program = job.step_program(&own_program(job.ranks)).unwrap();
+        let timeline = traced_timeline(&job, cluster, 0).unwrap();
+        let (list, time) = (&program.lists[0], traced_time(&job, cluster, 0).unwrap());
+        assert_eq!(list.instructions.len(), timeline.spans.len(), "{:?}", job.sharding);
+        assert_eq!(timeline.end, time.step.into());
+        let mut end_of_stream = vec![foretell_units::Picoseconds::ZERO; list.streams.len()];
+        for (instruction, span) in list.instructions.iter().zip(&timeline.spans) {
+            let before = &mut end_of_stream[instruction.stream.0 as usize];
+            assert!(span.start >= *before && span.end >= span.start, "{:?}: {instruction:?}", job.sharding);
+            *before = span.end;
+            for after in &instruction.after {
+                assert!(timeline.spans[after.0 as usize].end <= span.start, "{:?}: {instruction:?}", job.sharding);
+            }
+        }
+        let memory = traced_memory(&job, None).unwrap();
+        let error = list.arena.value() / memory.allocated.value() - 1.0;
+        assert!(error.abs() < 5e-3, "{:?}: {} beside {}", job.sharding, list.arena, memory.allocated);
+        let ranks = vec![Arc::new(timeline); job.ranks];
+        let timeline = Timeline { origin: Origin::Predicted, ranks };
+        let path = critical_path(&timeline, &program).unwrap();
+        let on_path = path.by_time.compute + path.by_time.optimizer + path.by_time.communication + path.between;
+        assert!((on_path / time.step - 1.0).abs() < 1e-6, "{on_path} beside {}", time.step);
+    }
 }

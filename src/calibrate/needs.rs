@@ -91,7 +91,8 @@ impl Needs {
                     self.longest_message = self.longest_message.max(*bytes);
                     self.messages.entry(*bytes).or_default().extend(distances.first());
                 }
-                Operation::Receive { .. }
+                Operation::Traced { .. }
+                | Operation::Receive { .. }
                 | Operation::Load { .. }
                 | Operation::Copy { .. }
                 | Operation::Save { .. }
@@ -143,7 +144,11 @@ fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
                 touched += operands.map(|&id| stage.buffer(id).bytes.count()).sum::<u64>();
             }
             Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => exchanges += 1,
-            Operation::Load { .. } | Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => {}
+            Operation::Traced { .. }
+            | Operation::Load { .. }
+            | Operation::Copy { .. }
+            | Operation::Save { .. }
+            | Operation::Write { .. } => {}
         }
     }
     (exchanges > 0).then(|| Bytes::new(touched / exchanges))

@@ -40,7 +40,7 @@ pub fn execute(
         schema_version: SchemaVersion,
         name: loaded.model.name.clone(),
         prediction: predicted.prediction,
-        timeline: predicted.simulation.timeline,
+        timeline: predicted.timeline,
         input: None,
     };
     folder.keep_prediction(&document)?;

@@ -162,13 +162,13 @@ fn keep(
     traces: &[&KinetoTrace],
     matched: &[Vec<MatchedStep>],
 ) -> Result<(), Failure> {
-    let predicted = predict::predict(&loaded, Some(profile), true)?;
+    let predicted = predict::predict_own(&loaded, Some(profile), true)?;
     folder.keep_plan(&loaded)?;
     folder.keep_prediction(&Predicted {
         schema_version: SchemaVersion,
         name: loaded.model.name.clone(),
         prediction: predicted.prediction,
-        timeline: predicted.simulation.timeline,
+        timeline: predicted.timeline,
         input: None,
     })?;
     for (rank, (trace, steps)) in traces.iter().zip(matched).enumerate() {

@@ -66,7 +66,12 @@ impl<'a> Said<'a> {
         let mut notes = Vec::new();
         let kind = find(self.device, &mut notes)?;
         let base = library_cluster(&kind.name)?;
-        let nics = match (self.rate, &base) {
+        // A device that was made for another market comes in the same nodes.
+        let networked = match (&base, RELATIVES.iter().find(|(name, _)| *name == kind.name)) {
+            (None, Some((_, relative))) => library_cluster(relative)?,
+            _ => base.clone(),
+        };
+        let nics = match (self.rate, &networked) {
             (Some(rate), _) => Some((self.devices, rate.to_owned())),
             (None, Some(base)) => {
                 let nics = base.node_groups().first().and_then(|group| Some((group.nics?, group.devices)));
@@ -87,7 +92,7 @@ impl<'a> Said<'a> {
                     return Err(TopologyProblem::UnknownName { what: "rate between nodes, in the topology", name, hint }.into());
                 }
                 (Some((count, rate)), None) => {
-                    let source = base.as_ref().map_or("", |base| &base.name);
+                    let source = networked.as_ref().map_or("", |base| &base.name);
                     notes.push(format!("`{text}`: {count} NICs of {rate} a node, as in `{source}`; `{text}@RATE` says another"));
                 }
                 (Some((count, rate)), Some(_)) if *count > 1 => notes.push(format!(
@@ -117,6 +122,9 @@ fn counted(text: &str) -> Option<(usize, &str)> {
     let rest = rest.strip_prefix(['x', 'X', '*', '×'])?;
     Some((number.parse().ok()?, rest.trim()))
 }
+
+/// Devices without a cluster in the library, and those whose nodes they are in.
+const RELATIVES: [(&str, &str); 2] = [("a800-sxm-80g", "a100-sxm-80g"), ("h800-sxm-80g", "h100-sxm-80g")];
 
 /// The library's cluster of whole nodes of a kind of devices, if it has one.
 fn library_cluster(kind: &str) -> Result<Option<Topology>, TopologyError> {

@@ -101,6 +101,12 @@ impl SoloInterpreter {
                 unreachable!("invariant: communication writes one buffer, and a collective reads one")
             }
             (Operation::Send { .. } | Operation::Save { .. } | Operation::Write { .. }, ..) => {}
+            (Operation::Traced { operator, .. }, ..) => {
+                return Err(ExecutorError::Unsupported {
+                    what: format!("`{operator}` of a traced framework"),
+                    hint: "this is a fault in the compiler: please report it".into(),
+                });
+            }
         }
         Ok(())
     }

@@ -67,7 +67,10 @@ impl<'a> RankNodes<'a> {
                 let bytes = instruction.writes.iter().map(|&buffer| self.list.buffer(buffer).bytes.count()).sum();
                 vec![self.add_computation(instruction, span, true, 0, bytes)]
             }
-            Operation::Copy { bytes, .. } | Operation::Save { bytes, .. } | Operation::Write { bytes } => {
+            Operation::Traced { bytes, .. }
+            | Operation::Copy { bytes, .. }
+            | Operation::Save { bytes, .. }
+            | Operation::Write { bytes } => {
                 vec![self.add_computation(instruction, span, false, 0, bytes.count())]
             }
             Operation::Collective { kind, group, bytes, .. } => {

@@ -60,7 +60,7 @@ impl Overlap {
             },
             Operation::Send { .. } => self.pipeline,
             Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } | Operation::Write { .. } => true,
-            Operation::Compute { .. } | Operation::Save { .. } => false,
+            Operation::Compute { .. } | Operation::Traced { .. } | Operation::Save { .. } => false,
         }
     }
 }

@@ -79,6 +79,14 @@ pub enum Operation {
         /// on it ([`Kernel::Slice`], a part of a vocabulary).
         group: Option<GroupId>,
     },
+    /// Runs an operator of a traced framework ([`crate::traced`]), or what its wrapper or optimizer
+    /// does beside the table's operators. The executor has no kernel for it.
+    Traced {
+        /// Its name, such as `aten.mm`.
+        operator: Arc<str>,
+        /// The bytes that it reads and writes.
+        bytes: Bytes,
+    },
     /// Runs a collective of a group, from the one read to the one write. They are the same buffer
     /// if it works in place.
     Collective {
@@ -148,9 +156,10 @@ pub enum Operation {
 
 impl Operation {
     /// The name in reports: that of the kernel or the kind of communication.
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &str {
         match self {
             Operation::Compute { kernel, .. } => kernel.name(),
+            Operation::Traced { operator, .. } => operator,
             Operation::Collective { kind, .. } => kind.name(),
             Operation::Send { .. } => "send",
             Operation::Receive { .. } => "receive",

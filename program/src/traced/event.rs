@@ -32,6 +32,19 @@ impl Contents {
         Self::Communication,
         Self::Reference,
     ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Contents::Parameters => "parameters",
+            Contents::Gathered => "gathered parameters",
+            Contents::Gradients => "gradients",
+            Contents::OptimizerStates => "optimizer states",
+            Contents::Activations => "activations",
+            Contents::Communication => "communication buffers",
+            Contents::Reference => "reference's parameters",
+        }
+    }
 }
 
 /// The stream that an allocation belongs to: blocks of one are not reused by another.
@@ -56,13 +69,26 @@ pub enum TracedCollective {
     AllReduce,
 }
 
+impl TracedCollective {
+    /// Whether what it sends is there when the host issues it in a phase, so that it need not wait
+    /// for the kernels before. Gradients are not, nor are parameters that the optimizer updates.
+    pub fn is_there(self, phase: TracedPhase) -> bool {
+        self == Self::AllGather && phase != TracedPhase::Optimizer
+    }
+}
+
 /// What a rank's host issues next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RankEvent<'a> {
     /// A phase begins.
     Phase(TracedPhase),
-    /// A part of the table begins, or one of its layers.
-    Part(&'a str),
+    /// A part of the table begins, for one of the model's layers or for what is around them.
+    Part {
+        /// The part's name, such as `layer.forward`.
+        name: &'a str,
+        /// The layer.
+        layer: Option<usize>,
+    },
     /// A kernel of the table.
     Operator(&'a TracedOperator),
     /// A kernel of a wrapper or optimizer, by the bytes that it moves.
@@ -136,6 +162,29 @@ pub enum RankEvent<'a> {
         /// Whose code does it.
         by: HostOptimizer,
     },
+}
+
+/// The operator that stands for a call of generated code, beside its kernels.
+const COMPILED_CALL: &str = "inductor.call";
+
+impl RankEvent<'_> {
+    /// Whether a stream runs something for the event. Others change memory, order what runs, or
+    /// take the host's time alone.
+    pub fn is_instruction(&self) -> bool {
+        match self {
+            Self::Operator(operator) => operator.name != COMPILED_CALL,
+            Self::Moves { .. } | Self::Collective { .. } | Self::HostCopy { .. } | Self::HostUpdate { .. } => true,
+            Self::Phase(_)
+            | Self::Part { .. }
+            | Self::Allocate { .. }
+            | Self::Release { .. }
+            | Self::Becomes { .. }
+            | Self::Wait(_)
+            | Self::Hooks { .. }
+            | Self::HostMemory { .. }
+            | Self::PagedMemory { .. } => false,
+        }
+    }
 }
 
 /// An optimizer that runs on hosts.

@@ -207,8 +207,10 @@ impl Path<'_> {
             let instruction = stage.instruction(segment.instruction);
             *by_kind.entry(instruction.operation.kind()).or_default() += duration;
             let spent_on = match *instruction.operation {
-                Operation::Compute { .. } if instruction.phase == Phase::Update => &mut by_time.optimizer,
-                Operation::Compute { .. } => &mut by_time.compute,
+                Operation::Compute { .. } | Operation::Traced { .. } if instruction.phase == Phase::Update => {
+                    &mut by_time.optimizer
+                }
+                Operation::Compute { .. } | Operation::Traced { .. } => &mut by_time.compute,
                 Operation::Load { .. } => &mut by_time.data,
                 _ => &mut by_time.communication,
             };

@@ -36,6 +36,8 @@ pub use paced::PacedPrediction;
 pub use prediction::{Prediction, StepKind, predict, predict_step, predict_with, predict_with_memory};
 pub use running_cost::{MissingFact, PowerModel, RunningCost, price_per_hour, reliability, running_cost, traced_energy};
 pub use saving::{CheckpointCost, checkpoint_cost};
-pub use simulation::{Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
-pub use traced::{TracedOutcome, TracedPrediction, memory_within, repeated_time, traced_plan, traced_prediction, traced_within};
+pub use simulation::{Operators, Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
+pub use traced::{
+    TracedOutcome, TracedPrediction, memory_within, repeated_time, traced_course, traced_plan, traced_prediction, traced_within,
+};
 pub use what_if::{WhatIf, WhatIfError};

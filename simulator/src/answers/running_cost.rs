@@ -198,6 +198,8 @@ impl Spent {
         for (span, instruction) in timeline.spans.iter().zip(&list.instructions) {
             let category = match *instruction.operation {
                 Operation::Compute { kernel, .. } => usize::from(!is_bound_by_arithmetic(&kernel, precision, kind)),
+                // Most of a framework's operators move memory; `traced_energy` knows which do not.
+                Operation::Traced { .. } => 1,
                 // The host loads samples, and copies take little of the device.
                 Operation::Load { .. } | Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => continue,
                 _ => 2,

@@ -33,11 +33,23 @@ pub struct Options {
     /// than at calibration. They multiply the costs' own paces, and the answer is the median of
     /// these steps. Empty: the costs' own paces alone.
     pub observed_paces: Vec<Vec<f64>>,
+    /// Whose operators a plan's step has, where its framework's are known.
+    pub operators: Operators,
     /// The deadline of the median run of [`predict_with`](crate::predict_with); `None` for no
     /// deadline.
     pub deadline: Option<Arc<Deadline>>,
     /// When a simulation ends without an answer; by default never.
     pub stop: Stop,
+}
+
+/// Whose operators a plan's step has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Operators {
+    /// Those of the plan's framework, if they were traced.
+    #[default]
+    Framework,
+    /// Ours: the step as our executor runs it.
+    Own,
 }
 
 /// The predicted course of one step.

@@ -7,14 +7,15 @@ use super::memory::{MemoryUse, OverfullDevice};
 use super::prediction::Prediction;
 use super::rates::StepAmounts;
 use crate::cost::{CostModel, Interval};
-use crate::engine::Breakdown;
-use crate::gpu::traced::{TracedMachine, TracedMemory, TracedTime, traced_memory, traced_time};
+use crate::engine::{Breakdown, Recording};
+use crate::gpu::traced::{TracedMachine, TracedMemory, TracedTime, traced_memory, traced_time, traced_timeline};
 use foretell_models::Model;
 use foretell_program::traced::{Contents, TracedJob, TracedPlan, Untraced};
-use foretell_program::{Footprint, Plan, Preference, Recompute};
+use foretell_program::{Footprint, Origin, Plan, Preference, Program, RankTimeline, Recompute, Timeline};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, FlopsPerSecond, Seconds};
 use statrs::distribution::{ContinuousCDF, Normal};
+use std::sync::Arc;
 
 /// A prediction by a framework's own operators.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub struct TracedPrediction {
     pub outside: Bytes,
     /// What stands in for what was not traced, one sentence each.
     pub assumptions: Vec<String>,
+    /// The step that was timed.
+    pub job: TracedJob,
 }
 
 /// Standard deviation of the logarithm of the memory that a job needs over what is predicted. Of a
@@ -88,10 +91,7 @@ pub fn traced_within(
     if topology.devices().take(job.ranks).any(|device| topology.kind_index(device) != kind) {
         return Err(untraced("several kinds of device"));
     }
-    let machine = match costs.framework(kind) {
-        Some(framework) => TracedMachine::Measured(framework),
-        None => costs.cluster(kind).ok_or_else(|| untraced("devices without a profile"))?.into(),
-    };
+    let machine = machine_of(costs, kind)?;
     let device = topology.device_kind(DeviceId(0)).memory;
     let available = limit.map_or(device, |limit| limit.min(device));
     let (mut memory, outside) = memory_within(&job, machine, available)?;
@@ -112,8 +112,42 @@ pub fn traced_within(
         memory_peak: Some(peak_in_words(&memory)),
         ..prediction
     };
-    let predicted = TracedPrediction { prediction, memory_use, memory, time, outside, assumptions };
+    let predicted = TracedPrediction { prediction, memory_use, memory, time, outside, assumptions, job };
     Ok(TracedOutcome::Predicted(Box::new(predicted)))
+}
+
+/// The course of a traced step: its Program and the predicted timeline. Mesh and samples are those
+/// of `own`, our compiler's Program of the same plan. Without `recording` of spans the timeline has
+/// the ends of ranks alone.
+///
+/// # Errors
+/// As [`traced_prediction`].
+pub fn traced_course(
+    traced: &TracedPrediction,
+    own: &Program,
+    topology: &Topology,
+    costs: &CostModel,
+    recording: Recording,
+) -> Result<(Program, Timeline), Untraced> {
+    let rank = match recording {
+        Recording::Spans => {
+            let machine = machine_of(costs, topology.kind_index(DeviceId(0)))?;
+            traced_timeline(&traced.job, machine, traced.memory.flushes)?
+        }
+        Recording::Ends => RankTimeline { spans: Vec::new(), end: traced.prediction.step_seconds.into() },
+    };
+    let program = traced.job.step_program(own)?;
+    let ranks = vec![Arc::new(rank); program.mesh.world_size()];
+    Ok((program, Timeline { origin: Origin::Predicted, ranks }))
+}
+
+/// What a traced step runs on.
+fn machine_of(costs: &CostModel, kind: usize) -> Result<TracedMachine<'_>, Untraced> {
+    let without_profile = || Untraced { reason: "devices without a profile".into() };
+    match costs.framework(kind) {
+        Some(framework) => Ok(TracedMachine::Measured(framework)),
+        None => costs.cluster(kind).map(TracedMachine::from).ok_or_else(without_profile),
+    }
 }
 
 /// The step of a plan's ranks on a kind of device: by the operators that its framework measured

@@ -75,6 +75,12 @@ const IN_SWITCH: f64 = 75.0;
 /// `baseLat` of a group of sends and receives, in microseconds.
 const MESSAGE: f64 = 8.4;
 
+/// Bytes of a second that a channel carries, such as 232 GB/s of an A100's 24 channels.
+const CHANNEL: f64 = 10e9;
+/// Fewest and most channels of a group.
+const LEAST_CHANNELS: f64 = 2.0;
+const MOST_CHANNELS: f64 = 24.0;
+
 /// Distribution of a group's members over nodes. The times of its collectives depend on nothing
 /// else of the group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +114,15 @@ impl NodeSpread {
         let ring = &cluster.link.ring;
         let entry = ring.range(..=self.most_on_node.max(2)).next_back().or_else(|| ring.iter().next());
         entry.expect("invariant: a link's profile has a ring").1.value()
+    }
+
+    /// Returns the channels of a collective of the group: blocks of its kernel, each of which
+    /// occupies a multiprocessor. A channel carries what a link does (`ncclTopoGetMaxBw` and the
+    /// search of `graph/search.cc`; `24 coll channels` in the logs of DGX A100 and H100 alike).
+    pub fn channels(&self, cluster: &Cluster) -> f64 {
+        let within = self.rate_within_node(cluster);
+        let rate = if self.nodes > 1 { within.min(self.rate_between_nodes(cluster)) } else { within };
+        if self.members < 2 { 0.0 } else { (rate / CHANNEL).round().clamp(LEAST_CHANNELS, MOST_CHANNELS) }
     }
 
     /// Returns the rate at which the members on one node send to other nodes, in bytes per second.

@@ -15,4 +15,4 @@ mod time;
 pub use machine::TracedMachine;
 pub use measured::MeasuredFramework;
 pub use memory::{TracedMemory, traced_memory};
-pub use time::{TracedTime, traced_time};
+pub use time::{TracedTime, traced_time, traced_timeline};

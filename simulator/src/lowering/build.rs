@@ -8,7 +8,7 @@ use super::ranks::{JobOffset, LoweringContext, SimulatedRank};
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::network::{Collectives, MeshRotation};
-use foretell_program::{GroupId, Program};
+use foretell_program::{GroupId, Operation, Program, StageProgram};
 use foretell_topologies::Topology;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +45,19 @@ pub(crate) struct Draft<'a> {
     uneven: Vec<BTreeSet<GroupId>>,
 }
 
+/// Refuses operators of traced frameworks: no cost model of ours knows kernels by their names.
+fn refuse_traced(stage: &StageProgram, list: &LoweredList) -> Result<(), SimulationError> {
+    let traced =
+        list.operations.first_instruction.iter().find_map(|&first| match &*stage.instructions[first as usize].operation {
+            Operation::Traced { operator, .. } => Some((first as usize, operator)),
+            _ => None,
+        });
+    traced.map_or(Ok(()), |(instruction, operator)| {
+        let reason = format!("`{operator}` is an operator of a traced framework, whose step `traced_prediction` times");
+        Err(SimulationError::Malformed { stage: stage.stage, instruction, reason })
+    })
+}
+
 impl<'a> Draft<'a> {
     /// Reads the lists of a Program whose first rank runs on the device that `offset` names.
     pub(crate) fn new(
@@ -78,6 +91,7 @@ impl<'a> Draft<'a> {
                 each.into_iter().collect::<Result<Vec<_>, _>>()?
             }
         };
+        program.lists.iter().zip(&lists).try_for_each(|(stage, list)| refuse_traced(stage, list))?;
         let uneven = program.lists.iter().zip(&lists).map(|(stage, list)| uneven_groups(stage, list)).collect();
         Ok(Self { program, topology, costs, offset, devices, lists, uneven })
     }

@@ -160,7 +160,7 @@ impl LoweredList {
             None => Err(format!("the list has no peer {}", peer.0)),
         };
         Ok(match *source.instructions[index].operation {
-            Operation::Compute { .. } => Action::Compute,
+            Operation::Compute { .. } | Operation::Traced { .. } => Action::Compute,
             Operation::Load { .. } => Action::Load,
             Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => Action::Copy,
             Operation::Collective { group, .. } => {

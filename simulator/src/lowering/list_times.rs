@@ -124,6 +124,7 @@ pub(crate) fn list_times(
             }
             Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], communication_launch),
             Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
+            Operation::Traced { .. } => unreachable!("invariant: a draft has no operators of traced frameworks"),
         };
         let rows = more_rows.get(number).copied().unwrap_or(1.0);
         let durations = if rows > 1.0 { durations.map(|one| (Seconds::from(one) * rows).into()) } else { durations };

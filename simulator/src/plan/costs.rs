@@ -111,7 +111,8 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
         |setting: String, reason: String, hint: &'static str| Err(PlanCostError::UnknownOperators { setting, reason, hint });
     if plan.layout.offload == Offload::State && !is_traced(costs, plan, model) {
         let reason = format!("the operators of `{stack}` were not traced for this job");
-        return unknown("layout.offload: state".into(), reason, "use `offload: optimizer`, or `stack: hf-deepspeed`");
+        let hint = "use `offload: optimizer`, or `stack: hf-deepspeed` with a model whose operators are known there";
+        return unknown("layout.offload: state".into(), reason, hint);
     }
     let Some(kind) = (0..costs.kind_count()).find(|&kind| costs.tables(kind).is_some()) else {
         return match plan.workload.stated_kernels() {
@@ -130,7 +131,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
         (Err(Untraced { reason }), Some(field)) => unknown(
             format!("workload.{field}"),
             format!("the operators of `{stack}` are not known for {reason}"),
-            "leave out other options, use `--method lora`, or one of `foretell models` that is like Llama",
+            "leave it out, or use what was traced: docs/reference/operator-tables.md",
         ),
         (Err(Untraced { reason }), None) => Ok(vec![format!(
             "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"

@@ -3,15 +3,16 @@
 use super::costs::plan_costs;
 use super::error::PlanPredictionError;
 use crate::answers::{
-    CheckpointCost, Disturbance, InputBound, MemoryUse, Options, PacedPrediction, PowerModel, Prediction, Simulation,
-    TracedPrediction, checkpoint_cost, load, memory_use, predict_cycle, simulate, traced_energy, traced_prediction,
+    CheckpointCost, Disturbance, InputBound, MemoryUse, Operators, Options, PacedPrediction, PowerModel, Prediction,
+    TracedPrediction, checkpoint_cost, load, memory_use, predict_cycle, simulate, traced_course, traced_energy,
+    traced_prediction,
 };
 use crate::cost::CostModel;
 use crate::engine::Recording;
 use crate::error::SimulationError;
 use crate::lowering::Oversubscription;
 use foretell_models::Model;
-use foretell_program::{Compiled, Mode, Plan, Profile, Program, Stack, compile};
+use foretell_program::{Compiled, Mode, Plan, Profile, Program, Stack, Timeline, compile};
 use foretell_topologies::Topology;
 use foretell_units::{BytesPerSecond, Joules, Seconds};
 use serde::{Deserialize, Serialize};
@@ -33,8 +34,10 @@ pub struct PlanPrediction {
     pub compiled: Compiled,
     /// The prediction's figures. How long it took is left to whoever has a clock.
     pub prediction: Prediction,
-    /// The simulated timeline and its analysis; where steps differ, those of the usual one.
-    pub simulation: Simulation,
+    /// The timeline of [`PlanPrediction::program`]; where steps differ, that of the first one.
+    pub timeline: Timeline,
+    /// The framework's own step, if its operators predict it.
+    traced_program: Option<Box<Program>>,
     /// The step time without jitter and stragglers, if some were simulated.
     pub undisturbed: Option<Seconds>,
     /// What the prediction assumes, one sentence each.
@@ -50,6 +53,14 @@ pub struct PlanPrediction {
     pub storage: Option<BytesPerSecond>,
     /// What limits the input pipeline, if somebody says how samples are read.
     pub input: Option<PredictedInput>,
+}
+
+impl PlanPrediction {
+    /// The Program of the timeline: that of the framework's own operators where these predict the
+    /// step, else the training Program.
+    pub fn program(&self) -> &Program {
+        self.traced_program.as_deref().unwrap_or(&self.compiled.training)
+    }
 }
 
 /// Predicts the step of a plan of a model with a name.
@@ -73,20 +84,26 @@ pub fn predict_plan(
         return Err(PlanPredictionError::NoSuchRank { rank: *rank, last: ranks - 1 });
     }
     let costs = plan_costs(profile, topology, plan, model)?;
-    let mut memory = memory_use(&compiled.training, Some(&compiled.evaluation), topology, &costs);
-    let (mut prediction, simulation) = predict_cycle(&compiled, &memory, topology, &costs, options)?;
-    let traced = traced_prediction(plan, model, topology, &costs).ok();
+    let is_of_framework = options.operators == Operators::Framework;
+    let traced = is_of_framework.then(|| traced_prediction(plan, model, topology, &costs).ok()).flatten();
     if traced.is_some() && !options.disturbance.is_none() {
         return Err(PlanPredictionError::Undisturbed);
     }
     let energy = |traced: &TracedPrediction| traced_energy(&traced.time, ranks, topology, &PowerModel::default());
     let of_energy = traced.as_ref().and_then(energy);
-    let of_operators = traced.map(|traced| {
-        (prediction, memory) = (traced.prediction, traced.memory_use);
-        let stack = plan.stack.name();
-        let others = if costs.framework(0).is_some() { "of our own operators" } else { "of its profile" };
-        format!("times and memory are those of the operators of `{stack}`; the timeline and the critical path are {others}")
-    });
+    let of_operators =
+        traced.is_some().then(|| format!("times and memory are those of the operators of `{}`", plan.stack.name()));
+    let (memory, mut prediction, timeline, traced_program) = match traced {
+        Some(traced) => {
+            let (program, timeline) = traced_course(&traced, &compiled.training, topology, &costs, options.recording)?;
+            (traced.memory_use, traced.prediction, timeline, Some(Box::new(program)))
+        }
+        None => {
+            let memory = memory_use(&compiled.training, Some(&compiled.evaluation), topology, &costs);
+            let (prediction, simulation) = predict_cycle(&compiled, &memory, topology, &costs, options)?;
+            (memory, prediction, simulation.timeline, None)
+        }
+    };
     let undisturbed = (!options.disturbance.is_none()).then(|| undisturbed_step(&compiled, topology, &costs, options));
     let undisturbed = undisturbed.transpose()?;
     let checkpoint = checkpoint_cost(&compiled.saving, topology, &costs);
@@ -109,7 +126,8 @@ pub fn predict_plan(
     Ok(PlanPrediction {
         compiled,
         prediction,
-        simulation,
+        timeline,
+        traced_program,
         undisturbed,
         memory,
         remarks,

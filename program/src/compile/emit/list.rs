@@ -184,7 +184,7 @@ impl ListBuilder {
     /// Appends an instruction to the stream of its operation.
     pub(super) fn push(&mut self, label: Label<'_>, operation: Operation, reads: &[BufferId], writes: &[BufferId]) {
         let stream = match &operation {
-            Operation::Compute { .. } => Stream::Compute,
+            Operation::Compute { .. } | Operation::Traced { .. } => Stream::Compute,
             Operation::Load { .. } => Stream::Load,
             Operation::Collective { group, .. } => Stream::Group(*group),
             Operation::Send { peer, .. } => Stream::SendTo(*peer),

@@ -305,7 +305,8 @@ fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> 
             (moved != kernel).then_some(Operation::Compute { kernel: moved, accumulate, group })
         }
         Operation::Load { input, samples, order, .. } => Some(Operation::Load { input, first_sample, samples, order }),
-        Operation::Collective { .. }
+        Operation::Traced { .. }
+        | Operation::Collective { .. }
         | Operation::Send { .. }
         | Operation::Receive { .. }
         | Operation::Copy { .. }

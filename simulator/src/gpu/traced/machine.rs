@@ -150,12 +150,15 @@ impl<'a> Durations<'a> {
         match self.machine {
             TracedMachine::Gpu(cluster) => {
                 let [fast, slow] = if cluster.gpu.estimated { ESTIMATED_KERNELS } else { MEASURED_KERNELS };
+                let spread = self.spread.as_ref().expect("invariant: a job on GPUs knows how its nodes are joined");
+                let shared = spread.channels(cluster) / cluster.gpu.multiprocessors;
                 let pace = |host: f64, kernels, collectives| Pace {
                     host: HOST_OPERATOR * host * cluster.paces.host,
                     kernels,
                     collectives,
                     updates: host,
-                    shared: None,
+                    shared,
+                    is_host: false,
                 };
                 [pace(1.0, 1.0, 1.0), pace(HOSTS[0], fast, COLLECTIVES[0]), pace(HOSTS[1], slow, COLLECTIVES[1])]
             }
@@ -166,7 +169,8 @@ impl<'a> Durations<'a> {
                     kernels: scale,
                     collectives: scale,
                     updates: scale,
-                    shared: Some(framework.communication_share),
+                    shared: framework.communication_share,
+                    is_host: true,
                 };
                 [pace(1.0), pace(fast.min(SAME_MACHINE[0])), pace(slow.max(SAME_MACHINE[1]))]
             }
@@ -209,6 +213,8 @@ pub(super) struct Pace {
     pub(super) collectives: f64,
     /// Updates of parameters by the host.
     pub(super) updates: f64,
-    /// Where the host runs the kernels itself, the share of it that a collective takes.
-    pub(super) shared: Option<f64>,
+    /// The share of the device that a collective takes from kernels.
+    pub(super) shared: f64,
+    /// Whether the host is the device and runs the kernels itself.
+    pub(super) is_host: bool,
 }

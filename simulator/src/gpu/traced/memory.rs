@@ -87,7 +87,7 @@ pub fn traced_memory(job: &TracedJob, limit: Option<Bytes>) -> Result<TracedMemo
         }
         RankEvent::HostMemory { bytes } => memory.host += Bytes::new(bytes),
         RankEvent::PagedMemory { bytes } => memory.paged += Bytes::new(bytes),
-        RankEvent::Part(_)
+        RankEvent::Part { .. }
         | RankEvent::Collective { .. }
         | RankEvent::Wait(_)
         | RankEvent::Hooks { .. }
