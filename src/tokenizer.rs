@@ -2,7 +2,8 @@
 //! is a tenth of a build, so it is behind the feature `tokenizers`, which wheels and releases have;
 //! a build without it refuses the files.
 
-#[cfg(not(feature = "tokenizers"))]
+#[cfg(any(test, not(feature = "tokenizers")))]
+#[cfg_attr(feature = "tokenizers", allow(dead_code, reason = "its test alone uses it"))]
 mod absent;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;

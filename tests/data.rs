@@ -186,15 +186,3 @@ fn texts_become_tokens_that_a_model_trains_on() {
         assert!(!refused.status.success() && message.contains(problem), "{message}");
     }
 }
-
-#[cfg(not(feature = "tokenizers"))]
-#[test]
-fn a_build_without_tokenizers_says_how_to_get_them() {
-    let scratch = Scratch::new();
-    scratch.file("tokenizer.json", TOKENIZER);
-    scratch.file("a.txt", "The cat sat.");
-    let refused = scratch.run(&["data", "tokenize", "--tokenizer", "tokenizer.json", "a.txt", "-o", "c.tokens"]);
-    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(1), "{message}");
-    assert!(message.contains("--features tokenizers"), "{message}");
-}

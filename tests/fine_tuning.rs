@@ -308,7 +308,8 @@ fn traced_steps_answer_questions_about_other_hardware_energy_and_goodput() {
     let path = scratch.json(&["simulate", "--plan", "best.yaml", "--critical-path", "--trace", "step.json"]);
     let on_path = path["critical_path"]["segments"].as_array().expect("a critical path");
     assert!(on_path.iter().any(|segment| segment["kind"] == "aten.mm"), "{}", path["critical_path"]);
-    let trace: Value = serde_json::from_str(&std::fs::read_to_string(scratch.path("step.json")).expect("a file")).expect("a trace");
+    let trace: Value =
+        serde_json::from_str(&std::fs::read_to_string(scratch.path("step.json")).expect("a file")).expect("a trace");
     let ends = trace["traceEvents"].as_array().expect("events").iter();
     let ends = ends.filter_map(|event| Some(event["ts"].as_f64()? + event["dur"].as_f64()?));
     let last = ends.fold(0.0, f64::max) * 1e-6;

@@ -57,7 +57,7 @@ pub const IMPORT_OPTIONS: Code = Code("import::options");
 pub const TEXTS: Code = Code("data::texts");
 /// The tokenizer cannot encode or decode what is asked for.
 pub const TOKENIZER: Code = Code("data::tokenizer");
-#[cfg(not(feature = "tokenizers"))]
+#[cfg(any(test, not(feature = "tokenizers")))]
 /// This build of the program leaves the feature out.
 pub const NOT_BUILT: Code = Code("program::not_built");
 /// A program cannot be started.

@@ -35,3 +35,15 @@ impl Tokenizer {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_tokenizers_says_how_to_get_them() {
+        let refused = Tokenizer::read("{}", Path::new("tokenizer.json")).err().expect("no tokenizer can be made");
+        let hint = refused.diagnostic().help().map(|hint| hint.to_string());
+        assert!(hint.is_some_and(|hint| hint.contains("--features tokenizers")), "{}", refused.one_line());
+    }
+}

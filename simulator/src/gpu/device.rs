@@ -1,6 +1,6 @@
 //! Profiles of devices: the data sheet, and the share of it that kernels reach.
 
-use super::defaults::one;
+use super::defaults::{indexed_elements, one};
 use super::format::ProductFormat;
 use foretell_topologies::DeviceKind;
 use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
@@ -55,6 +55,10 @@ pub struct GpuProfile {
     /// same kernels reach on Ampere, both over `attention`.
     #[serde(default = "one")]
     pub ampere_attention: f64,
+    /// Numbers of a second that a multiprocessor of the device writes in a kernel that computes the
+    /// place of each of them. Where the memory is slower than that, it counts.
+    #[serde(default = "indexed_elements")]
+    pub indexed_elements: f64,
     /// Device time of the smallest kernel, from the end of the previous kernel.
     pub launch: Seconds,
     /// Name of the usual link between the devices of a node.

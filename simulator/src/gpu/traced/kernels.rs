@@ -21,6 +21,8 @@ const BACKWARD_PRODUCTS: f64 = 2.5;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceKernels<'a> {
     pub(super) gpu: &'a GpuProfile,
+    /// Whether PyTorch's kernels cast several numbers to sixteen bits at once.
+    pub(super) narrows_at_once: bool,
 }
 
 impl DeviceKernels<'_> {
@@ -30,10 +32,16 @@ impl DeviceKernels<'_> {
         let arithmetic = products(operator, values)
             .map(|(product, element)| product_time(&product, format(element), self.gpu, 1.0))
             .or_else(|| self.attention(operator, values));
-        match arithmetic {
-            Some(time) => time + self.gpu.launch,
-            None => self.moving(bytes) + self.gpu.launch,
-        }
+        let alone = arithmetic.unwrap_or_else(|| self.moving(bytes).max(self.indexing(operator, values)));
+        alone + self.gpu.launch
+    }
+
+    /// The time in which PyTorch's elementwise kernels compute where each number of their operands
+    /// lies; zero if they need not.
+    fn indexing(&self, operator: &TracedOperator, values: &[f64]) -> Seconds {
+        Seconds::new(
+            indexed_elements(operator, values, self.narrows_at_once) / (self.gpu.indexed_elements * self.gpu.multiprocessors),
+        )
     }
 
     /// The time in which the memory moves some bytes. The last-level cache may still hold those of
@@ -54,6 +62,51 @@ impl DeviceKernels<'_> {
         let share = reached * self.gpu.ampere_attention * narrow * waves / (waves + HALF_WAVES);
         Some(Seconds::new(flops / (self.gpu.peak(format).value() * share)))
     }
+}
+
+/// Elementwise operators of PyTorch, whose kernels read several numbers at once where all operands
+/// have one format and follow one another (`TensorIterator`; `gpu_kernel_impl` in
+/// `CUDALoops.cuh`), and compute each number's place otherwise.
+const ELEMENTWISE: [&str; 17] = [
+    "_to_copy",
+    "add",
+    "add_",
+    "bitwise_and",
+    "copy_",
+    "div",
+    "div_",
+    "exp",
+    "ge",
+    "masked_fill",
+    "mul",
+    "mul_",
+    "neg",
+    "pow",
+    "rsub",
+    "sub",
+    "where",
+];
+
+/// Operators that put parts of a tensor together, a part into a whole, or numbers that lie apart
+/// one after the other.
+const ASSEMBLING: [&str; 4] = ["cat", "clone", "slice_backward", "select_backward"];
+
+/// The numbers that a kernel writes one by one; 0 if it writes several at once.
+fn indexed_elements(operator: &TracedOperator, values: &[f64], narrows_at_once: bool) -> f64 {
+    let (Some(name), Some(output)) = (operator.name.strip_prefix("aten."), operator.outputs.first()) else { return 0.0 };
+    let written = output.shape(values).iter().product::<f64>();
+    let is_cast = |input: &TracedTensor| {
+        let narrows =
+            name == "_to_copy" && input.element == Element::F32 && matches!(output.element, Element::Bf16 | Element::F16);
+        input.element != output.element && !(narrows && narrows_at_once)
+    };
+    let is_indexed = |input: &TracedTensor| {
+        let is_repeated = input.dimensions.iter().any(|(_, repeats)| *repeats);
+        let elements = input.shape(values).iter().product::<f64>();
+        elements > 1.0 && (is_repeated || elements != written || is_cast(input))
+    };
+    let is_elementwise = ELEMENTWISE.contains(&name) && operator.inputs.iter().any(is_indexed);
+    if is_elementwise || ASSEMBLING.contains(&name) { written } else { 0.0 }
 }
 
 /// The operations of a matrix product, or of fused attention; 0 for other operators.

@@ -6,7 +6,7 @@ use super::measured::MeasuredFramework;
 use crate::gpu::cluster::Cluster;
 use crate::gpu::nccl::NodeSpread;
 use foretell_models::operator_tables::TracedOperator;
-use foretell_program::traced::TracedCollective;
+use foretell_program::traced::{TracedCollective, TracedJob};
 use foretell_program::{Collective, CollectiveAlgorithm};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeSet;
@@ -76,22 +76,30 @@ pub(super) struct Durations<'a> {
     machine: TracedMachine<'a>,
     spread: Option<NodeSpread>,
     ranks: usize,
+    narrows_at_once: bool,
     /// What was not measured, by name.
     pub(super) estimated: BTreeSet<String>,
 }
 
 impl<'a> Durations<'a> {
-    pub(super) fn new(machine: TracedMachine<'a>, ranks: usize) -> Self {
+    pub(super) fn new(machine: TracedMachine<'a>, job: &TracedJob) -> Self {
+        let ranks = job.ranks;
         let spread = match machine {
             TracedMachine::Gpu(cluster) => Some(NodeSpread::of_devices(0..ranks, cluster)),
             TracedMachine::Measured(_) => None,
         };
-        Self { machine, spread, ranks, estimated: BTreeSet::new() }
+        // PyTorch does since 2.6 (pytorch/pytorch#137053), and releases 4 of transformers ran on older ones.
+        let narrows_at_once = job.table.key.get("version").is_none_or(|version| !version.starts_with("4."));
+        Self { machine, spread, ranks, narrows_at_once, estimated: BTreeSet::new() }
+    }
+
+    fn kernels(&self, cluster: &'a Cluster) -> DeviceKernels<'a> {
+        DeviceKernels { gpu: &cluster.gpu, narrows_at_once: self.narrows_at_once }
     }
 
     pub(super) fn operator(&mut self, operator: &TracedOperator, values: &[f64]) -> Seconds {
         match self.machine {
-            TracedMachine::Gpu(cluster) => DeviceKernels { gpu: &cluster.gpu }.operator(operator, values) * cluster.paces.kernels,
+            TracedMachine::Gpu(cluster) => self.kernels(cluster).operator(operator, values) * cluster.paces.kernels,
             TracedMachine::Measured(framework) => {
                 let (time, is_measured) = framework.operator(operator, values);
                 self.note(is_measured, &operator.name);
@@ -103,7 +111,7 @@ impl<'a> Durations<'a> {
     pub(super) fn moving(&mut self, name: &str, bytes: f64, launches: u64) -> Seconds {
         match self.machine {
             TracedMachine::Gpu(cluster) => {
-                let time = DeviceKernels { gpu: &cluster.gpu }.moving(bytes) + cluster.gpu.launch * launches as f64;
+                let time = self.kernels(cluster).moving(bytes) + cluster.gpu.launch * launches as f64;
                 time * cluster.paces.kernels
             }
             TracedMachine::Measured(framework) => {

@@ -257,7 +257,7 @@ fn timed(
     flushes: u64,
     mut record: impl FnMut([f64; 2]),
 ) -> Result<TracedTime, TableError> {
-    let mut durations = Durations::new(machine, job.ranks);
+    let mut durations = Durations::new(machine, job);
     let values = job.table.values(&job.sizes)?;
     let mut known: FxHashMap<*const TracedOperator, (Seconds, f64, f64)> = FxHashMap::default();
     // The expected machine comes first: only its time is told apart.
