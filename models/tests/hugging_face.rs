@@ -417,6 +417,12 @@ fn a_text_model_is_found_however_deep_it_lies() {
         assert_eq!(imported.model, model);
         assert!(imported.notes.iter().any(|note| note.contains("its other parts are left out")), "{:?}", imported.notes);
     }
+    // Published files leave out what Transformers' own defaults say.
+    let text = json!({"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064});
+    let short = json!({"model_type": "llava", "text_config": text, "vision_config": {"model_type": "clip_vision_model"}});
+    let imported = from_hugging_face(&short.to_string(), None).expect("it is sound");
+    let decoder = imported.model.as_decoder().expect("a decoder");
+    assert_eq!((decoder.layers, decoder.hidden, decoder.ffn, decoder.vocab), (32, 4096, 11_008, 32_064));
     let unknown = json!({"model_type": "some_eyes", "text_config": {"model_type": "albert"}});
     let error = one_line(&from_hugging_face(&unknown.to_string(), None).expect_err("no reader"));
     assert!(error.contains("`some_eyes`") && error.contains("use a model of `foretell models`"), "{error}");

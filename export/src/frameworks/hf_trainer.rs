@@ -1,6 +1,7 @@
 //! The `TrainingArguments` of Hugging Face's Trainer, as JSON, YAML or the flags of a script that
 //! is launched, and the files of tools that begin with them: TRL, LLaMA-Factory, Axolotl.
 
+mod accelerate_launch;
 mod formats;
 mod kernels;
 mod launch;
@@ -15,6 +16,7 @@ use super::fsdp;
 use super::hf_stack;
 use super::stated::Stated;
 use super::{FrameworkError, ImportedPlan, Surroundings};
+use accelerate_launch::AccelerateLaunch;
 use foretell_program::{Layout, Offload, Plan, Recompute};
 use foretell_units::Bytes;
 use formats::Loaded;
@@ -80,7 +82,7 @@ const KNOWN: [&str; 8] =
     ["per_device_train_batch_size", "num_train_epochs", "output_dir", "bf16", "fp16", "learning_rate", "optim", "fsdp"];
 
 pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
-    let script::Given { mut stated, launch_file, script } = script::read(text, surroundings)?;
+    let script::Given { mut stated, launch, script } = script::read(text, surroundings)?;
     let tool = Tool::of(&stated, script.as_deref());
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
@@ -111,15 +113,17 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
              ones of Llama's layers",
         );
     }
-    let launch_file = launch_file.or(surroundings.launch_file.map(str::to_owned));
+    let beside =
+        || surroundings.launch_file.map(|file| AccelerateLaunch { file: Some(file.into()), ..AccelerateLaunch::default() });
+    let launch = launch.or_else(beside);
     let is_recipe = script.is_none() && matches!(tool, Tool::Trl | Tool::LlamaFactory);
     let says_shards = ["deepspeed", "fsdp", "fsdp_config"].iter().any(|name| stated.has(name));
-    if is_recipe && launch_file.is_none() && !says_shards && surroundings.ranks > 1 {
+    if is_recipe && launch.is_none() && !says_shards && surroundings.ranks > 1 {
         stated.assume(
             "the launch is taken to shard nothing: where `accelerate launch --config_file` starts the job, give that file as a second one",
         );
     }
-    let launched = launch_file.map(|file| launch::follow(&file, &mut stated, surroundings)).transpose()?;
+    let launched = launch.map(|launch| launch::follow(&launch, &mut stated, surroundings)).transpose()?;
     let (mut plan, loaded) = read_plan(&mut stated, tool, surroundings)?;
     plan.workload.preference = preference;
     let mut has_deepspeed = stated.has("deepspeed");

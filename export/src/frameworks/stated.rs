@@ -50,6 +50,24 @@ pub(super) struct Stated {
     account: Account,
 }
 
+/// Parses an object of JSON, or a mapping of YAML. `what` is what to give instead.
+pub(super) fn object_of(text: &str, what: &str) -> Result<Map<String, Value>, FrameworkError> {
+    let form = |reason: String| FrameworkError::Form { reason, hint: format!("give {what}") };
+    let value: Value = match serde_json::from_str(text) {
+        Ok(value) => value,
+        Err(error) if text.trim_start().starts_with(['{', '[']) => return Err(form(error.to_string())),
+        Err(_) => {
+            let options = serde_saphyr::options! { with_snippet: false };
+            let parsed = serde_saphyr::from_str_with_options(text, options);
+            parsed.map_err(|error| form(yaml_error(&error.to_string())))?
+        }
+    };
+    match value {
+        Value::Object(object) => Ok(object),
+        _ => Err(form("it is no object".into())),
+    }
+}
+
 impl Stated {
     /// The settings of an object, nested ones under dotted paths.
     pub(super) fn new(object: Map<String, Value>, notation: Notation) -> Self {
@@ -74,20 +92,7 @@ impl Stated {
 
     /// Parses an object of JSON, or a mapping of YAML.
     pub(super) fn parse(text: &str, what: &str) -> Result<Self, FrameworkError> {
-        let form = |reason: String| FrameworkError::Form { reason, hint: format!("give {what}") };
-        let value: Value = match serde_json::from_str(text) {
-            Ok(value) => value,
-            Err(error) if text.trim_start().starts_with(['{', '[']) => return Err(form(error.to_string())),
-            Err(_) => {
-                let options = serde_saphyr::options! { with_snippet: false };
-                let parsed = serde_saphyr::from_str_with_options(text, options);
-                parsed.map_err(|error| form(yaml_error(&error.to_string())))?
-            }
-        };
-        match value {
-            Value::Object(object) => Ok(Self::new(object, Notation::Json)),
-            _ => Err(form("it is no object".into())),
-        }
+        Ok(Self::new(object_of(text, what)?, Notation::Json))
     }
 
     /// Takes a section out: all settings under `name`. Finish it before the rest.

@@ -276,6 +276,16 @@ fn a_script_that_launches_a_trainer_is_read() {
     assert_eq!((plan.layout.zero, plan.precision, plan.global_batch), (3, DataType::Bf16, 32));
     assert_eq!((plan.layout.recompute, plan.stack.name()), (Recompute::Full, "hf-trainer"));
     read(&format!("{launched} --fsdp full_shard")).expect_err("two layouts");
+    // So have its flags, beside a file or without one.
+    let script = "train.py --per_device_train_batch_size 2 --output_dir x";
+    let of_flags = |flags: &str| read(&format!("accelerate launch --num_processes 8 {flags} {script}")).expect("it is sound").plan;
+    let sharded = of_flags("--mixed_precision bf16 --use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_offload_params true");
+    assert_eq!((sharded.layout.zero, sharded.layout.offload, sharded.precision), (3, Offload::State, DataType::Bf16));
+    let staged = of_flags("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --mixed_precision bf16");
+    assert_eq!((staged.layout.zero, staged.layout.offload, staged.stack.name()), (3, Offload::Optimizer, "hf-deepspeed"));
+    let changed = of_flags("--config_file fsdp.yaml --fsdp_activation_checkpointing false");
+    assert_eq!((changed.layout.zero, changed.layout.recompute), (3, Recompute::None));
+    assert_eq!(of_flags("--main_process_port 29500").layout.zero, 0);
     for (text, expected) in [
         ("#!/bin/bash\necho hello\n", "starts no Python script"),
         ("accelerate launch --config_file none.yaml train.py --bf16 True --output_dir x", "--config_file none.yaml"),

@@ -138,6 +138,14 @@ pub(super) fn keep_text(object: &mut Map<String, Value>) -> Result<Option<String
 /// Fields in which models of several parts keep the configuration of their text model.
 const INNER: [&str; 5] = ["text_config", "language_config", "llm_config", "thinker_config", "language_model_config"];
 
+/// Text models whose sizes at Transformers' defaults published files leave out, such as those of
+/// LLaVA 1.5, in the order of [`SIZES`].
+const INNER_SIZES: [(&str, [usize; 5]); 3] = [
+    ("llama", [32_000, 4096, 11_008, 32, 32]),
+    ("mistral", [32_000, 4096, 14_336, 32, 32]),
+    ("qwen2", [151_936, 4096, 22_016, 32, 32]),
+];
+
 /// The most parts within parts.
 const DEEPEST: usize = 4;
 
@@ -196,6 +204,13 @@ fn descend(object: &mut Map<String, Value>) -> Option<String> {
                 None => {}
             }
             inner.remove("architectures");
+            let kind = type_of(&inner);
+            if let Some((_, sizes)) = INNER_SIZES.iter().find(|(name, _)| *name == kind) {
+                SIZES.iter().zip(sizes).for_each(|(field, size)| _ = inner.entry(*field).or_insert((*size).into()));
+                if kind == "mistral" {
+                    inner.entry("num_key_value_heads").or_insert(8.into());
+                }
+            }
             keep_unknown(&outer, object, &mut inner);
             let text = type_of(&inner);
             *object = inner;

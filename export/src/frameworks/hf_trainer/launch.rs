@@ -1,21 +1,32 @@
-//! Accelerate's configuration as the launch of a Trainer's script names it: the layout is there,
+//! Accelerate's configuration as the launch of a Trainer's script states it: the layout is there,
 //! and all else in the script's arguments.
 
-use super::super::stated::Stated;
+use super::super::stated::{Stated, object_of};
 use super::super::{FrameworkError, ImportedPlan, Surroundings, accelerate};
+use super::accelerate_launch::AccelerateLaunch;
 use foretell_program::{Layout, Plan, Recompute};
 use foretell_units::DataType;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-/// Reads the file, and states its precision where the arguments state none.
-pub(super) fn follow(file: &str, stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
-    let Some(text) = (surroundings.file)(file) else {
-        return Err(FrameworkError::Form {
-            reason: format!("the layout of the launch is in `--config_file {file}`, and there is no such file beside this one"),
-            hint: "put it there, or leave `--config_file` out of the script to plan its arguments alone".into(),
-        });
-    };
-    let launched = accelerate::import(&text, surroundings)?;
+/// Reads the launch's configuration, and states its precision where the arguments state none.
+pub(super) fn follow(
+    launch: &AccelerateLaunch,
+    stated: &mut Stated,
+    surroundings: &Surroundings<'_>,
+) -> Result<ImportedPlan, FrameworkError> {
+    let mut of_file = Map::new();
+    if let Some(file) = &launch.file {
+        let Some(text) = (surroundings.file)(file) else {
+            return Err(FrameworkError::Form {
+                reason: format!(
+                    "the layout of the launch is in `--config_file {file}`, and there is no such file beside this one"
+                ),
+                hint: "put it there, or leave `--config_file` out of the script to plan its arguments alone".into(),
+            });
+        };
+        of_file = object_of(&text, "Accelerate's configuration, which `accelerate config` writes")?;
+    }
+    let launched = accelerate::import(&launch.text(of_file), surroundings)?;
     if !stated.has("bf16") && !stated.has("fp16") {
         match launched.plan.precision {
             DataType::Bf16 => stated.provide("bf16", Value::Bool(true)),
@@ -30,7 +41,7 @@ pub(super) fn follow(file: &str, stated: &mut Stated, surroundings: &Surrounding
 pub(super) fn put(launched: ImportedPlan, stated: &mut Stated, plan: &mut Plan) -> Result<bool, FrameworkError> {
     if plan.layout.zero > 0 {
         return Err(FrameworkError::Form {
-            reason: "`fsdp` beside the launch's `--config_file`".into(),
+            reason: "`fsdp` beside the launch's own sharding".into(),
             hint: "keep one of them".into(),
         });
     }

@@ -5,12 +5,13 @@ use super::super::arguments::{Spelling, flags_of};
 use super::super::shell;
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};
+use super::accelerate_launch::AccelerateLaunch;
 
 /// The settings, and what a script's launcher reads.
 pub(super) struct Given {
     pub(super) stated: Stated,
-    /// Accelerate's configuration (`accelerate launch --config_file FILE`).
-    pub(super) launch_file: Option<String>,
+    /// The launch by Accelerate, if its words say something of the job.
+    pub(super) launch: Option<AccelerateLaunch>,
     /// The Python script whose flags they are; `None` for a file of settings.
     pub(super) script: Option<String>,
 }
@@ -20,17 +21,17 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
     let is_script = text.starts_with("#!");
     let parsed = Stated::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`) or YAML");
     match parsed {
-        Ok(stated) if !is_script => Ok(Given { stated, launch_file: None, script: None }),
+        Ok(stated) if !is_script => Ok(Given { stated, launch: None, script: None }),
         Err(error) if !is_script && text.trim_start().starts_with(['{', '[']) => Err(error),
         other => {
             let started = shell::launch(text)?;
             if !started.arguments.is_empty() {
-                let (launch_file, script) = (launch_file(&started.launcher), started.script.clone());
+                let (launch, script) = (AccelerateLaunch::of_words(&started.launcher), started.script.clone());
                 let mut stated = flags_of(started, surroundings.ranks, Spelling::Underscores)?;
                 // DeepSpeed's own flags are a switch, and the file beside it.
                 stated.drop_switch("deepspeed");
                 stated.rename("deepspeed_config", "deepspeed")?;
-                return Ok(Given { stated: with_recipe(stated, surroundings)?, launch_file, script });
+                return Ok(Given { stated: with_recipe(stated, surroundings)?, launch, script });
             }
             // `llamafactory-cli train job.yaml`
             if let Some(name) = &started.settings {
@@ -41,7 +42,7 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
                     });
                 };
                 let stated = Stated::parse(&text, "the settings as YAML")?;
-                return Ok(Given { stated, launch_file: None, script: None });
+                return Ok(Given { stated, launch: None, script: None });
             }
             match other {
                 Err(error) if !is_script => Err(error),
@@ -73,12 +74,4 @@ fn with_recipe(mut flags: Stated, surroundings: &Surroundings<'_>) -> Result<Sta
     let mut recipe = Stated::parse(&text, "TrainingArguments as JSON or YAML")?;
     recipe.replace_by(flags);
     Ok(recipe)
-}
-
-/// The file that a launcher's words name.
-fn launch_file(launcher: &[String]) -> Option<String> {
-    let is_named = |word: &String| word == "--config_file" || word.starts_with("--config_file=");
-    let place = launcher.iter().position(is_named)?;
-    let word = launcher.get(place)?;
-    word.split_once('=').map_or_else(|| launcher.get(place + 1).cloned(), |(_, file)| Some(file.into()))
 }

@@ -88,7 +88,8 @@ impl<'a> Durations<'a> {
             TracedMachine::Gpu(cluster) => Some(NodeSpread::of_devices(0..ranks, cluster)),
             TracedMachine::Measured(_) => None,
         };
-        // PyTorch does since 2.6 (pytorch/pytorch#137053), and releases 4 of transformers ran on older ones.
+        // PyTorch does since 2.6 (pytorch/pytorch#137053), and releases 4 of transformers ran on
+        // older ones.
         let narrows_at_once = job.table.key.get("version").is_none_or(|version| !version.starts_with("4."));
         Self { machine, spread, ranks, narrows_at_once, estimated: BTreeSet::new() }
     }
