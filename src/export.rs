@@ -5,12 +5,12 @@ use crate::choices::usual_precision;
 use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::output;
-use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
+use crate::plan_file::{LoadedPlan, PlanFile, usual_bucket, usual_overlap};
 use crate::predict;
 use crate::trace_file::{self, TraceRanks};
 use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, Surroundings, change_file, export_job};
-use foretell_program::{Plan, Profile, Rank};
+use foretell_program::{Layout, Plan, Profile, Rank};
 use foretell_simulator::CostModel;
 use foretell_simulator::PlanPrediction;
 use foretell_units::diagnostic::one_line;
@@ -205,7 +205,8 @@ fn changed(loaded: &LoadedPlan, framework: Framework, original: &Path, folder: &
         vocab: None,
         file: &read_beside,
     };
-    let changed = change_file(&job_of(loaded), framework, &text, surroundings)
+    let plan = without_usual_bucket(&loaded.plan, framework);
+    let changed = change_file(&job_of(loaded, &plan), framework, &text, surroundings)
         .map_err(|error| Failure::of_input(error).in_file(original))?;
     let name = original.file_name().ok_or_else(|| Failure::input(code::OPTION_VALUE, "`--into` names no file"))?;
     let file = folder.join(name);
@@ -224,10 +225,20 @@ fn changed(loaded: &LoadedPlan, framework: Framework, original: &Path, folder: &
     output::line(&format!("{} {what}", file.display()))
 }
 
-fn job_of(loaded: &LoadedPlan) -> Job<'_> {
+fn job_of<'a>(loaded: &'a LoadedPlan, plan: &'a Plan) -> Job<'a> {
     let topology = &loaded.topology;
     let devices_per_node = topology.device_count() / topology.node_count().max(1);
-    Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node }
+    Job { name: &loaded.model.name, model: &loaded.model.model, plan, devices_per_node }
+}
+
+/// The plan without its stack's usual bucket, where the framework chooses that itself.
+fn without_usual_bucket(plan: &Plan, framework: Framework) -> Plan {
+    let own = Layout::default().bucket;
+    let mut plan = plan.clone();
+    if framework.chooses_bucket() && plan.layout.bucket == usual_bucket(&plan.stack, own) {
+        plan.layout.bucket = own;
+    }
+    plan
 }
 
 /// Writes a plan as a framework's job, and beside it the plan that the job expresses.
@@ -257,7 +268,8 @@ pub fn has_other_plan(loaded: &LoadedPlan, framework: Framework, folder: &Path) 
 }
 
 fn exported(loaded: &LoadedPlan, framework: Framework) -> Result<JobFiles, Failure> {
-    export_job(&job_of(loaded), framework).map_err(|error| Failure::of_input(error).in_file(&loaded.path))
+    export_job(&job_of(loaded, &without_usual_bucket(&loaded.plan, framework)), framework)
+        .map_err(|error| Failure::of_input(error).in_file(&loaded.path))
 }
 
 /// The plan that a job expresses, for a file in `folder`, which is there.
@@ -266,7 +278,10 @@ fn expressed(loaded: &LoadedPlan, framework: Framework, exported: &JobFiles, fol
         Framework::Slurm => exported.plan.overlap,
         _ => usual_overlap(&exported.plan.stack).unwrap_or_default(),
     };
-    let expressed = Plan { overlap, ..exported.plan.clone() };
+    let mut expressed = Plan { overlap, ..exported.plan.clone() };
+    if framework.chooses_bucket() && expressed.layout.bucket == Layout::default().bucket {
+        expressed.layout.bucket = usual_bucket(&expressed.stack, expressed.layout.bucket);
+    }
     let mut plan = PlanFile::new(loaded.file.model.clone(), loaded.file.topology.clone(), loaded.file.nodes, &expressed);
     plan.first_nodes.clone_from(&loaded.file.first_nodes);
     plan.input.clone_from(&loaded.file.input);

@@ -221,6 +221,13 @@ pub enum Framework {
     Slurm,
 }
 
+impl Framework {
+    /// Whether its files state no bucket, and the framework chooses it.
+    pub fn chooses_bucket(self) -> bool {
+        matches!(self, Self::Torchtitan | Self::Accelerate | Self::Torchtune)
+    }
+}
+
 /// Writes a plan as a framework's job.
 ///
 /// # Errors

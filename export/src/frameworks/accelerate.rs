@@ -26,7 +26,12 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     nearest.plan.stack = hf_stack::kept(&job.plan.stack, &hf_stack::PYTORCH, read_back);
     let plan = nearest.plan;
     let [nodes, per_node] = job.nodes()?;
-    let arguments = serde_json::to_string_pretty(&training_arguments(&plan)?).expect("invariant: a JSON value has a text");
+    let mut arguments = training_arguments(&plan)?;
+    // TRL's scripts, which know adapters, have a length of their own.
+    if let Some((sequence, _)) = job.model.sample().tokens().filter(|_| plan.training.lora.is_some()) {
+        arguments["max_length"] = json!(sequence);
+    }
+    let arguments = serde_json::to_string_pretty(&arguments).expect("invariant: a JSON value has a text");
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node with NODE_RANK and MASTER_ADDR set. The\n\
          # first argument is a training script that reads TrainingArguments from a JSON file\n\

@@ -215,9 +215,15 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
         layout.bucket = Bytes::new((megabytes as u64).saturating_mul(1 << 20));
     }
     let words = fsdp::read_words(stated)?;
-    let section = stated.section("fsdp_config");
-    if let Some(Value::String(_)) = stated.take("fsdp_config") {
-        return Err(stated.wrong("fsdp_config", "an object: give the contents of that file in its place"));
+    let mut section = stated.section("fsdp_config");
+    if let Some(path) = stated.text("fsdp_config")? {
+        let Some(text) = (surroundings.file)(&path) else {
+            return Err(FrameworkError::Form {
+                reason: format!("`fsdp_config: {path}`: there is no such file beside this one"),
+                hint: "put it there, or give its contents in its place".into(),
+            });
+        };
+        section = Stated::parse(&text, "FSDP's settings as JSON")?;
     }
     let account = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
     stated.absorb(account);

@@ -39,10 +39,14 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     arguments.extend(training_arguments(&plan));
     let [nodes, per_node] = job.nodes()?;
     let lines: Vec<String> = arguments.iter().map(|(name, value)| format!("--{name} {value}").trim_end().to_string()).collect();
+    // Kernels of one queue start in the order of their launches, which Megatron's overlap needs and
+    // its FSDP refuses.
+    let connections =
+        if plan.layout.zero > 1 { "unset CUDA_DEVICE_MAX_CONNECTIONS" } else { "export CUDA_DEVICE_MAX_CONNECTIONS=1" };
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node, in a checkout of Megatron-LM,\n\
          # with MASTER_ADDR and NODE_RANK set. Synthetic data; replace --mock-data for your own.\n\
-         set -e\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
+         set -e\n{connections}\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
          torchrun --nnodes {nodes} --nproc-per-node {per_node} --node-rank \"${{NODE_RANK:-0}}\" \\\n  \
          --master-addr \"${{MASTER_ADDR:-localhost}}\" --master-port \"${{MASTER_PORT:-29500}}\" \\\n  \
          pretrain_gpt.py $(grep -v '^#' \"$here/megatron.args\") \"$@\"\n",
@@ -118,6 +122,8 @@ fn layout_arguments(layout: &Layout, blocks: usize) -> Arguments {
     switch("use-distributed-optimizer", layout.zero > 0);
     switch("use-megatron-fsdp", layout.zero > 1);
     switch("optimizer-cpu-offload", layout.offload == Offload::Optimizer);
+    // Megatron offloads no other optimizer.
+    switch("use-precision-aware-optimizer", layout.offload == Offload::Optimizer);
     // Reductions of gradients overlap the backward pass in every plan of this stack.
     switch("overlap-grad-reduce", true);
     switch("overlap-param-gather", layout.zero > 0);
@@ -138,6 +144,9 @@ fn layout_arguments(layout: &Layout, blocks: usize) -> Arguments {
         2 => arguments.push(("data-parallel-sharding-strategy", "optim_grads".into())),
         3 => arguments.push(("data-parallel-sharding-strategy", "optim_grads_params".into())),
         _ => {}
+    }
+    if layout.zero > 1 {
+        arguments.push(("ckpt-format", "fsdp_dtensor".into()));
     }
     if let Some(group) = layout.shard_group {
         arguments.push(("num-distributed-optimizer-instances", (layout.data / group.max(1)).to_string()));

@@ -274,6 +274,17 @@ impl Script {
         if command.is_empty() {
             return;
         }
+        // `: "${NAME:=default}"` assigns the default.
+        if command.first().and_then(Word::literal) == Some(":") {
+            for piece in command.iter().flat_map(|word| &word.pieces) {
+                if let Piece::Variable { name, default: Some(default), .. } = piece
+                    && !self.variables.contains_key(name)
+                {
+                    self.assign(name, Assigned::Text(default.clone()), false);
+                }
+            }
+            return;
+        }
         while let Some(word) = command.first().filter(|word| word.assigned().is_some()) {
             if let Some((name, adds)) = word.assigned().map(|(name, adds)| (name.to_string(), adds)) {
                 let value = self.expand(&word.value()).join(" ");

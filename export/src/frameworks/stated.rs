@@ -230,8 +230,9 @@ impl Stated {
         let text = value.as_str().map(str::to_ascii_lowercase);
         match (value.as_bool(), text.as_deref()) {
             (Some(flag), _) => Ok(Some(flag)),
-            (None, Some("true")) => Ok(Some(true)),
-            (None, Some("false")) => Ok(Some(false)),
+            // The words of transformers' `string_to_bool`.
+            (None, Some("true" | "t" | "yes" | "y" | "1")) => Ok(Some(true)),
+            (None, Some("false" | "f" | "no" | "n" | "0")) => Ok(Some(false)),
             _ if self.notation == Notation::Flags => {
                 let reason = format!("{}: the argument takes no value, and the words belong to no other", self.written(name));
                 Err(FrameworkError::Form { reason, hint: self.shell_hint(&value) })

@@ -278,7 +278,8 @@ fn a_script_that_launches_a_trainer_is_read() {
     read(&format!("{launched} --fsdp full_shard")).expect_err("two layouts");
     // So have its flags, beside a file or without one.
     let script = "train.py --per_device_train_batch_size 2 --output_dir x";
-    let of_flags = |flags: &str| read(&format!("accelerate launch --num_processes 8 {flags} {script}")).expect("it is sound").plan;
+    let of_flags =
+        |flags: &str| read(&format!("accelerate launch --num_processes 8 {flags} {script}")).expect("it is sound").plan;
     let sharded = of_flags("--mixed_precision bf16 --use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_offload_params true");
     assert_eq!((sharded.layout.zero, sharded.layout.offload, sharded.precision), (3, Offload::State, DataType::Bf16));
     let staged = of_flags("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --mixed_precision bf16");

@@ -8,9 +8,11 @@ use foretell_program::{Lora, NamePatterns, Plan};
 use serde_json::Value;
 
 /// Names of one setting in the files of the three tools.
-const RENAMED: [(&str, &str); 7] = [
+const RENAMED: [(&str, &str); 9] = [
     ("lora_rank", "lora_r"),
     ("lora_target", "lora_target_modules"),
+    ("target_modules", "lora_target_modules"),
+    ("lora_trainable", "lora_target_modules"),
     ("additional_target", "lora_modules_to_save"),
     ("modules_to_save", "lora_modules_to_save"),
     ("use_dora", "peft_use_dora"),

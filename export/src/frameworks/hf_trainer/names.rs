@@ -1,7 +1,7 @@
 //! Names of a Trainer's settings, and of those that TRL, Axolotl and LLaMA-Factory add.
 
 /// Arguments that change neither the time of a step nor its memory.
-pub(super) const NEUTRAL: [&str; 118] = [
+pub(super) const NEUTRAL: [&str; 123] = [
     "output_dir",
     "overwrite_output_dir",
     "do_*",
@@ -120,10 +120,15 @@ pub(super) const NEUTRAL: [&str; 118] = [
     "system_prompt",
     "group_by_modality_length",
     "min_lr_ratio",
+    "checkpointing_steps",
+    "vision_lr",
+    "merger_lr",
+    "mm_vision_select_layer",
+    "mm_vision_select_feature",
 ];
 
 /// Names of the same settings in files of Axolotl, LLaMA-Factory and TRL, and older names.
-pub(super) const RENAMED: [(&str, &str); 10] = [
+pub(super) const RENAMED: [(&str, &str); 11] = [
     ("per_gpu_train_batch_size", "per_device_train_batch_size"),
     ("micro_batch_size", "per_device_train_batch_size"),
     ("optimizer", "optim"),
@@ -133,6 +138,7 @@ pub(super) const RENAMED: [(&str, &str); 10] = [
     ("max_seq_length", "max_length"),
     ("cutoff_len", "max_length"),
     ("model_max_length", "max_length"),
+    ("block_size", "max_length"),
     // The second name is that of releases before 5.20.
     ("gradient_checkpointing", "activation_checkpointing"),
 ];

@@ -2,7 +2,8 @@
 
 /// Switches that change neither the time of a step nor its memory, or only which kernels compute
 /// the same.
-pub(super) const NEUTRAL_SWITCHES: [&str; 63] = [
+pub(super) const NEUTRAL_SWITCHES: [&str; 64] = [
+    "use-precision-aware-optimizer",
     "mock-data",
     "log-throughput",
     "log-timers-to-tensorboard",
@@ -147,13 +148,12 @@ pub(super) const NEUTRAL: [&str; 74] = [
 ];
 
 /// Settings that no plan expresses.
-pub(super) const REFUSED: [&str; 16] = [
+pub(super) const REFUSED: [&str; 15] = [
     "fp8-param-gather",
     "fp4-format",
     "fp4-param-gather",
     "grad-reduce-in-bf16",
     "reduce-scatter-with-fp32-accumulation",
-    "use-precision-aware-optimizer",
     "standalone-embedding-stage",
     "hybrid-layer-pattern",
     "hybrid-override-pattern",

@@ -7,6 +7,7 @@ use foretell_models::{
     CapacityFactor, Decoder, DropoutRate, FeedForward, Gpt, Mixtures, Model, NormEpsilon, NormKind, PositionKind,
 };
 use foretell_units::diagnostic::Mistake;
+use serde_json::Value;
 
 /// Reads the model, and whether the arguments state its sequence. `None` if they state no model.
 ///
@@ -57,9 +58,9 @@ fn read_decoder(
         let exact = share.map_or(0.1, |share| share.to_string().parse::<f64>().expect("invariant: a number's text is a number"));
         DropoutRate::try_from(exact).map_err(|Mistake { hint, .. }| FrameworkError::Form { reason: "dropout".into(), hint })
     };
-    let is_rms = match stated.text("normalization")?.as_deref() {
-        None | Some("LayerNorm") => false,
-        Some("RMSNorm") => true,
+    let is_rms = match stated.text("normalization")?.map(|norm| norm.to_ascii_lowercase()).as_deref() {
+        None | Some("layernorm") => false,
+        Some("rmsnorm") => true,
         Some(_) => return Err(stated.unknown("normalization", "norms: LayerNorm, RMSNorm")),
     };
     stated.rename("layernorm-epsilon", "norm-epsilon")?;
@@ -135,6 +136,11 @@ fn read_epsilon(stated: &mut Stated) -> Result<NormEpsilon, FrameworkError> {
 /// Heads of keys and values.
 fn read_groups(stated: &mut Stated, heads: usize) -> Result<Option<usize>, FrameworkError> {
     let has_groups = stated.is_on("group-query-attention")?;
+    // Megatron-DeepSpeed's name, which needs no switch beside it.
+    if stated.has("num-key-value-heads") {
+        stated.rename("num-key-value-heads", "num-query-groups")?;
+        stated.provide("group-query-attention", Value::Bool(true));
+    }
     let groups = stated.size("num-query-groups")?;
     match (has_groups, groups) {
         (true, None) => Ok(Some(1).filter(|_| heads != 1)),
