@@ -3,7 +3,7 @@
 
 Needs torch, transformers, megatron-core, torchtitan, deepspeed, accelerate, trl, axolotl, llamafactory and torchtune from PyPI, each for
 its own cases; no GPU. With --megatron-lm FOLDER, a checkout of
-Megatron-LM, its argument parser reads the arguments too. `tests/frameworks.rs` runs it for each framework that can be imported.
+Megatron-LM, its argument parser reads the arguments too. `tests/real_parsers.rs` runs it for each framework that can be imported.
 
 Usage: benches/framework_parsers.py --foretell target/debug/foretell [--only FRAMEWORK] [--megatron-lm FOLDER]
 """
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ layout: {layout}
 CASES = {
     "megatron": ("llama3-8b", 2, "{data: 2, tensor: 2, pipeline: 4, zero: 1, sequence_parallel: true, cuts: [7, 9, 9, 9], recompute: selective}"),
     "megatron-interleaved": ("mixtral-8x7b", 2, "{data: 1, expert: 4, pipeline: 2, tensor: 2, virtual_stages: 2, schedule: interleaved, zero: 1}"),
+    "megatron-fsdp": ("llama3-8b", 2, "{data: 16, zero: 3, micro_batch: 1, recompute: full}"),
+    "megatron-offload": ("llama3-8b", 1, "{data: 4, tensor: 2, zero: 1, offload: optimizer}"),
     "torchtitan": ("llama3-8b", 2, "{data: 4, tensor: 2, pipeline: 2, zero: 3, sequence_parallel: true, cuts: [16, 18], recompute: full}"),
     "torchtitan-fsdp": ("qwen3-32b", 1, "{data: 8, zero: 3, shard_group: 4}"),
     "deepspeed": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, offload: optimizer}"),
@@ -42,17 +45,17 @@ CASES = {
 TO = {"llamafactory": "llama-factory"}
 
 
-# Megatron's own checks, with an H100's properties where it asks for those of the GPU.
+# Megatron's own checks, with an H100's properties where it asks for those of the GPU. The first word is the number of ranks.
 VALIDATION = """
 import contextlib, io, sys, types, typing, typing_extensions
-sys.argv = ['x'] + sys.argv[1:]
+ranks = int(sys.argv.pop(1))
 typing.override = typing_extensions.override
 import torch
 torch.cuda.get_device_capability = lambda *_: (9, 0)
 torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
 from megatron.training.arguments import parse_args, validate_args
 arguments = parse_args()
-arguments.world_size, arguments.rank = 16, 0
+arguments.world_size, arguments.rank = ranks, 0
 with contextlib.redirect_stdout(io.StringIO()):
     validate_args(arguments)
 print('  validate_args: data', arguments.data_parallel_size, 'tensor', arguments.tensor_model_parallel_size, 'pipeline',
@@ -65,13 +68,21 @@ def megatron(folder, checkout):
     values = {flag[0][2:]: (flag[1] if len(flag) > 1 else True) for flag in flags}
     from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
-    layout = PipelineParallelLayerLayout(values["pipeline-model-parallel-layout"], int(values["pipeline-model-parallel-size"]))
-    layout.validate_layer_layout(int(values["num-layers"]), 0)
-    print("  chunks by stage:", [[len(chunk) for chunk in stage] for stage in layout.layout])
+    if "pipeline-model-parallel-layout" in values:
+        layout = PipelineParallelLayerLayout(values["pipeline-model-parallel-layout"], int(values["pipeline-model-parallel-size"]))
+        layout.validate_layer_layout(int(values["num-layers"]), 0)
+        print("  chunks by stage:", [[len(chunk) for chunk in stage] for stage in layout.layout])
     if checkout:
         words = [word for flag in flags for word in flag]
-        environment = {**os.environ, "PYTHONPATH": checkout, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-        subprocess.run([sys.executable, "-c", VALIDATION, *words], check=True, env=environment, stderr=subprocess.DEVNULL)
+        # The variables that the exported script sets, which some layouts forbid.
+        script = (folder / "run.sh").read_text()
+        exported = dict(line.removeprefix("export ").split("=", 1) for line in script.splitlines() if line.startswith("export CUDA_"))
+        others = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_DEVICE_MAX")}
+        nodes, per_node = (re.search(rf"--{name} (\d+)", script)[1] for name in ("nnodes", "nproc-per-node"))
+        environment = {**others, **exported, "PYTHONPATH": checkout}
+        checked = subprocess.run([sys.executable, "-c", VALIDATION, str(int(nodes) * int(per_node)), *words],
+                                 env=environment, stderr=subprocess.PIPE, text=True)
+        assert checked.returncode == 0, checked.stderr.strip().splitlines()[-1]
 
 
 def torchtitan(folder, _):
