@@ -21,7 +21,7 @@ pub struct MethodChoices {
     /// [default: rank=16,targets=all-linear]
     #[arg(long, value_name = "rank=16,...")]
     pub adapter: Option<Adapter>,
-    /// Bits of the frozen weights beside adapters, as `--method qlora` has 4 of them; for
+    /// Bits of the frozen weights beside adapters: 4, as `--method qlora` has, or 8 (LLM.int8); for
     /// preferences and rewards too [default: those of `--precision`]
     #[arg(long, value_name = "4", value_parser = base_bits)]
     pub base_bits: Option<u8>,
@@ -233,7 +233,8 @@ impl Adapter {
 fn base_bits(text: &str) -> Result<u8, Mistake> {
     match text {
         "4" => Ok(4),
-        _ => Err(Mistake::new(format!("frozen weights of {text} bits are not planned"), "write 4, or leave it out")),
+        "8" => Ok(8),
+        _ => Err(Mistake::new(format!("frozen weights of {text} bits are not planned"), "write 4 or 8, or leave it out")),
     }
 }
 

@@ -73,7 +73,7 @@ fn preferences_have_frozen_weights_of_four_bits_with_adapters_alone() {
     let dpo = ["--stack", "trl", "--method", "dpo", "--adapter", "rank=16"];
     let [whole, quantised] = [memory(&dpo), memory(&[&dpo[..], &["--base-bits", "4"]].concat())];
     assert!(quantised + (2 << 30) < whole, "{quantised} {whole}");
-    for wrong in [&["--method", "full", "--base-bits", "4"][..], &["--method", "lora", "--base-bits", "8"]] {
+    for wrong in [&["--method", "full", "--base-bits", "4"][..], &["--method", "lora", "--base-bits", "2"]] {
         assert_eq!(scratch.run(&[&JOB[..], wrong].concat()).status.code(), Some(2), "{wrong:?}");
     }
 }

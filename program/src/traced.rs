@@ -108,11 +108,13 @@ const OF_TABLE: u64 = 1 << 32;
 /// Those of each pass without gradients are so far behind those of the pass with them.
 const OF_PASS: u64 = 1 << 28;
 
-/// A parameter of the model: an entry of the table, and its layer.
+/// A parameter of the model: an entry of the table, its layer, and which expert's it is where each
+/// has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ParameterOf {
     index: usize,
     layer: Option<usize>,
+    expert: usize,
 }
 
 impl TracedJob {
@@ -203,12 +205,15 @@ impl TracedJob {
         // The layer that made each allocation, and those that the backward pass does not release.
         let (mut homes, mut kept): (FxHashMap<u32, Option<usize>>, Vec<u32>) = (FxHashMap::default(), Vec::new());
         let mut is_backward = false;
+        // Gradients that the part made of a parameter which each expert has.
+        let mut of_experts: FxHashMap<usize, usize> = FxHashMap::default();
         emitter.gradients.clear();
         emitter.send(RankEvent::Phase(TracedPhase::Forward));
         state.before_forward(emitter);
         self.table.expand(&self.sizes, |event| match event {
             StepEvent::Begin { part, layer } => {
                 layer_now = layer;
+                of_experts.clear();
                 if part.name == "backward.start" {
                     is_backward = true;
                     for pass in 0..self.passes_without_gradients {
@@ -249,8 +254,14 @@ impl TracedJob {
                 }
             }
             StepEvent::Gradient { id, parameter } => {
-                let stack = self.table.parameters[parameter].stack.as_ref();
-                let parameter = ParameterOf { index: parameter, layer: stack.and(layer_now) };
+                let of_table = &self.table.parameters[parameter];
+                let mut expert = 0;
+                if of_table.is_of_each_expert() {
+                    let made = of_experts.entry(parameter).or_default();
+                    expert = *made;
+                    *made += 1;
+                }
+                let parameter = ParameterOf { index: parameter, layer: of_table.stack.as_ref().and(layer_now), expert };
                 state.gradient(emitter, parameter, base + u64::from(id));
             }
             StepEvent::Workspace { bytes } => emitter.passing(bytes, Contents::Activations, AllocationStream::Compute),
@@ -382,24 +393,24 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
         self.release(id);
     }
 
-    /// Elements of a parameter.
+    /// Elements of a parameter, of one expert where each has its own.
     fn elements(&self, index: usize) -> u64 {
-        let dimensions = &self.job.table.parameters[index].dimensions;
-        dimensions.iter().map(|dimension| dimension.value(&self.values)).product::<f64>().round() as u64
+        self.job.table.parameters[index].own_elements(&self.values)
     }
 
-    /// The experts that have a row each of a parameter, if each is modules of its own; 0 for
-    /// others.
+    /// The experts that have a row each of a parameter, if each is modules of its own although the
+    /// table has one weight of all; 0 for others.
     fn experts(&self, index: usize) -> u64 {
         let parameter = &self.job.table.parameters[index];
-        let is_of_experts = self.job.separate_experts && parameter.dimensions.len() == 3 && parameter.name.contains("experts");
+        let is_of_experts =
+            self.job.separate_experts && parameter.own_dimensions().len() == 3 && parameter.name.contains("experts");
         let experts = parameter.dimensions.first().filter(|_| is_of_experts);
         experts.map_or(0, |dimension| dimension.value(&self.values).round() as u64)
     }
 
     /// Elements of a parameter's shard, cut along its first dimension and padded.
     fn shard_elements(&self, index: usize) -> u64 {
-        let dimensions = &self.job.table.parameters[index].dimensions;
+        let dimensions = self.job.table.parameters[index].own_dimensions();
         let first = dimensions.first().map_or(1, |dimension| dimension.value(&self.values).round() as u64);
         match first {
             // A size of a model may be 0; its parameter has no element then.
@@ -412,11 +423,14 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
     fn parameters(&self) -> Vec<ParameterOf> {
         let table = &self.job.table;
         let of_model = table.parameters.iter().enumerate().filter(|(_, parameter)| parameter.role != ParameterRole::Tied);
-        let copies = |(index, parameter): (usize, &foretell_models::operator_tables::TableParameter)| -> Vec<ParameterOf> {
-            match &parameter.stack {
-                None => vec![ParameterOf { index, layer: None }],
-                Some(_) => (0..self.job.sizes.layers).map(|layer| ParameterOf { index, layer: Some(layer) }).collect(),
-            }
+        let copies = |(index, parameter): (usize, &TableParameter)| -> Vec<ParameterOf> {
+            let layers: Vec<Option<usize>> = match &parameter.stack {
+                None => vec![None],
+                Some(_) => (0..self.job.sizes.layers).map(Some).collect(),
+            };
+            let experts = parameter.copies(&self.values);
+            let of_layer = |layer| (0..experts).map(move |expert| ParameterOf { index, layer, expert });
+            layers.into_iter().flat_map(of_layer).collect()
         };
         of_model.flat_map(copies).collect()
     }

@@ -218,6 +218,28 @@ fn separate_experts_wait_for_the_host() {
     assert!((apart.allocated.value() / whole.allocated.value() - 1.0).abs() < 0.1, "{apart:?} beside {whole:?}");
 }
 
+/// A loop over experts launches kernels for each of them, and reads from the device which tokens an
+/// expert has, so that the host is never ahead of it.
+#[test]
+fn loops_over_experts_wait_for_the_host() {
+    let model =
+        [("h", 2048), ("n", 32), ("k", 4), ("d", 128), ("m", 768), ("v", 151_936), ("E", 128), ("t", 8), ("b", 1), ("s", 2048)];
+    let empty = TableSizes { layers: 4, ..TableSizes::default() }.with("r", 16);
+    let sizes = model.into_iter().fold(empty, |sizes, (symbol, size)| sizes.with(symbol, size));
+    let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 1, None).unwrap();
+    let time = |experts, version, checkpoint| {
+        let key = [("framework", "hf"), ("architecture", "qwen3_moe"), ("attention", "flash"), ("precision", "mixed")];
+        let own = [("adapter", "lora-all"), ("experts", experts), ("version", version), ("checkpoint", checkpoint)];
+        let key: Vec<_> = key.into_iter().chain(own).collect();
+        let table = Arc::new(OperatorTable::library(&key).unwrap().unwrap());
+        traced_time(&job(&table, sizes.clone(), Sharding::Replicated, 1, Element::F32), &cluster, 0).unwrap()
+    };
+    let (one_by_one, at_once) = (time("eager", "4.48", "full-reentrant"), time("grouped_mm", "latest", "full"));
+    assert!(one_by_one.launches > 20 * at_once.launches, "{} beside {}", one_by_one.launches, at_once.launches);
+    assert!(one_by_one.host_bound / one_by_one.step > 0.5, "{one_by_one:?}");
+    assert!(one_by_one.step / at_once.step > 4.0, "{} beside {}", one_by_one.step, at_once.step);
+}
+
 /// A step's interval is wide where it waits for the host, and where the device was not measured.
 #[test]
 fn intervals_follow_from_what_a_step_waits_for() {

@@ -171,7 +171,7 @@ fn of_axolotl(plan: &Plan, settings: &mut Map<String, Value>, recomputes: bool) 
         }
     }
     if settings.remove("use_peft").is_some() {
-        let adapter = if plan.workload.base_bits.is_some() { "qlora" } else { "lora" };
+        let adapter = if plan.workload.base_bits == Some(4) { "qlora" } else { "lora" };
         settings.insert("adapter".into(), json!(adapter));
         if settings.get("lora_target_modules").is_some_and(|names| names == "all-linear") {
             settings.remove("lora_target_modules");
@@ -209,8 +209,10 @@ fn of_llama_factory(plan: &Plan, settings: &mut Map<String, Value>, recomputes: 
     let method = if settings.remove("use_peft").is_some() { "lora" } else { "full" };
     settings.insert("finetuning_type".into(), json!(method));
     settings.insert("disable_gradient_checkpointing".into(), json!(!recomputes));
-    if settings.remove("load_in_4bit").is_some() {
-        settings.insert("quantization_bit".into(), json!(4));
+    for (setting, bits) in [("load_in_4bit", 4), ("load_in_8bit", 8)] {
+        if settings.remove(setting).is_some() {
+            settings.insert("quantization_bit".into(), json!(bits));
+        }
     }
     if settings.remove("dtype").is_some() {
         settings.insert("pure_bf16".into(), json!(true));

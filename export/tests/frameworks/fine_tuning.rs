@@ -40,6 +40,13 @@ fn adapters_are_read_in_the_words_of_each_tool() {
             true,
         ),
         ("use_peft: true\nload_in_4bit: true\nlora_target_modules: all-linear\n", [16, 32], &["*"], Some(4), true),
+        (
+            "adapter: lora\nload_in_8bit: true\nlora_r: 8\nlora_alpha: 16\nlora_dropout: 0.0\nlora_target_linear: true\n",
+            [8, 16],
+            &["*"],
+            Some(8),
+            false,
+        ),
         ("use_peft: true\nlora_r: 4\nlora_dropout: 0.0\n", [4, 32], &["*q_proj", "*v_proj"], None, false),
         ("stage: sft\nfinetuning_type: lora\nlora_target: q_proj,k_proj\n", [8, 16], &["*q_proj", "*k_proj"], None, false),
         (
@@ -63,7 +70,7 @@ fn adapters_are_read_in_the_words_of_each_tool() {
     assert_eq!(full.plan.training.lora, None);
     assert!(full.without_effect.iter().any(|setting| setting.contains("lora_r")), "{:?}", full.without_effect);
     for (text, expected) in [
-        ("adapter: lora\nload_in_8bit: true\n", "frozen weights of 8 bits"),
+        ("adapter: lora\ngptq: true\n", "frozen weights of other formats"),
         ("load_in_4bit: true\n", "cannot be trained"),
         ("adapter: llama-adapter\n", "not one of those"),
         ("finetuning_type: freeze\n", "`finetuning_type: \"freeze\"`"),

@@ -54,9 +54,15 @@ fn of_decoder(model: &Decoder) -> Option<&'static str> {
         return None;
     }
     if let Some(mixtures) = &model.mixtures {
-        let is_each_layer = mixtures.every == 1 && mixtures.first == 0 && mixtures.shared_ffn.is_none();
-        let is_silu = model.feed_forward == FeedForward::GatedSilu && !model.output_norms && !model.qkv_bias;
-        return (is_each_layer && is_silu).then_some(if model.query_key_norm { "qwen3_moe" } else { "mixtral" });
+        let is_each_layer = mixtures.every == 1 && mixtures.first == 0;
+        let is_usual = is_each_layer && model.feed_forward == FeedForward::GatedSilu && !model.output_norms;
+        return match (mixtures.shared_ffn.is_some(), model.query_key_norm, model.qkv_bias) {
+            _ if !is_usual => None,
+            (false, true, false) => Some("qwen3_moe"),
+            (false, false, false) => Some("mixtral"),
+            (true, false, true) if mixtures.shared_gate => Some("qwen2_moe"),
+            _ => None,
+        };
     }
     match (model.feed_forward, model.query_key_norm, model.output_norms) {
         (FeedForward::GatedGeluTanh, true, true) => Some("gemma3"),
@@ -65,5 +71,26 @@ fn of_decoder(model: &Decoder) -> Option<&'static str> {
         (FeedForward::GatedSilu, false, false) if model.qkv_bias => Some("qwen2"),
         (FeedForward::GatedSilu, false, false) => Some(if model.window.is_some() { "mistral" } else { "llama" }),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::from_hugging_face;
+
+    #[test]
+    fn the_parts_of_a_mixture_tell_its_architecture() {
+        let architecture = |model_type: &str, experts: &str, own: &str| {
+            let text = format!(
+                r#"{{"model_type": "{model_type}", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+                "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 151936, {experts}, "num_experts_per_tok": 4{own}}}"#
+            );
+            traced_architecture(&from_hugging_face(&text, None).expect("it is read").model)
+        };
+        assert_eq!(architecture("mixtral", r#""num_local_experts": 8"#, ""), Some("mixtral"));
+        assert_eq!(architecture("qwen2_moe", r#""num_experts": 60"#, ""), Some("qwen2_moe"));
+        assert_eq!(architecture("qwen3_moe", r#""num_experts": 60"#, ""), Some("qwen3_moe"));
+        assert_eq!(architecture("qwen2_moe", r#""num_experts": 60"#, r#", "decoder_sparse_step": 2"#), None);
     }
 }

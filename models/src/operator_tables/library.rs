@@ -1,7 +1,8 @@
 //! The tables that the program has, compressed: `python -m foretell.trace.pack` writes them.
 //!
 //! Many tables share parts, so the file has every part's lines once (`body N`), and tables that
-//! name them (`part NAME N`).
+//! name them (`part NAME N`). What several parts share stands once too (`piece N`), and parts have
+//! a line `= N` in its place.
 
 use super::error::TableError;
 use super::table::OperatorTable;
@@ -15,6 +16,8 @@ static PACKED: &[u8] = include_bytes!("../../operator-tables.zlib");
 /// The file, decompressed, and where what is in it.
 struct Library {
     text: String,
+    /// The lines that several parts share.
+    pieces: Vec<std::ops::Range<usize>>,
     /// The lines of each part.
     bodies: Vec<std::ops::Range<usize>>,
     /// The header and parts of each table.
@@ -35,13 +38,19 @@ impl Library {
             first.into_iter().chain(text.match_indices(&format!("\n{mark}")).map(|(at, _)| at + 1)).collect()
         };
         let tables = starts(HEADER);
-        let bodies = starts("body ");
+        let (pieces, bodies) = (starts("piece "), starts("body "));
         let end = tables.first().copied().unwrap_or(text.len());
+        let end_of_pieces = bodies.first().copied().unwrap_or(end);
         let ranges = |starts: &[usize], end: usize| -> Vec<_> {
             let ends = starts.iter().skip(1).copied().chain([end]);
             starts.iter().zip(ends).map(|(&start, end)| start..end).collect()
         };
-        Library { bodies: ranges(&bodies, end), tables: ranges(&tables, text.len()), text }
+        Library {
+            pieces: ranges(&pieces, end_of_pieces),
+            bodies: ranges(&bodies, end),
+            tables: ranges(&tables, text.len()),
+            text,
+        }
     }
 
     fn key_of(&self, table: usize) -> BTreeMap<&str, &str> {
@@ -60,12 +69,20 @@ impl Library {
                 whole.push('\n');
                 continue;
             };
-            let range =
-                number.parse().ok().and_then(|number: usize| self.bodies.get(number)).expect("invariant: parts have lines");
-            let lines = self.text[range.clone()].split_once('\n').map_or("", |(_, lines)| lines);
-            whole.push_str(&format!("part {name}\n{lines}"));
+            whole.push_str(&format!("part {name}\n"));
+            for line in self.section(&self.bodies, number).split_inclusive('\n') {
+                let piece = line.strip_prefix("= ").map(|number| self.section(&self.pieces, number.trim_end()));
+                whole.push_str(piece.unwrap_or(line));
+            }
         }
         whole
+    }
+
+    /// The lines of a piece or of a part.
+    fn section(&self, sections: &[std::ops::Range<usize>], number: &str) -> &str {
+        let range = number.parse().ok().and_then(|number: usize| sections.get(number));
+        let range = range.expect("invariant: what a table refers to is there");
+        self.text[range.clone()].split_once('\n').map_or("", |(_, lines)| lines)
     }
 }
 

@@ -51,6 +51,7 @@ impl TableSizes {
                 let mut own = vec![("k", model.kv_heads.unwrap_or(model.heads)), ("f", model.ffn)];
                 if let Some(mixtures) = &model.mixtures {
                     own = vec![own[0], ("f", mixtures.ffn), ("m", mixtures.ffn), ("E", mixtures.experts), ("t", mixtures.top_k)];
+                    own.extend(mixtures.shared_ffn.map(|shared| ("e", shared)));
                 }
                 own.extend(model.window.map(|window| ("w", window)));
                 sizes([model.layers, model.hidden, model.heads, model.head_features()], model.sequence, model.vocab, &own)
@@ -117,11 +118,9 @@ mod tests {
                 }
                 StepEvent::Gradient { id, parameter } => {
                     gradients += 1;
-                    let elements: f64 = {
-                        let values = table.values(&sizes).expect("are given");
-                        table.parameters[parameter].dimensions.iter().map(|dimension| dimension.value(&values)).product()
-                    };
-                    assert_eq!(live[&id], elements as u64 * table.parameters[parameter].element.bytes(), "{key:?}: {parameter}");
+                    let parameter = &table.parameters[parameter];
+                    let elements = parameter.own_elements(&table.values(&sizes).expect("are given"));
+                    assert_eq!(live[&id], elements * parameter.element.bytes(), "{key:?}: {parameter:?}");
                 }
                 _ => {}
             });

@@ -163,7 +163,8 @@ impl OperatorTable {
         Ok(())
     }
 
-    /// Elements of each parameter, and how many the model has of it.
+    /// Elements of each parameter, and how many the model has of it. Of what each expert has, the
+    /// elements are those of all experts.
     ///
     /// # Errors
     /// [`TableError::Size`] if a size is not given.

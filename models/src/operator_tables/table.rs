@@ -26,7 +26,7 @@ pub struct OperatorTable {
 /// A parameter or buffer of a table's model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableParameter {
-    /// Its name, within its layer if it belongs to one.
+    /// Its name, within its layer if it belongs to one. A `*` stands for the number of any expert.
     pub name: String,
     /// The stack of layers that each have one; `None` if the model has one.
     pub stack: Option<String>,
@@ -36,6 +36,33 @@ pub struct TableParameter {
     pub dimensions: Vec<Formula>,
     /// What it is trained as.
     pub role: ParameterRole,
+}
+
+impl TableParameter {
+    /// Whether each expert of a mixture has such a parameter, in modules of its own: `*` stands for
+    /// the expert's number in [`Self::name`]. The first of [`Self::dimensions`] is the number of
+    /// experts then, and each expert's gradient is made by itself.
+    pub fn is_of_each_expert(&self) -> bool {
+        self.name.contains(".*.")
+    }
+
+    /// How many parameters of a layer it stands for at the symbols' `values`: those of all experts,
+    /// or one.
+    pub fn copies(&self, values: &[f64]) -> usize {
+        let experts = self.dimensions.first().filter(|_| self.is_of_each_expert());
+        experts.map_or(1, |experts| experts.value(values).round() as usize)
+    }
+
+    /// The shape of one of them.
+    pub fn own_dimensions(&self) -> &[Formula] {
+        let first = usize::from(self.is_of_each_expert());
+        self.dimensions.get(first..).unwrap_or_default()
+    }
+
+    /// Elements of one of them at the symbols' `values`.
+    pub fn own_elements(&self, values: &[f64]) -> u64 {
+        self.own_dimensions().iter().map(|dimension| dimension.value(values)).product::<f64>().round() as u64
+    }
 }
 
 /// What a parameter takes part in.

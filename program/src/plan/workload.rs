@@ -57,7 +57,7 @@ pub struct PlannedWorkload {
     #[serde(skip_serializing_if = "LossKernel::is_plain")]
     pub loss: LossKernel,
     /// Bits of the frozen weights of linear layers, where they are quantised (QLoRA: Dettmers et
-    /// al. 2023): 4 for NF4 with double quantisation.
+    /// al. 2023): 4 for NF4 with double quantisation, 8 for LLM.int8 (Dettmers et al. 2022).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_bits: Option<u8>,
     /// The preferences that are trained on, under a stack whose operators were traced.

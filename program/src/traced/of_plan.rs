@@ -272,7 +272,9 @@ fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOpt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::LossKernel;
     use crate::{Layout, Lora, NamePatterns, Recompute};
+    use foretell_models::operator_tables::ParameterRole;
 
     fn job(change: impl Fn(&mut Plan)) -> Result<TracedPlan, Untraced> {
         let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
@@ -333,7 +335,37 @@ mod tests {
     }
 
     #[test]
-    fn four_bits_need_a_quarter_of_what_sixteen_do() {
+    fn mixtures_of_release_4_run_their_experts_in_a_loop() {
+        let mixture = |version: Option<&str>, change: &dyn Fn(&mut Plan)| {
+            let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+            change(&mut plan);
+            let words = [("framework", Some("hf")), ("version", version)].into_iter();
+            let tables = words.filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
+            TracedPlan::new(&plan, &Model::named("mixtral-8x7b").expect("it is in the zoo"), &tables).expect("it was traced")
+        };
+        let whole: &dyn Fn(&mut Plan) = &|_| {};
+        let all: &dyn Fn(&mut Plan) = &|plan| plan.training.lora = Some(Lora::default());
+        let of_attention: &dyn Fn(&mut Plan) =
+            &|plan| plan.training.lora = Some(Lora { targets: ["*attn*"].into_iter().collect(), ..Lora::default() });
+        for change in [whole, all, of_attention] {
+            let TracedPlan { job, assumptions } = mixture(Some("4.48"), change);
+            assert_eq!((&*job.table.key["experts"], &*job.table.key["version"]), ("eager", "4.48"));
+            assert!(assumptions.is_empty(), "{assumptions:?}");
+            let elements = job.table.elements(&job.sizes).expect("sizes are given");
+            let elements =
+                job.table.parameters.iter().zip(elements).filter(|(parameter, _)| parameter.role != ParameterRole::Adapter);
+            let parameters: f64 = elements.map(|(_, (elements, count))| elements as f64 * count as f64).sum();
+            assert!((parameters / 46.703e9 - 1.0).abs() < 1e-3, "{parameters}");
+            let TracedPlan { job, assumptions } = mixture(None, change);
+            assert!(job.table.key["experts"] == "grouped_mm" && assumptions.is_empty(), "{assumptions:?}");
+        }
+        let TracedPlan { job, assumptions } = mixture(Some("4.48"), &|plan| plan.workload.loss = LossKernel::Liger);
+        assert_eq!(job.table.key["experts"], "grouped_mm");
+        assert!(assumptions.iter().any(|sentence| sentence.contains("experts in a loop")), "{assumptions:?}");
+    }
+
+    #[test]
+    fn four_bits_need_a_quarter_of_what_sixteen_do_and_eight_a_half() {
         let of_role = |plan: &TracedPlan| -> f64 {
             let elements = plan.job.table.elements(&plan.job.sizes).expect("sizes are given");
             let parameters = plan.job.table.parameters.iter().zip(elements);
@@ -347,5 +379,11 @@ mod tests {
         });
         let ratio = of_role(&qlora.expect("traced")) / of_role(&lora);
         assert!((ratio - 0.25).abs() < 1e-6, "{ratio}");
+        let eight_bits = job(|plan| {
+            plan.training.lora = Some(Lora::default());
+            plan.workload.base_bits = Some(8);
+        });
+        let ratio = of_role(&eight_bits.expect("traced")) / of_role(&lora);
+        assert!((ratio - 0.5).abs() < 1e-6, "{ratio}");
     }
 }

@@ -5,6 +5,7 @@ use super::{
     AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent, Sharding, TracedCollective, TracedOptimizer,
 };
 use foretell_models::operator_tables::ParameterRole;
+use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 
 /// A unit that is gathered as a whole: a layer, or all that is in none.
@@ -40,9 +41,11 @@ pub(super) struct Wrapper {
     previous_gather: Option<u64>,
     /// The input of the reduction before, kept until the next (FSDP2).
     previous_reduction: Option<u64>,
-    /// Reduced gradients of the rank, by unit; whole gradients of a replica, by parameter.
+    /// Reduced gradients of the rank, by unit.
     reduced: BTreeMap<usize, u64>,
-    whole: Vec<(ParameterOf, u64)>,
+    /// Whole gradients of a replica, and the parameters that have one.
+    whole: Vec<u64>,
+    with_whole: FxHashSet<ParameterOf>,
     /// Whole gradients that micro-batches before the last have left, by unit, in the format in
     /// which they were computed (FSDP1 under `no_sync`, as Accelerate runs all micro-batches but
     /// the last).
@@ -151,6 +154,7 @@ impl Wrapper {
             previous_reduction: None,
             reduced: BTreeMap::new(),
             whole: Vec::new(),
+            with_whole: FxHashSet::default(),
             accumulated: BTreeMap::new(),
             trained,
             unreduced: 0,
@@ -346,7 +350,8 @@ impl Wrapper {
     /// After the update: gradients are dropped.
     fn release_gradients<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         std::mem::take(&mut self.reduced).into_values().for_each(|id| emitter.release(id));
-        std::mem::take(&mut self.whole).into_iter().for_each(|(_, id)| emitter.release(id));
+        std::mem::take(&mut self.whole).into_iter().for_each(|id| emitter.release(id));
+        self.with_whole.clear();
     }
 }
 
@@ -410,12 +415,12 @@ impl RankState for Wrapper {
             emitter.release(id);
             return;
         }
-        if self.whole.iter().any(|&(known, _)| known == parameter) {
+        if self.with_whole.insert(parameter) {
+            self.whole.push(id);
+        } else {
             // Added to what earlier micro-batches left.
             emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
             emitter.release(id);
-        } else {
-            self.whole.push((parameter, id));
         }
         if self.sharding == Sharding::Ddp && emitter.is_last_pass {
             self.unreduced += bytes;

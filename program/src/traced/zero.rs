@@ -96,7 +96,8 @@ impl ZeroSettings {
     }
 }
 
-/// All parameters in the order in which a model names them: layer by layer.
+/// All parameters in the order in which a model names them: layer by layer, and within a mixture
+/// expert by expert.
 fn in_model_order<'a, V: FnMut(RankEvent<'a>)>(emitter: &Emitter<'a, V>) -> Vec<ParameterOf> {
     let table = &emitter.job.table;
     let mut firsts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -109,13 +110,21 @@ fn in_model_order<'a, V: FnMut(RankEvent<'a>)>(emitter: &Emitter<'a, V>) -> Vec<
         let stack = table.parameters[parameter.index].stack.as_deref();
         stack.and_then(|stack| firsts.get(stack).copied()).unwrap_or(parameter.index)
     };
+    // What each expert has is listed in one piece.
+    let mut places: Vec<usize> = (0..table.parameters.len()).collect();
+    for index in 1..places.len() {
+        if table.parameters[index - 1].is_of_each_expert() && table.parameters[index].is_of_each_expert() {
+            places[index] = places[index - 1];
+        }
+    }
     let mut parameters = emitter.parameters();
-    parameters.sort_by_key(|parameter| (first(parameter), parameter.layer, parameter.index));
+    parameters
+        .sort_by_key(|parameter| (first(parameter), parameter.layer, places[parameter.index], parameter.expert, parameter.index));
     parameters
 }
 
 /// The group of the optimizer that a parameter is in: 0 with weight decay, 1 without, for vectors
 /// such as biases and norms' weights (`Trainer.get_decay_parameter_names`).
 fn optimizer_group<V>(emitter: &Emitter<'_, V>, parameter: ParameterOf) -> usize {
-    usize::from(emitter.job.table.parameters[parameter.index].dimensions.len() < 2)
+    usize::from(emitter.job.table.parameters[parameter.index].own_dimensions().len() < 2)
 }

@@ -22,7 +22,7 @@ def packages(key):
     """The packages besides torch whose versions matter."""
     if key["framework"] != "hf":
         return [key["framework"]] if key["framework"] in ("torchvision", "timm", "torchtune") else []
-    extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger",
+    extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith(("qlora", "int8lora")), "liger-kernel": key["kernels"] == "liger",
              "fms-acceleration-foak": key["kernels"].startswith("foak"),
              "trl": key["loss"] == "trl-fused"}
     return ["transformers", *(name for name, used in extra.items() if used)]
@@ -60,6 +60,8 @@ def _keys():
                         precision=["bf16", "mixed"])
     yield from _product(architecture=["llama"], adapter=["qlora-all", "qlora-attention"], checkpoint=["none", "full", "full-reentrant"],
                         precision=["mixed", "bf16"])
+    yield from _product(architecture=["llama"], adapter=["int8lora-all", "int8lora-attention"], checkpoint=["none", "full"],
+                        precision=["mixed"])
     yield from _product(architecture=["llama"], adapter=["qlora-all-bf16"], checkpoint=["none", "full", "full-reentrant"],
                         precision=["bf16", "mixed"])
     yield from _product(architecture=["gpt2"], attention=["flash", "sdpa"], dropout=["some", "none"], **usual)
@@ -73,6 +75,9 @@ def _keys():
     yield from _product(architecture=["whisper"], attention=["sdpa"], **usual)
     yield from _product(architecture=["qwen3", "qwen2", "mistral", "granite"], **lora)
     yield from _product(architecture=["mixtral"], experts=["grouped_mm"], **lora)
+    yield from _product(architecture=["qwen2_moe"], experts=["grouped_mm"], **usual)
+    yield from _product(architecture=["qwen2_moe", "qwen3_moe"], experts=["grouped_mm"], adapter=["lora-all", "lora-attention"],
+                        checkpoint=["none", "full"], precision=["mixed", "bf16"])
     yield from _product(architecture=["gpt2"], framework=["nanogpt"], attention=["sdpa"], precision=["autocast", "fp32"])
     yield from _product(architecture=["llama"], framework=["torchtitan"], attention=["sdpa"], checkpoint=["none", "full", "selective"],
                         precision=["bf16", "fp32"])
@@ -180,7 +185,10 @@ def _older(release):
     yield from _product(architecture=["granite"], kernels=["foak", "foak-liger"], version=[release], checkpoint=["full-reentrant"],
                         precision=["bf16", "mixed"], adapter=["none", "lora-attention-dropout"])
     yield from _product(architecture=["granite", "gemma", "gemma2", "phi3"], **narrow)
-    yield from _product(architecture=["mixtral"], experts=["eager"], adapter=["lora-attention-dropout"], **narrow)
+    mixtures = dict(architecture=["mixtral", "qwen2_moe", "qwen3_moe"], experts=["eager"])
+    yield from _product(adapter=["lora-all", "lora-attention"], **mixtures, **narrow)
+    yield from _product(**mixtures, **usual)
+    yield from _product(adapter=["lora-all-dropout", "lora-attention-dropout"], **mixtures, **narrow)
     yield from _product(architecture=["llama", "gpt2"], attention=["sdpa"], precision=["fp32"], checkpoint=checkpoint,
                         version=[release])
     yield from _product(architecture=["granite", "gemma", "phi3"], adapter=["lora-all"], precision=["mixed"], checkpoint=checkpoint,

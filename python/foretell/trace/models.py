@@ -6,7 +6,7 @@ names them.
 
 import torch
 
-from . import losses, older, plain, qlora, tune
+from . import int8, losses, older, plain, qlora, tune
 from . import sizes as sizes_
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -88,6 +88,9 @@ ARCHITECTURES = {
     "qwen3_moe": Architecture("b s h n k d m v E t", lambda z, l: dict(
         {k: v for k, v in _llama(dict(z, f=z["m"]), l).items()}, num_experts=z["E"], num_experts_per_tok=z["t"],
         moe_intermediate_size=z["m"], norm_topk_prob=True), atoms=("b*s*t/E", "E+1"), experts=True),
+    "qwen2_moe": Architecture("b s h n k d m e v E t", lambda z, l: dict(
+        {k: v for k, v in _llama(dict(z, f=z["m"]), l).items() if k != "head_dim"}, num_experts=z["E"], num_experts_per_tok=z["t"],
+        moe_intermediate_size=z["m"], shared_expert_intermediate_size=z["e"]), tied_width=True, atoms=("b*s*t/E", "E+1"), experts=True),
     "bert": Architecture(WIDE + " p", lambda z, l: _bert(z, l, max_position_embeddings=z["p"]), tied_width=True, task="masked",
                          attention=["query", "key", "value"]),
     "modernbert": Architecture(WIDE, lambda z, l: _bert(z, l, max_position_embeddings=z["s"], pad_token_id=0, local_attention=z["s"]),
@@ -213,9 +216,11 @@ def build(name, z, layers, key, recorder=None):
         model.forward = lambda input_ids, labels, base=model, **_: {"loss": losses.chunked(base, input_ids, labels, chunk)}
     if key["adapter"] != "none":
         from peft import LoraConfig, get_peft_model
-        words = key["adapter"].split("-")                       # lora-all, lora-attention, qlora-all; -dropout, -bf16
+        words = key["adapter"].split("-")                       # lora-all, lora-attention, qlora-all, int8lora-all; -dropout, -bf16
         if words[0] == "qlora":
             model = qlora.quantise(model, is_sharded="bf16" in words)
+        if words[0] == "int8lora":
+            model = int8.quantise(model)
         targets = architecture.attention if "attention" in words else "all-linear"
         task = "SEQ_CLS" if key["loss"] == "reward" else "CAUSAL_LM"
         lora = LoraConfig(r=z["r"], lora_alpha=2 * z["r"], target_modules=targets, task_type=task,

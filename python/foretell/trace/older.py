@@ -12,15 +12,30 @@ import torch
 from . import cuda
 
 RELEASES = ("4.45", "4.48")
+# A later release that stands for one of these, for the architectures that came after it.
+LATER = {"4.51": ("4.48", ("qwen3_moe",))}
+
+
+def _installed():
+    import importlib.metadata as metadata
+    return ".".join(metadata.version("transformers").split(".")[:2])
 
 
 def release():
     """The installed release as tables' keys name it: `4.45`, or `latest`."""
-    import importlib.metadata as metadata
-    version = ".".join(metadata.version("transformers").split(".")[:2])
-    if version.startswith("4.") and version not in RELEASES:
-        raise SystemExit(f"transformers {version} is not one of the traced releases {', '.join(RELEASES)}")
-    return version if version in RELEASES else "latest"
+    version = _installed()
+    if version.startswith("4.") and version not in (*RELEASES, *LATER):
+        raise SystemExit(f"transformers {version} is not one of the traced releases {', '.join((*RELEASES, *LATER))}")
+    return LATER[version][0] if version in LATER else version if version in RELEASES else "latest"
+
+
+def has(architecture):
+    """Whether the tables of an architecture are traced with the installed release."""
+    later = {name for _, names in LATER.values() for name in names}
+    version = _installed()
+    if version in LATER:
+        return architecture in LATER[version][1]
+    return version not in RELEASES or architecture not in later
 
 
 def _flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, **_):
@@ -80,4 +95,4 @@ def mark_checkpoints(model, marked):
         plain = getattr(module, "_gradient_checkpointing_func", None)
         if plain is not None:
             module._gradient_checkpointing_func = lambda function, *args, plain=plain, **kwargs: marked(
-                function.__self__, lambda _, *a, **k: plain(function, *a, **k), args, kwargs)
+                getattr(function, "func", function).__self__, lambda _, *a, **k: plain(function, *a, **k), args, kwargs)

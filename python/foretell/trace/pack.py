@@ -4,13 +4,39 @@
     python -m foretell.trace.pack --unpack models/operator-tables.zlib TABLES     # back to a folder, to add tables to it
 
 Many tables share parts. So the file has the lines of every part once (`body N`), and tables that name them (`part NAME N`).
+Parts that differ share stretches of lines. Each of these stands once too, before the parts (`piece N`), and parts have a
+line `= N` in its place.
 `same.txt` in the folder lists sections whose table equals another (`key ... = FILE`): each becomes a table of its own.
 """
 
+import collections
 import re
 import sys
 import zlib
 from pathlib import Path
+
+# A piece has at least so many lines, and ends at an operator that one in so many does by its text. So two parts are cut at
+# the same places wherever their lines are the same.
+SHORTEST, ONE_IN = 24, 8
+
+
+def _cut(body):
+    """A part's lines in pieces."""
+    pieces, lines = [], []
+    for line in body.split("\n"):
+        lines.append(line)
+        if len(lines) >= SHORTEST and line.startswith("o ") and zlib.crc32(line.encode()) % ONE_IN == 0:
+            pieces.append("\n".join(lines))
+            lines = []
+    return pieces + ["\n".join(lines)] if lines else pieces
+
+
+def _share(bodies):
+    """The pieces that several parts have, with their numbers, and the parts with references to these."""
+    cut = [_cut(body) for body in bodies]
+    counts = collections.Counter(piece for pieces in cut for piece in pieces)
+    numbers = {piece: number for number, piece in enumerate(sorted(p for p, count in counts.items() if count > 1 and p))}
+    return numbers, ["\n".join(f"= {numbers[p]}" if p in numbers else p for p in pieces) for pieces in cut]
 
 
 def pack(folder):
@@ -39,7 +65,9 @@ def pack(folder):
     # The newest release first: a reader that asks for no version gets that one where there is one.
     tables.sort(key=lambda table: " version=latest" not in table[0])
     # A part without lines keeps its number.
-    packed = [f"body {number}\n{body}" if body else f"body {number}" for body, number in numbers.items()]
+    pieces, shared = _share(numbers)
+    packed = [f"piece {number}\n{piece}" for piece, number in pieces.items()]
+    packed += [f"body {number}\n{body}" if body else f"body {number}" for number, body in enumerate(shared)]
     packed += ["\n".join([head, *(f"part {name} {numbers[body]}" for name, body in named)]) for head, named in tables]
     return "\n".join(packed) + "\n"
 
@@ -49,7 +77,10 @@ def unpack(text, folder):
     from . import matrix
     from .table import file_name
     at = text.index("foretell-operator-table 1\n")
-    bodies = dict(body.partition("\n")[::2] for body in text[:at].rstrip("\n").removeprefix("body ").split("\nbody "))
+    head, *rest = f"\n{text[:at]}".rstrip("\n").split("\nbody ")
+    pieces = dict(piece.partition("\n")[::2] for piece in head.split("\npiece ")[1:])
+    whole = lambda body: re.sub(r"^= (\d+)$", lambda reference: pieces[reference[1]], body, flags=re.MULTILINE)
+    bodies = {number: whole(body) for number, _, body in (body.partition("\n") for body in rest)}
     for table in text[at:].rstrip("\n").split("\nforetell-operator-table 1\n"):
         lines = []
         for line in table.removeprefix("foretell-operator-table 1\n").split("\n"):

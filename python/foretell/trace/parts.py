@@ -117,7 +117,7 @@ def lines(part, owner, layers, names):
             out.append(f"+ {part.numbers[event.id]} {size(event, names)}")
         elif isinstance(event, (Release, Gradient)):
             home = owner[event.id]
-            place = "" if home is part else home.name
+            place, times = "" if home is part else home.name, 1
             if home is not part and home.layer is not None:
                 offset = home.layer - part.layer if part.layer is not None and _stack(home) == _stack(part) else None
                 if offset is not None and abs(offset) > 1 and home.layer in (0, layers - 1):
@@ -130,12 +130,16 @@ def lines(part, owner, layers, names):
                         group.add(owner[events[j].id].layer)
                         j += 1
                     if len(group) > 1:
+                        times = (j - i + 1) // len(group)   # a loop made several in each layer
                         i, place = j, place + "@all"
                     else:
                         back = layers - 1 - home.layer
                         place += "@first" if home.layer == 0 else "@last" + (f"-{back}" if back else "")
             reference = (place + ":" if place else "") + str(home.numbers[event.id])
-            out.append(f"- {reference}" if isinstance(event, Release) else f"g {reference} {event.parameter}")
+            line = f"- {reference}" if isinstance(event, Release) else f"g {reference} {event.parameter}"
+            looped = max((n for n in names.iterations if n <= times), default=0) if times > 1 else 0
+            out += [f"loop {names.iterations[looped]}", line, "end"] if looped else []
+            out += [line] * (times - looped)
         else:
             out.append(render(event, names))
     return loops.fold(out, names.iterations) if names.iterations else out

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import gc
+import re
 import types
 
 import torch
@@ -10,6 +11,10 @@ from torch._subclasses import FakeTensorMode
 
 from . import compiled, cuda, losses, models, older
 from .recorder import Recorder, in_place_sums, log_triton
+
+
+# Modules of one expert: those of all are one parameter of a table, with `*` in its name.
+EXPERT, FIRST = re.compile(r"\.experts\.\d+\."), re.compile(r"\.experts\.0\.")
 
 
 def stacks_of(model, layers):
@@ -169,12 +174,14 @@ def trace(name, z, layers, key, device="cuda"):
         stacks = stacks_of(model, layers) if architecture.layered else {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
         parameters, seen, places = [], {}, {}
-        for (long, p), (stack, layer, short) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers)):
+        for (long, p), (stack, layer, name) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers)):
             recorder.ignore(p)
+            short = EXPERT.sub(".experts.*.", name)
             places[long] = (layer, short)
             is_parameter = isinstance(p, torch.nn.Parameter)
+            experts = () if short == name else (z["E"],)
             parameters.append(types.SimpleNamespace(
-                stack=stack, layer=layer, name=short, dtype=p.dtype, shape=tuple(p.shape),
+                stack=stack, layer=layer, name=short, dtype=p.dtype, shape=(*experts, *p.shape), like=short != name and not FIRST.search(name),
                 adapter="lora_" in long, frozen=is_parameter and not p.requires_grad, buffer=not is_parameter,
                 tied=seen.get(id(p))))
             if id(p) not in seen:

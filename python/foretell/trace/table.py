@@ -60,6 +60,9 @@ def names_of(key):
         names.constants |= set(range(3, 64)) - {x for n in here.values() for x in (n, 2 * n)} - {here.get("n", 1) // here.get("k", 1)}
     if key["loss"] == "trl-fused":
         names.constants.add(losses.TRACED_TILE)
+    if key["adapter"].startswith("int8lora"):
+        from . import int8
+        names.constants.add(int8.OUTLIERS)
     if key["adapter"].startswith("qlora"):
         from . import qlora
         names.constants.add(256)                                # the scales' code book
@@ -79,7 +82,7 @@ def make(key, versions, device="cuda"):
              key_line(key)]
     listed = []
     for p in parameters:
-        if p.layer not in (None, 1):
+        if p.layer not in (None, 1) or p.like:
             continue
         flags = [f for f in ("adapter", "frozen", "buffer") if getattr(p, f)] + ([f"tied={p.tied}"] if p.tied else [])
         listed.append(" ".join(["param", p.stack or "once", p.name, DTYPES[p.dtype], *map(names, p.shape), *flags]))
@@ -117,7 +120,7 @@ def check(key, text, layers=CHECK_LAYERS, base=None):
             "kernels": sum(n for n, _ in true.kernels.values()), "kernels_told": sum(n for n, _ in told.kernels.values()),
             "bytes_error": sum(b for _, b in told.kernels.values()) / sum(b for _, b in true.kernels.values()) - 1,
             "wrong_kernels": wrong[:8], "gradients": [true.gradients, told.gradients],
-            "left": len(true.left) - true.gradients}
+            "left": len(true.left) - true.gradients, "left_told": sum(map(len, told.left.values())) - told.gradients}
 
 
 def versions_of(key):
@@ -127,7 +130,7 @@ def versions_of(key):
 
 def can_trace(key):
     """Whether the packages of a key are installed, and its release of transformers."""
-    if key["framework"] == "hf" and key["version"] != older.release():
+    if key["framework"] == "hf" and (key["version"] != older.release() or not older.has(key["architecture"])):
         return False
     try:
         return bool(versions_of(key))
@@ -229,7 +232,8 @@ def main():
         else:
             print(f"{report['file']}: {report['lines']} lines, peak {report['peak_error']:+.3%}, forward {report['forward_error']:+.3%}, "
                   f"operators {report['kernels_told']}/{report['kernels']}, bytes {report['bytes_error']:+.3%}, {report['seconds']} s",
-                  *report["remarks"], report["wrong_kernels"] or "", f"left {report['left']}" if report["left"] else "", flush=True)
+                  *report["remarks"], report["wrong_kernels"] or "",
+                  f"left {report['left']}, told {report['left_told']}" if report["left"] or report["left_told"] else "", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,10 +107,35 @@ class Keys(unittest.TestCase):
         self.assertEqual([k.rpartition("=")[2] for k in keys], ["latest", "4.48"])
 
 
+    def test_a_folder_of_tables_is_packed_and_unpacked(self):
+        import tempfile
+        from foretell.trace import pack
+        lines = "".join(f"o aten.mul f32[{n}] > f32[{n}]\n" for n in range(100))
+        long = SMALL.replace("key architecture=small attention=none", "key architecture=llama")
+        tables = {"llama_flash_bf16.table": long, "llama_sdpa_bf16.table": long.replace("llama", "llama attention=sdpa"),
+                  "llama_eager_bf16.table": long.replace("llama", "llama attention=eager").replace("- forward.start:1\n", lines),
+                  "qwen3_flash_bf16.table": long.replace("llama", "qwen3").replace("- forward.start:1\n", "+ 9 4\n" + lines)}
+        for names in (list(tables)[:2], list(tables)):
+            with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as again:
+                for name in names:
+                    Path(folder, name).write_text(tables[name], encoding="utf-8")
+                text = pack.pack(Path(folder))
+                self.assertEqual("\n= 0\n" in text, len(names) > 2)
+                pack.unpack(text, Path(again))
+                for name in names:
+                    self.assertEqual(Path(again, name).read_text(encoding="utf-8"), tables[name])
+
+
 class Names(unittest.TestCase):
     def setUp(self):
         if not importlib.util.find_spec("torch"):
             self.skipTest("needs torch")
+
+    def test_modules_of_each_expert_are_one_parameter(self):
+        from foretell.trace.step import EXPERT, FIRST
+        names = [f"block_sparse_moe.experts.{n}.w1.lora_A.default.weight" for n in (0, 1, 10)]
+        self.assertEqual({EXPERT.sub(".experts.*.", name) for name in names}, {"block_sparse_moe.experts.*.w1.lora_A.default.weight"})
+        self.assertEqual([bool(FIRST.search(name)) for name in names], [True, False, False])
 
     def test_two_stacks_have_names_of_their_own(self):
         from foretell.trace.step import names_of

@@ -117,6 +117,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     let Some(kind) = (0..costs.kind_count()).find(|&kind| costs.tables(kind).is_some()) else {
         return match plan.workload.stated_kernels() {
             Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
+            Some("adapter_dropout") if !plan.stack.is_own() => Ok(vec![WITHOUT_DROPOUT.into()]),
             Some(field) => {
                 let reason = format!("`stack: {stack}` does not tell such kernels apart");
                 unknown(format!("workload.{field}"), reason, "use `stack: hf-trainer` on GPUs of the catalogue, or leave it out")
@@ -124,8 +125,9 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
             None => Ok(Vec::new()),
         };
     };
-    // A profile knows no other attention kernel than its own, and no weights of four bits.
-    let needs_table = plan.workload.stated_kernels().filter(|field| *field != "loss");
+    // A profile knows no other attention kernel than its own, and no weights of four bits. Dropout
+    // on adapters' inputs takes little time.
+    let needs_table = plan.workload.stated_kernels().filter(|field| !matches!(*field, "loss" | "adapter_dropout"));
     match (traced_plan(plan, model, costs, kind), needs_table) {
         (Ok(traced), _) => Ok(traced.assumptions),
         (Err(Untraced { reason }), Some(field)) => unknown(
@@ -133,8 +135,15 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
             format!("the operators of `{stack}` are not known for {reason}"),
             "leave it out, or use what was traced: docs/reference/operator-tables.md",
         ),
-        (Err(Untraced { reason }), None) => Ok(vec![format!(
-            "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"
-        )]),
+        (Err(Untraced { reason }), None) => {
+            let profile = format!(
+                "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"
+            );
+            let dropout = plan.workload.adapter_dropout.then(|| WITHOUT_DROPOUT.into());
+            Ok([profile].into_iter().chain(dropout).collect())
+        }
     }
 }
+
+/// What is said of dropout that no table has.
+const WITHOUT_DROPOUT: &str = "`workload.adapter_dropout` is left out: the adapters are predicted without dropout";

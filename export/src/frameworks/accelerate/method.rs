@@ -86,8 +86,10 @@ pub(super) fn settings(plan: &Plan) -> Map<String, Value> {
         if !lora.also_train.is_empty() {
             set("lora_modules_to_save", json!(names_of(&lora.also_train, &["*"], &["*"]).unwrap_or_default()));
         }
-        if workload.base_bits.is_some() {
-            set("load_in_4bit", json!(true));
+        match workload.base_bits {
+            None => {}
+            Some(8) => set("load_in_8bit", json!(true)),
+            Some(_) => set("load_in_4bit", json!(true)),
         }
     }
     if workload.no_master_copy {

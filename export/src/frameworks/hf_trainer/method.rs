@@ -52,21 +52,23 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
         stated.rename(older, newer)?;
     }
     stated.refuse_with(
-        &["load_in_8bit", "gptq", "bnb_config_kwargs.load_in_8bit"],
-        "frozen weights of 8 bits are not planned",
-        "write `load_in_4bit: true` (QLoRA) in its place, or leave it out for frozen weights of 16 bits",
+        &["gptq", "bnb_config_kwargs.load_in_8bit"],
+        "frozen weights of other formats than bitsandbytes' 4 and 8 bits are not planned",
+        "write `load_in_4bit: true` (QLoRA) or `load_in_8bit: true` in its place, or leave it out for frozen weights of 16 bits",
     )?;
     stated.refuse(&["lora_on_cpu"], "adapters lie in device memory in a plan")?;
     stated.refuse(
         &["peft_use_dora", "loraplus_*", "relora*", "use_badam", "lora_layers_to_transform", "lora_target_parameters"],
         "of adapters, plain LoRA and QLoRA are planned",
     )?;
-    let is_quantised = has_four_bits(stated)?;
-    if !has_adapters(stated, tool, is_quantised)? {
-        if is_quantised {
+    let bits = frozen_bits(stated)?;
+    if !has_adapters(stated, tool, bits.is_some())? {
+        if let Some(bits) = bits {
             return Err(FrameworkError::Form {
-                reason: "weights of 4 bits without adapters cannot be trained".into(),
-                hint: "add `adapter: qlora` (Axolotl), `use_peft: true` (TRL) or `finetuning_type: lora` (LLaMA-Factory), or leave out the 4 bits".into(),
+                reason: format!("weights of {bits} bits without adapters cannot be trained"),
+                hint: format!(
+                    "add `adapter: qlora` (Axolotl), `use_peft: true` (TRL) or `finetuning_type: lora` (LLaMA-Factory), or leave out the {bits} bits"
+                ),
             });
         }
         stated.neutral(&NEUTRAL);
@@ -75,21 +77,24 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
     let adapters = read_adapters(stated, tool)?;
     plan.training.lora = Some(adapters);
     plan.workload.adapter_dropout = stated.number("lora_dropout")?.map_or(tool == Tool::Trl, |rate| rate > 0.0);
-    plan.workload.base_bits = is_quantised.then_some(4);
+    plan.workload.base_bits = bits;
     stated.noted(&["lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"]);
     stated.neutral(&NEUTRAL);
     Ok(())
 }
 
-/// Whether frozen weights have four bits.
-fn has_four_bits(stated: &mut Stated) -> Result<bool, FrameworkError> {
-    let is_loaded_so = stated.is_on("load_in_4bit")?;
+/// The bits of frozen weights that are quantised.
+fn frozen_bits(stated: &mut Stated) -> Result<Option<u8>, FrameworkError> {
+    let has_four = stated.is_on("load_in_4bit")?;
+    let has_eight = stated.is_on("load_in_8bit")?;
     match stated.count("quantization_bit")? {
-        None => Ok(is_loaded_so || stated.text("adapter")?.as_deref() == Some("qlora")),
-        Some(4) => Ok(true),
+        None if has_four || stated.text("adapter")?.as_deref() == Some("qlora") => Ok(Some(4)),
+        None => Ok(has_eight.then_some(8)),
+        Some(4) => Ok(Some(4)),
+        Some(8) => Ok(Some(8)),
         Some(_) => Err(FrameworkError::Form {
-            reason: format!("{}: frozen weights of 4 or 16 bits are planned", stated.written("quantization_bit")),
-            hint: "write `quantization_bit: 4`, or leave it out for 16 bits".into(),
+            reason: format!("{}: frozen weights of 4, 8 or 16 bits are planned", stated.written("quantization_bit")),
+            hint: "write `quantization_bit: 4` or `8`, or leave it out for 16 bits".into(),
         }),
     }
 }

@@ -47,13 +47,13 @@ impl Adapters {
 
     /// The name in tables' keys, as it is and without dropout where that was not traced. FSDP casts
     /// adapters within a unit, and DeepSpeed all of them, which matters little.
-    fn names(self, quantised: bool, dropout: bool, are_cast: bool) -> Vec<String> {
+    fn names(self, weights: FrozenWeights, dropout: bool, are_cast: bool) -> Vec<String> {
         let name = match self {
             Self::None => return vec!["none".into()],
             Self::Attention | Self::FewerOfAttention => "attention",
             Self::All | Self::Fewer => "all",
         };
-        let name = format!("{}-{name}", if quantised { "qlora" } else { "lora" });
+        let name = format!("{}-{name}", weights.prefix());
         let special = match (dropout, are_cast) {
             (true, _) => Some(format!("{name}-dropout")),
             (false, true) => Some(format!("{name}-bf16")),
@@ -63,8 +63,34 @@ impl Adapters {
     }
 }
 
+/// The format of the frozen weights beside adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FrozenWeights {
+    /// That of the plan's precision.
+    Usual,
+    /// Four bits with double quantisation (QLoRA).
+    FourBits,
+    /// Eight bits, beside which columns with outliers are multiplied in sixteen (LLM.int8).
+    EightBits,
+}
+
+impl FrozenWeights {
+    /// How adapters' names begin in tables' keys.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Usual => "lora",
+            Self::FourBits => "qlora",
+            Self::EightBits => "int8lora",
+        }
+    }
+}
+
 /// The newest release of a framework that was traced.
 const NEWEST: &str = "latest";
+
+/// What stands in where experts run one by one and that was not traced with the rest.
+const ONE_PRODUCT_FOR_A_LOOP: &str = "releases of transformers before 5 run a mixture's experts in a loop, which was not traced with the \
+                                      rest: one product of all experts (release 5's `grouped_mm`) stands in, which takes far less time";
 
 /// The settings that a table is found by. Where one has several values, the first that was traced
 /// counts.
@@ -72,7 +98,7 @@ pub(super) struct TableKey {
     /// `none`, `full` or `selective`.
     recomputes: &'static str,
     adapters: Adapters,
-    is_quantised: bool,
+    weights: FrozenWeights,
     has_dropout: bool,
     /// Whether adapters are cast with what is around them.
     casts_adapters: bool,
@@ -94,10 +120,11 @@ impl TableKey {
     ) -> Result<Self, Untraced> {
         let workload = &plan.workload;
         let is_sharded = plan.layout.zero == 3 && plan.layout.data > 1;
-        let is_quantised = match workload.base_bits {
-            None => false,
-            Some(4) if adapters != Adapters::None => true,
-            Some(4) => return Err(Untraced::new("four-bit weights without adapters")),
+        let weights = match workload.base_bits {
+            None => FrozenWeights::Usual,
+            Some(4) if adapters != Adapters::None => FrozenWeights::FourBits,
+            Some(8) if adapters != Adapters::None => FrozenWeights::EightBits,
+            Some(bits @ (4 | 8)) => return Err(Untraced::new(format!("weights of {bits} bits without adapters"))),
             Some(bits) => return Err(Untraced::new(format!("weights of {bits} bits"))),
         };
         if workload.products.is_some() || workload.packed.is_some() || workload.unpadded.is_some_and(|share| share < 1.0) {
@@ -164,8 +191,8 @@ impl TableKey {
         let dropout = if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode") { "some" } else { "none" };
         // Before release 5 experts run one by one, in a loop.
         let experts: &[_] = match architecture {
-            "mixtral" | "qwen3_moe" if is_before_release_5(tables) => &["eager", "grouped_mm"],
-            "mixtral" | "qwen3_moe" => &["grouped_mm"],
+            "mixtral" | "qwen2_moe" | "qwen3_moe" if is_before_release_5(tables) => &["eager", "grouped_mm"],
+            "mixtral" | "qwen2_moe" | "qwen3_moe" => &["grouped_mm"],
             _ => &["none"],
         };
         // Mistral's step is Llama's, whose tables are more.
@@ -195,7 +222,7 @@ impl TableKey {
         Ok(Self {
             recomputes,
             adapters,
-            is_quantised,
+            weights,
             has_dropout: workload.adapter_dropout,
             casts_adapters: is_sharded || wrapper == Wrapping::DeepSpeed || given("adapters") == Some("bf16"),
             states_attention: workload.attention.is_some(),
@@ -214,7 +241,7 @@ impl TableKey {
             _ => &[self.recomputes],
         };
         // Older releases were traced with dropout on adapters, which most recipes had.
-        let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.casts_adapters);
+        let adapters = self.adapters.names(self.weights, self.has_dropout || !is_newest, self.casts_adapters);
         let more = [
             ("version", vec![version.to_owned()]),
             ("checkpoint", checkpoint.iter().map(|&name| name.to_owned()).collect()),
@@ -257,6 +284,9 @@ impl TableKey {
         }
         for ((name, values), (_, taken)) in settings.iter().zip(key) {
             let Some(wanted) = values.first().filter(|wanted| wanted != taken) else { continue };
+            if *name == "experts" {
+                sentences.push(ONE_PRODUCT_FOR_A_LOOP.into());
+            }
             let matters = match *name {
                 "attention" => self.states_attention && !taken.starts_with(wanted.as_str()),
                 "adapter" => self.has_dropout != taken.ends_with("dropout"),

@@ -17,14 +17,18 @@ use super::{
     MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, offload,
     optimizer_group, single_gradients,
 };
-use foretell_models::operator_tables::ParameterRole;
+use foretell_models::operator_tables::{ParameterRole, TableParameter};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Modules of an expert that is modules of its own: three layers, an activation, and itself. A
-/// table has two weights of all experts.
+/// Modules of an expert that is modules of its own: three layers, an activation, and itself. Where
+/// the table has two weights of all experts in place of these modules, they are counted by weight.
 const MODULES_OF_EXPERT: u64 = 5;
 const WEIGHTS_OF_EXPERTS: u64 = 2;
+/// The same with adapters on each of the three layers, which calls four modules more then: the
+/// layer below (`base_layer`), two products, and dropout, which runs at a rate of zero too
+/// (`forward` in `peft/tuners/lora/layer.py`).
+const MODULES_OF_ADAPTED_EXPERT: u64 = MODULES_OF_EXPERT + 3 * 4;
 
 /// Parameters that are gathered by one collective.
 #[derive(Clone, Copy, Debug, Default)]
@@ -148,6 +152,10 @@ impl ParameterStage {
         let first_layered = parameters.iter().position(|parameter| parameter.layer.is_some());
         let table = Arc::clone(&emitter.job.table);
         let mut modules: BTreeSet<(usize, &str)> = BTreeSet::new();
+        let is_adapter_of_experts =
+            |parameter: &TableParameter| parameter.role == ParameterRole::Adapter && parameter.name.contains(".experts.");
+        let modules_of_expert =
+            if table.parameters.iter().any(is_adapter_of_experts) { MODULES_OF_ADAPTED_EXPERT } else { MODULES_OF_EXPERT };
         let mut trained: [Vec<u64>; 2] = Default::default();
         for (position, &parameter) in parameters.iter().enumerate() {
             let (elements, stored) = (emitter.elements(parameter.index), emitter.stored(parameter).bytes());
@@ -164,13 +172,19 @@ impl ParameterStage {
             }
             let is_before = first_layered.is_none_or(|first| position < first);
             let unit_index = parameter.layer.unwrap_or(if is_before { self.start() } else { self.end() });
-            let name = table.parameters[parameter.index].name.as_str();
-            let ends = name.match_indices('.').map(|(end, _)| &name[..end]);
+            let of_table = &table.parameters[parameter.index];
             let unit = &mut self.units[unit_index];
-            unit.modules += ends.filter(|module| modules.insert((unit_index, module))).count() as u64;
+            // The modules of other experts are as many as those of the first.
+            if parameter.expert == 0 {
+                let name = of_table.name.as_str();
+                let ends = name.match_indices('.').map(|(end, _)| &name[..end]);
+                let new = ends.filter(|module| modules.insert((unit_index, module)));
+                let copies = of_table.copies(&emitter.values) as u64;
+                unit.modules += new.map(|module| modules_named(module, copies)).sum::<u64>();
+            }
             unit.elements += elements;
             let experts = emitter.experts(parameter.index);
-            unit.modules += experts * MODULES_OF_EXPERT / WEIGHTS_OF_EXPERTS;
+            unit.modules += experts * modules_of_expert / WEIGHTS_OF_EXPERTS;
             for _ in 0..experts.max(1) {
                 let elements = elements / experts.max(1);
                 let bytes = elements.div_ceil(self.ranks) * self.ranks * stored;
@@ -386,6 +400,17 @@ impl ParameterStage {
         emitter.send(RankEvent::Moves { name, bytes: tensors * shard * self.width, launches });
         let large = bucket.into_iter().filter_map(|bucketed| bucketed.allocation);
         copy.into_iter().chain(large).for_each(|id| emitter.release(id));
+    }
+}
+
+/// The modules that a name of a table stands for, given the number of experts. An expert has an
+/// activation beside the layers that have names. With adapters, a layer's names are as many as the
+/// modules that it calls.
+fn modules_named(module: &str, experts: u64) -> u64 {
+    match (module.contains(".*"), module.ends_with(".*")) {
+        (true, true) => 2 * experts,
+        (true, false) => experts,
+        (false, _) => 1,
     }
 }
 

@@ -250,6 +250,66 @@ fn nothing_is_left_of_a_step() {
     }
 }
 
+const MIXTRAL: [(&str, usize); 8] =
+    [("h", 4096), ("n", 32), ("k", 8), ("d", 128), ("f", 14336), ("v", 32_000), ("E", 8), ("t", 2)];
+
+fn mixtral(stage: u8, checkpoint: &str, adapter: &str) -> TracedJob {
+    let key = [("architecture", "mixtral"), ("version", "4.48"), ("attention", "flash"), ("checkpoint", checkpoint)];
+    let key: Vec<_> = key.into_iter().chain([("adapter", adapter)]).collect();
+    job(&key, 4, &MIXTRAL, stage, 8)
+}
+
+/// Each expert's weights and gradients are its own where it is modules of its own.
+#[test]
+fn experts_hold_and_drop_what_is_their_own() {
+    let (h, f) = (4096.0, 14336.0);
+    let layer = h * h * 2.5 + 8.0 * 3.0 * h * f + 8.0 * h + 2.0 * h;
+    let parameters = 4.0 * layer + 2.0 * 32_000.0 * h + h;
+    // Those of attention's layers, of the router's and of three of each expert.
+    let adapters = 4.0 * 16.0 * (2.0 * (h + h) + 2.0 * (h + 1024.0) + (h + 8.0) + 8.0 * 3.0 * (h + f));
+    for (checkpoint, adapter, trained) in [("none", "none", parameters), ("full-reentrant", "lora-all", adapters)] {
+        let all = if adapter == "none" { parameters } else { parameters + adapters };
+        for stage in [1, 2, 3] {
+            for micro_batches in [1, 2] {
+                let account = Account::of(&TracedJob { micro_batches, ..mixtral(stage, checkpoint, adapter) });
+                let shards = if stage == 3 { 8.0 } else { 1.0 };
+                near(account.idle[&Contents::Parameters] as f64, 2.0 * all / shards, 1e-3);
+                near(account.idle[&Contents::OptimizerStates] as f64, 12.0 * trained / 8.0, 1e-3);
+                let [left, idle] = [account.left.clone(), account.idle.clone()].map(|mut held| {
+                    held.retain(|_, bytes| *bytes > 0);
+                    held
+                });
+                assert_eq!(left, idle, "stage {stage}, {micro_batches} micro-batches, adapters {adapter}");
+            }
+        }
+    }
+}
+
+/// An expert has five modules, and seventeen with an adapter at each of its layers. A hook runs
+/// before and after each in the forward pass, in the backward pass, and where it is computed again.
+#[test]
+fn each_module_of_an_expert_has_hooks() {
+    let hooks = |experts: usize, checkpoint: &str, adapter: &str| {
+        let job = mixtral(3, checkpoint, adapter);
+        let sizes = job.sizes.clone().with("E", experts);
+        let mut hooks = 0;
+        TracedJob { sizes, ..job }
+            .emit(1, |event| {
+                if let RankEvent::Hooks { calls } = event {
+                    hooks += calls;
+                }
+            })
+            .expect("sizes are given");
+        hooks
+    };
+    for (checkpoint, adapter, modules) in
+        [("none", "none", 2 * 2 * 5), ("full-reentrant", "none", 2 * 3 * 5), ("full-reentrant", "lora-all", 2 * 3 * 17)]
+    {
+        let [eight, nine] = [8, 9].map(|experts| hooks(experts, checkpoint, adapter));
+        assert_eq!(nine - eight, 4 * modules, "{checkpoint} with adapters {adapter}");
+    }
+}
+
 /// Adapters alone have states and gradients; what is frozen is whole at stage 2 and partitioned at
 /// stage 3.
 #[test]

@@ -157,7 +157,8 @@ fn format(element: Element) -> ProductFormat {
     match element {
         Element::Bf16 => ProductFormat::Bf16,
         Element::F16 => ProductFormat::Fp16,
-        Element::F8 => ProductFormat::Fp8,
+        // Devices' rates of eight-bit integers and floating-point numbers are taken to be equal.
+        Element::F8 | Element::I8 => ProductFormat::Fp8,
         _ => ProductFormat::Fp32,
     }
 }
@@ -165,7 +166,10 @@ fn format(element: Element) -> ProductFormat {
 /// The matrix product that an operator is, with its operands' format; `None` if it is none.
 fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Element)> {
     let name = operator.name.rsplit('.').next().unwrap_or("");
+    // bitsandbytes' product of eight-bit integers has the weight's rows as they are stored.
+    let is_transposed = name == "int8_linear_matmul";
     let first = match name {
+        _ if is_transposed => 0,
         "mm" | "bmm" | "_grouped_mm" | "_scaled_mm" => 0,
         "addmm" | "baddbmm" => 1,
         "convolution" | "convolution_backward" => return convolution(operator, values, name),
@@ -174,7 +178,10 @@ fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Eleme
     let (left, right) = (operator.inputs.get(first)?, operator.inputs.get(first + 1)?);
     let output = operator.outputs.first()?;
     let whole = |size: f64| size.max(1.0).round() as usize;
-    let (left_shape, right_shape) = (left.shape(values), right.shape(values));
+    let (left_shape, mut right_shape) = (left.shape(values), right.shape(values));
+    if is_transposed {
+        right_shape.reverse();
+    }
     let (batch, rows, contracted, columns) = match (left_shape.as_slice(), right_shape.as_slice()) {
         ([rows, contracted], [_, columns]) => {
             // A grouped weight gradient contracts each expert's own rows.

@@ -212,6 +212,11 @@ impl Clocks {
         [start, self.host]
     }
 
+    /// Makes the host wait until the device has done all that it was given.
+    fn wait_for_device(&mut self) {
+        self.host = self.host.max(self.compute);
+    }
+
     /// Makes kernels wait for the last collective of a kind. Returns how long.
     fn wait(&mut self, kind: TracedCollective) -> f64 {
         let end = self.ends.get(&kind).copied().unwrap_or(0.0);
@@ -282,6 +287,9 @@ fn timed(
                 TracedPhase::Idle | TracedPhase::Backward | TracedPhase::Optimizer => &mut time.backward_flops,
             };
             *flops += operations;
+            if operator.name == WAITS_FOR_DEVICE {
+                machines.iter_mut().for_each(Clocks::wait_for_device);
+            }
             let part = if is_arithmetic { &mut time.arithmetic } else { &mut time.memory_bound };
             *part += duration;
             if let Some(sum) = time.by_operator.get_mut(&operator.name) {
@@ -356,6 +364,11 @@ impl TracedTime {
     }
 }
 
+/// The operator whose result has a size that the host must read before it goes on: `torch.where`
+/// and `torch.nonzero`, by which loops over experts find an expert's tokens, and LLM.int8 the
+/// columns with outliers.
+const WAITS_FOR_DEVICE: &str = "aten.nonzero";
+
 /// The host's time to launch an operator, in eager operators: generated code launches what begins
 /// with `inductor.`, and bitsandbytes' calls go through `ctypes`.
 fn host_operators(name: &str) -> f64 {
@@ -369,5 +382,5 @@ fn host_operators(name: &str) -> f64 {
 
 fn is_arithmetic(name: &str) -> bool {
     let name = name.rsplit('.').next().unwrap_or("");
-    name.ends_with("mm") || name.contains("_attention") || name.starts_with("convolution")
+    name.ends_with("mm") || name == "int8_linear_matmul" || name.contains("_attention") || name.starts_with("convolution")
 }
