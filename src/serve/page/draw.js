@@ -115,3 +115,24 @@ const save = (name, text, type = "text/plain") => {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 };
+
+// Copies a text, and says so on the button. Browsers offer a clipboard to pages of this machine and of https only; elsewhere
+// a selected text is copied.
+const copy = async (button, text) => {
+  const label = button.dataset.text || button.textContent;
+  button.dataset.text = label;
+  let isDone = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = make("textarea", { class: "copied", "aria-hidden": "true" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    isDone = document.execCommand("copy");
+    field.remove();
+    button.focus();
+  }
+  button.textContent = isDone ? "Copied" : "The browser does not allow it";
+  setTimeout(() => { button.textContent = label; }, 1500);
+};
