@@ -53,8 +53,8 @@ const memoryBar = (predicted, limit) => {
   return partsBar(words, Object.entries(stages).map(([name, shown]) => [shown, parts[name]]), Math.max(held, limit || 0), bytes, limit);
 };
 
-const timeBar = (predicted) =>
-  partsBar(`Where the step's ${time(predicted.step_seconds)} go`, Object.entries(times).map(([name, shown]) => [shown, predicted.breakdown_seconds[name]]),
+const timeBar = (predicted, lengths) =>
+  partsBar(`Where the ${lengths ? "longest " : ""}step's ${time(predicted.step_seconds)} go`, Object.entries(times).map(([name, shown]) => [shown, predicted.breakdown_seconds[name]]),
     predicted.step_seconds, time);
 
 // How samples of different lengths can share batches, the chosen way first.
@@ -62,7 +62,7 @@ const lengthsTable = ({ mean_tokens: mean, p95_tokens: high, longest_tokens: lon
   const rows = batching.map((way) => [way.name, time(way.step_seconds), `${time(way.step_seconds_p10)} to ${time(way.step_seconds_p90)}`,
     count(way.samples_per_second), count(way.tokens_per_second), percent(way.padding_share), `${bytes(way.memory_bytes)}${way.fits ? "" : ", too much"}`]);
   return make("div", { class: "parts" },
-    make("div", { class: "help" }, `Samples have ${count(mean)} tokens in the mean, 95 % of them at most ${count(high)}, the longest ${count(longest)}${cut > 0 ? `; ${percent(cut)} are cut there` : ""}.`),
+    make("div", { class: "help" }, `Samples have ${whole(mean)} tokens in the mean, 95 % of them at most ${whole(high)}, the longest ${whole(longest)}${cut > 0 ? `; ${percent(cut)} are cut there` : ""}.`),
     table("Samples of different lengths", ["batching", "mean step", "8 of 10 steps", "samples/s", "tokens/s", "padding", "memory"], rows, [1, 2, 3, 4, 5, 6]),
     make("div", { class: "help" }, `Each time may be ${figures(interval[0])} to ${figures(interval[1])} times as long (80 % interval); ${assumptions.join("; ")}.`));
 };
@@ -103,7 +103,9 @@ const layoutsTable = (candidates, chosen, choose, lengths) => {
     return make("tr", { "aria-selected": String(index === chosen) }, ...cells);
   });
   const columns = lengths ? ["longest step", "rate", "memory"] : ["step", "slower", "rate", "memory"];
-  return table("Best layouts", ["", ...columns, ...names.map((name) => name.replaceAll("_", " "))], rows, columns.map((_, index) => index + 1));
+  const order = lengths ? make("p", { class: "help" }, "The first has the shortest mean step over the samples.") : null;
+  const layouts = table("Best layouts", ["", ...columns, ...names.map((name) => name.replaceAll("_", " "))], rows, columns.map((_, index) => index + 1));
+  return make("div", {}, layouts, order);
 };
 
 // How sure the search is of its answer, in a sentence.

@@ -30,6 +30,7 @@ const count = (value) => {
   const [size, name] = [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e4, " k"]].find(([least]) => value >= least) || [1, ""];
   return figures(value / (name === " k" ? 1e3 : size)) + name;
 };
+const whole = (value) => Math.round(value).toLocaleString("en");
 const percent = (share) => `${figures(share * 100)} %`;
 
 // The bytes of a size such as `80GiB` in a file.

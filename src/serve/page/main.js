@@ -18,12 +18,13 @@ const show = () => {
   const lengths = lengthsOfChosen();
   find("facts").replaceChildren(...factsOf(predicted, best.plan, now.step && now.step.cost, limit, lengths));
   find("memory").replaceChildren(memoryBar(best.predicted, limit));
-  find("time").replaceChildren(timeBar(predicted));
+  find("time").replaceChildren(timeBar(predicted, lengths));
   find("lengths-table").replaceChildren(...(lengths ? [lengthsTable(lengths)] : []));
   find("layouts").replaceChildren(layoutsTable(now.candidates, now.chosen, choose, now.lengths));
   find("line").textContent = now.line;
   find("step-line").textContent = now.stepLine;
   showSizes();
+  offerFormat(best.plan);
   const notes = [...new Set([...now.notes, ...((now.step && now.step.remarks) || [])])];
   find("advice").replaceChildren(...notes.map((note) => make("li", {}, note)));
   showBeside();
@@ -193,6 +194,7 @@ const setUp = () => {
     "link-copy": () => copy(find("link-copy"), location.href),
     "plan-save": () => { if (chosen()) save("plan.json", JSON.stringify(chosen().plan, null, 2), "application/json"); } };
   for (const [id, action] of Object.entries(buttons)) find(id).addEventListener("click", action);
+  find("export-to").addEventListener("input", () => { formatIsChosen = true; });
   find("job").addEventListener("submit", (event) => { event.preventDefault(); answerAgain(); });
 
   const start = () => {

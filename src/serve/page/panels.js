@@ -50,8 +50,9 @@ const askWhatIf = async () => {
   const steps = new Map([["", answer.answer.step_seconds], ...texts.map((text, index) => [text, answer.answer.what_if[index].step_seconds])]);
   const mine = steps.get(asked(factors));
   const change = mine / answer.answer.step_seconds - 1;
-  find("if-state").textContent = asked(factors) ? `Step ${time(mine)}: ${change > 0 ? "+" : ""}${percent(change)} (as it is: ${time(answer.answer.step_seconds)})`
-    : `Step as it is: ${time(mine)}. Move a slider.`;
+  const step = lengthsOfChosen() ? "Step of the longest batch" : "Step";
+  find("if-state").textContent = asked(factors) ? `${step} ${time(mine)}: ${change > 0 ? "+" : ""}${percent(change)} (as it is: ${time(answer.answer.step_seconds)})`
+    : `${step} as it is: ${time(mine)}. Move a slider.`;
   const points = powers.map((power, index) => ({ x: 2 ** power, y: steps.get(questions[index]), label: `×${figures(2 ** power)}`, now: power === factors.get(moved) }));
   showPanel("if-curve", curve(`Step by ${quantities.find(([name]) => name === moved)[1].toLowerCase()}`, points, time));
 };
@@ -186,6 +187,13 @@ const askKept = async (state) => {
 const fileOf = ([name, text]) => make("details", {}, make("summary", {}, name), make("pre", { tabindex: "0" }, text), make("div", { class: "bar" },
   make("button", { type: "button", onclick: () => save(name, text) }, `Save ${name}`),
   make("button", { type: "button", onclick: ({ target }) => copy(target, text) }, `Copy ${name}`)));
+// Offers the files of the framework that the answer is for, until the user chooses others.
+let formatIsChosen = false;
+const offerFormat = ({ stack }) => {
+  const formats = [...find("export-to").options].map((option) => option.value);
+  const own = formats.find((format) => String(stack).includes(format)) || (/^hf-/.test(stack) ? "accelerate" : null);
+  if (own && !formatIsChosen) find("export-to").value = own;
+};
 const askExport = async () => {
   const best = chosen();
   if (!best) return;
