@@ -7,6 +7,7 @@ use crate::choices::{Choices, Setting};
 use crate::failure::{Failure, code};
 use crate::inputs::NamedModel;
 use crate::predict;
+use crate::running_cost::Pace;
 use crate::usual_stack::Trainer;
 use clap::{Args, ValueEnum};
 use foretell_planner::{Candidate, Planned};
@@ -315,6 +316,13 @@ impl LengthsAnswer {
     /// The mean step of the chosen way.
     pub fn step(&self) -> Seconds {
         Seconds::new(self.batching[0].step_seconds)
+    }
+
+    /// The mean step of the chosen way, with the samples and tokens of the data set that it has.
+    pub fn pace(&self) -> Pace {
+        let BatchingAnswer { samples_per_second, tokens_per_second, .. } = &self.batching[0];
+        let step = self.step();
+        Pace { step, samples: samples_per_second * step.value(), tokens: Some(tokens_per_second * step.value()) }
     }
 
     /// The answer as text.

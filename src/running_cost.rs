@@ -9,11 +9,9 @@ use foretell_planner::checkpoint_bytes;
 use foretell_program::Stack;
 use foretell_reports::{Column, table};
 use foretell_simulator::PlanPrediction;
-use foretell_simulator::{
-    CheckpointCost, MissingFact, PowerModel, Prediction, Reliability, RunningCost, reliability, running_cost,
-};
+use foretell_simulator::{CheckpointCost, MissingFact, PowerModel, Reliability, RunningCost, reliability, running_cost};
 use foretell_topologies::{DeviceId, NodeId};
-use foretell_units::{Bytes, Joules, Seconds};
+use foretell_units::{Bytes, Joules, Price, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -33,6 +31,9 @@ pub struct Questions {
     /// Price and energy of a run over N tokens, such as 300e9
     #[arg(long, value_name = "N", group = "length")]
     pub tokens: Option<f64>,
+    /// Price of a device in use for an hour, such as `2.50` or `2.50USD`, in place of the topology's
+    #[arg(long, value_name = "PRICE")]
+    pub device_price: Option<Price>,
     /// Goodput of a long run when nodes fail, and the best checkpoint interval; on by default if
     /// the topology states a mean time between failures
     #[arg(long)]
@@ -56,6 +57,17 @@ pub struct Answers {
     is_asked: bool,
 }
 
+/// A step of the run: the simulated one, or the mean over samples of different lengths.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Its duration.
+    pub step: Seconds,
+    /// Samples of the data set in a step.
+    pub samples: f64,
+    /// Tokens of the data set in a step; `None` if samples are no sequences.
+    pub tokens: Option<f64>,
+}
+
 /// A long run with node failures.
 struct Goodput {
     reliability: Reliability,
@@ -72,37 +84,41 @@ struct Goodput {
 impl Questions {
     /// Whether an option asks for the cost of a step or a run.
     pub fn asks_for_cost(&self) -> bool {
-        self.cost || self.steps.is_some() || self.samples.is_some() || self.tokens.is_some()
+        let has_length = self.steps.is_some() || self.samples.is_some() || self.tokens.is_some();
+        self.cost || has_length || self.device_price.is_some()
     }
 }
 
-/// Computes the answer.
-pub fn answer(
-    questions: &Questions,
-    predicted: &PlanPrediction,
-    prediction: &Prediction,
-    loaded: &LoadedPlan,
-) -> Result<Answers, Failure> {
+/// Computes the answer of a run of such steps.
+pub fn answer(questions: &Questions, predicted: &PlanPrediction, pace: Pace, loaded: &LoadedPlan) -> Result<Answers, Failure> {
     let program = predicted.program();
     let of_program = running_cost(program, &loaded.topology, &predicted.timeline, &PowerModel::default());
-    let cost = RunningCost { step_energy: predicted.traced_energy.or(of_program.step_energy), ..of_program };
-    let step = prediction.step_seconds;
-    let steps = steps(questions, program.samples, program.tokens)?;
-    let goodput = goodput(questions, step, loaded, predicted, cost.devices)?;
-    let currency = loaded.topology.currency().map(str::to_owned);
-    Ok(Answers { cost, currency, step, steps, goodput, is_asked: questions.cost || steps.is_some() })
+    // A step of another duration has the simulated step's mean power.
+    let share = pace.step / predicted.prediction.step_seconds;
+    let energy = predicted.traced_energy.or(of_program.step_energy).map(|energy| energy * share);
+    let mut cost = RunningCost { step_energy: energy, ..of_program };
+    let mut currency = loaded.topology.currency().map(str::to_owned);
+    if let Some(Price { amount, currency: stated }) = &questions.device_price {
+        cost.price_per_hour = Some(amount * cost.devices as f64);
+        cost.unpriced.clear();
+        currency.clone_from(stated);
+    }
+    let steps = steps(questions, pace)?;
+    let goodput = goodput(questions, pace.step, loaded, predicted, cost.devices)?;
+    let is_asked = questions.asks_for_cost();
+    Ok(Answers { cost, currency, step: pace.step, steps, goodput, is_asked })
 }
 
 /// The run's length in steps.
-fn steps(questions: &Questions, samples: usize, tokens: Option<usize>) -> Result<Option<f64>, Failure> {
+fn steps(questions: &Questions, pace: Pace) -> Result<Option<f64>, Failure> {
     let per_step = |amount: Option<f64>, each: f64| amount.map(|amount| (amount / each).ceil());
-    if questions.tokens.is_some() && tokens.is_none() {
+    if questions.tokens.is_some() && pace.tokens.is_none() {
         return Err(Failure::input(code::OPTION_VALUE, "the model's samples are no sequences").hint("use `--samples`"));
     }
     let steps = questions
         .steps
-        .or(per_step(questions.samples, samples.max(1) as f64))
-        .or(per_step(questions.tokens, tokens.unwrap_or(1).max(1) as f64));
+        .or(per_step(questions.samples, pace.samples.max(1.0)))
+        .or(per_step(questions.tokens, pace.tokens.unwrap_or(1.0).max(1.0)));
     match steps {
         Some(steps) if !(steps.is_finite() && steps >= 1.0) => {
             Err(Failure::input(code::OPTION_VALUE, "a run of 0 steps has no cost").hint("ask for at least 1"))

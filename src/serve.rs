@@ -1,7 +1,7 @@
 //! `foretell serve`: the planner's page, or a run's report or a search's progress in a browser,
-//! while it goes and after it. The server listens on the loopback interface only and answers those
-//! who know the address's token. It changes nothing: the planner's answers come from confined child
-//! processes (`crate::ask`).
+//! while it goes and after it. The server listens on the loopback interface, or where `--host`
+//! says, and answers those who know the address's token. It changes nothing: the planner's answers
+//! come from confined child processes (`crate::ask`).
 
 mod door;
 mod planner;
@@ -19,7 +19,7 @@ use run_page::ServedRun;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,9 +38,13 @@ pub struct Arguments {
     /// planner]
     #[arg(value_name = "RUN")]
     run: Option<PathBuf>,
-    /// The port on 127.0.0.1 [default: a free one]
+    /// The port [default: a free one]
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     port: u16,
+    /// Name or address of this machine at which other machines reach the page; `0.0.0.0` is all of
+    /// its addresses. The connection is not encrypted: prefer `ssh -L`
+    #[arg(long, value_name = "HOST", default_value = LOOPBACK)]
+    host: String,
     #[command(flatten)]
     limits: Limits,
 }
@@ -54,6 +58,9 @@ pub struct ServeAnswer {
     run: Option<PathBuf>,
 }
 
+/// The host that only this machine reaches.
+const LOOPBACK: &str = "127.0.0.1";
+
 /// Seconds between two looks at a run that goes on.
 const REFRESH: u32 = 2;
 
@@ -66,6 +73,22 @@ const LAST_REPLIES: Duration = Duration::from_secs(1);
 /// The most requests that are answered at once. A page has six connections.
 const MOST_REQUESTS: usize = 32;
 
+/// What a server that other machines reach risks.
+const WARNING: &str = "warning: other machines can reach this server, and its connections are not encrypted: who reads the network \
+                       reads the token, the questions and the answers. Whoever has the token uses this machine's processors";
+
+impl Arguments {
+    /// The address to listen on.
+    fn address(&self) -> Result<SocketAddr, Failure> {
+        let host = self.host.trim_matches(['[', ']']);
+        let found = (host, self.port).to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
+        found.ok_or_else(|| {
+            let failure = Failure::input(code::OPTION_VALUE, format!("`--host`: `{}` has no address", self.host));
+            failure.hint("give a name or an address of this machine, or forward a port with `ssh -L`")
+        })
+    }
+}
+
 /// Runs the command until a signal asks to stop. `line` is clap's description of the command line.
 pub fn run(arguments: &Arguments, line: clap::Command, json: bool) -> Result<(), Failure> {
     let run = arguments.run.as_deref().map(newest).transpose()?;
@@ -74,14 +97,18 @@ pub fn run(arguments: &Arguments, line: clap::Command, json: bool) -> Result<(),
         Some(run) if run.is_file() => Served::Search(ServedSearch::open(run)?),
         Some(run) => Served::Run(Box::new(ServedRun::open(run)?)),
     };
-    let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), arguments.port);
+    let address = arguments.address()?;
     let refused = |error: &dyn std::fmt::Display| {
-        Failure::undone(code::PORT, format!("`{address}` cannot be listened on: {error}")).hint("give another `--port`")
+        Failure::undone(code::PORT, format!("`{address}` cannot be listened on: {error}"))
+            .hint("give another `--port`, or a `--host` of this machine")
     };
     let server = Server::http(address).map_err(|error| refused(&error))?;
     let bound = server.server_addr().to_ip().ok_or_else(|| refused(&"it has no port"))?;
-    let door = Door::new(bound)?;
+    let door = Door::new(bound, &arguments.host)?;
     let url = door.url();
+    if !bound.ip().is_loopback() {
+        output::message(WARNING);
+    }
     if json {
         output::json(&ServeAnswer { url, run })?;
     } else {

@@ -9,7 +9,7 @@ use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::post_training;
 use crate::predict;
 use crate::rollout::{PolicyMethodName, RolloutChoices};
-use crate::running_cost;
+use crate::running_cost::{self, Pace};
 use crate::trace_file::{self, TraceRanks};
 use crate::what_if;
 use crate::{input, inputs};
@@ -278,7 +278,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::with_spinner("lengths", answer)
     };
     let lengths = lengths.as_ref().map(over_lengths).transpose()?;
-    let running = running_cost::answer(&arguments.running, &predicted, &predicted.prediction, &loaded)?;
+    let program_tokens = program.tokens.map(|tokens| tokens as f64);
+    let simulated = Pace { step: predicted.prediction.step_seconds, samples: program.samples as f64, tokens: program_tokens };
+    let pace = lengths.as_ref().map_or(simulated, LengthsAnswer::pace);
+    let running = running_cost::answer(&arguments.running, &predicted, pace, &loaded)?;
     if json {
         let (cost, goodput) = running.documents();
         output::json(&SimulateAnswer {
@@ -357,7 +360,7 @@ impl Arguments {
             ("--beside", !self.beside.is_empty()),
             ("--lengths", self.lengths.are_stated()),
             ("--what-if", !self.what_if.is_empty()),
-            ("--cost, --steps, --samples or --tokens", self.running.asks_for_cost()),
+            ("--cost, --steps, --samples, --tokens or --device-price", self.running.asks_for_cost()),
             ("--goodput", self.running.goodput),
             ("--jitter", self.jitter > 0.0),
             ("--straggler", !self.stragglers.is_empty()),

@@ -80,7 +80,7 @@ try {
   await until("performance.getEntriesByName('change').length > 0", "the start of the engine");
   console.log(`the page asks after ${(await marks()).change.toFixed(0)} ms`);
   await answered("llama3-8b on 8xh100");
-  for (const fields of [{ model: "gpt2-xl" }, { topology: "dgx-a100-80g" }, { method: "lora", model: "llama3-8b" }, { method: "pretrain", model: "gpt2-xl", topology: "8xh100" }]) {
+  for (const fields of [{ model: "gpt2-xl" }, { topology: "dgx-a100-80g" }, { method: "lora", model: "llama3-8b" }, { lengths: "mean=512,p95=1536" }, { lengths: "", method: "pretrain", model: "gpt2-xl", topology: "8xh100" }]) {
     await fill(fields);
     await answered(Object.values(fields).join(", "));
   }
@@ -88,7 +88,7 @@ try {
   await until("!document.getElementById('report').hidden && document.getElementById('report-save').href.startsWith('blob:')", "the report");
   console.log(`the report draws: ${await until("document.querySelector('canvas, svg') && document.title", "the drawn report", frame)}`);
   await evaluate("document.getElementById('export-ask').click()");
-  await until("document.getElementById('export').textContent.length > 0", "the files");
+  await until("document.querySelectorAll('#export details').length > 1", "the files");
   const shot = (await call("Page.captureScreenshot", { captureBeyondViewport: true })).data;
   if (process.env.SHOT) (await import("node:fs")).writeFileSync(process.env.SHOT, Buffer.from(shot, "base64"));
   const foreign = asked.filter((path) => !["/index.html", "/page.js", "/worker.js", "/style.css", "/foretell.wasm", "/report.html", "/favicon.ico"].includes(path));

@@ -34,6 +34,7 @@ for (const model of ["llama3-8b", "qwen3-8b"]) {
 jobs.push(plan({ model: "llama3-8b", topology: "8xh100" }));
 jobs.push(plan({ model: "gpt2", topology: "8xh100", front: true }), plan({ model: "gpt2", topology: "8xh100", scaling: "1..8" }));
 jobs.push(plan({ model: "gpt2", topology: "8xh100", precision: ["bf16", "fp8"] }));
+jobs.push(plan({ model: "llama3-8b", method: "lora", topology: "4xh100", lengths: "mean=512,p95=1536", batching: "group" }));
 jobs.push(plan({ model: "no-such-model", topology: "8xh100" }), plan({ model: "gpt2", topology: "8xh100", nodes: 0 }));
 jobs.push(plan({ model: "llama3-70b", topology: "1xrtx-4090" }), plan({ model: "gpt2", topology: "8xh100", headroom: "x" }));
 // The program also lists the machine among the topologies.
@@ -85,10 +86,13 @@ for (const job of jobs) {
   const { answer } = compare(job);
   if (job.command !== "plan" || !answer.plan) continue;
   const text = JSON.stringify(answer.plan);
-  const options = { plan: { name: "plan.json", text }, tokens: 1e9, "what-if": ["inter_node.bandwidth*2", "device.peak*0.5"] };
+  const options = { plan: { name: "plan.json", text }, tokens: 1e9, "device-price": "$2.50", "what-if": ["inter_node.bandwidth*2", "device.peak*0.5"] };
   if (job.options.method) delete options["what-if"];
   compare({ command: "simulate", options }, { "plan.json": text });
 }
+// Lengths in a file.
+const lengths = { name: "lengths.txt", text: "100\n250\n900\n" };
+compare(plan({ model: "gpt2", topology: "8xh100", lengths, batching: "pack" }), { "lengths.txt": lengths.text });
 rmSync(folder, { recursive: true });
 
 const known = JSON.parse(ask(null));

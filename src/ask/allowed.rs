@@ -97,6 +97,7 @@ const ALLOWED: [Allowed; 8] = [
             ("steps", Plain),
             ("samples", Plain),
             ("tokens", Plain),
+            ("device-price", Plain),
             ("goodput", Plain),
             ("checkpoint-every", Plain),
             ("seed", Plain),

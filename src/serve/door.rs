@@ -2,7 +2,7 @@
 //! from its own page if they ask for work.
 
 use crate::failure::{Failure, code};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use tiny_http::{Header, Request, Response};
 
 /// An answer to a request.
@@ -13,15 +13,41 @@ pub type Refused = (u16, &'static str);
 
 /// What a request must have.
 pub struct Door {
-    /// The names of this server. A page elsewhere that has its own name lead here has another.
-    hosts: [String; 2],
+    /// The names of this server, the one to print first. A page elsewhere that has its own name
+    /// lead here has another.
+    hosts: Vec<String>,
+    /// Which addresses are names of this server, too.
+    addresses: Addresses,
     token: String,
 }
 
+/// Addresses that a request may name as its host, beside the server's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Addresses {
+    /// None.
+    Named,
+    /// All: the server listens on all addresses of the machine. No page elsewhere has an address
+    /// of numbers as its name and this server behind it.
+    Any,
+}
+
 impl Door {
-    /// The door of a server that listens on an address, with a token of its own.
-    pub fn new(bound: SocketAddr) -> Result<Self, Failure> {
-        Ok(Self { hosts: [format!("{bound}"), format!("localhost:{}", bound.port())], token: random_letters()? })
+    /// The door of a server that listens on an address, with a token of its own. `host` is what the
+    /// user named.
+    pub fn new(bound: SocketAddr, host: &str) -> Result<Self, Failure> {
+        let port = bound.port();
+        let with_port = |name: &str| format!("{name}:{port}");
+        let (addresses, mut hosts) = match bound.ip().is_unspecified() {
+            true => (Addresses::Any, machine_name().iter().map(|name| with_port(name)).collect()),
+            false => (Addresses::Named, vec![bound.to_string()]),
+        };
+        if bound.ip().is_unspecified() || bound.ip().is_loopback() {
+            hosts.push(with_port("localhost"));
+        }
+        if host.parse::<IpAddr>().is_err() && !host.starts_with('[') {
+            hosts.insert(0, with_port(host));
+        }
+        Ok(Self { hosts, addresses, token: random_letters()? })
     }
 
     /// The address that opens the door.
@@ -31,8 +57,7 @@ impl Door {
 
     /// Refuses a request for another host, and one without the token.
     pub fn admit(&self, request: &Request) -> Result<(), Refused> {
-        let host = header(request, "Host");
-        if !host.is_some_and(|host| self.hosts.iter().any(|known| known == host)) {
+        if !header(request, "Host").is_some_and(|host| self.is_named(host)) {
             return Err((403, "the request is not for this server"));
         }
         let given = parameter(request.url(), "token").unwrap_or_default();
@@ -42,16 +67,30 @@ impl Door {
         Ok(())
     }
 
+    /// Whether a host is a name of this server.
+    fn is_named(&self, host: &str) -> bool {
+        let is_address = || host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok();
+        self.hosts.iter().any(|known| known == host) || (self.addresses == Addresses::Any && is_address())
+    }
+
     /// Refuses a request that another site's page makes. Browsers say where a request comes from.
     pub fn admit_from_own_page(&self, request: &Request) -> Result<(), Refused> {
         let origin = header(request, "Origin").and_then(|origin| origin.strip_prefix("http://"));
         let site = header(request, "Sec-Fetch-Site");
-        let is_own = origin.is_some_and(|origin| self.hosts.iter().any(|known| known == origin));
+        let is_own = origin.is_some_and(|origin| self.is_named(origin) && header(request, "Host") == Some(origin));
         match is_own && site.is_none_or(|site| site == "same-origin") {
             true => Ok(()),
             false => Err((403, "only the page of this server may ask")),
         }
     }
+}
+
+/// The name by which other machines know this one, if it has one.
+fn machine_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    let name = name.trim();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+    (!name.is_empty() && name.bytes().all(is_plain)).then(|| name.to_owned())
 }
 
 /// The value of a request's header.
@@ -109,6 +148,21 @@ mod tests {
         for other in [&b"abd"[..], b"ab", b"abcd", b""] {
             assert!(!is_equal(b"abc", other));
         }
+    }
+
+    #[test]
+    fn a_server_is_named_by_what_it_listens_on() {
+        let door = |bound: &str, host: &str| Door::new(bound.parse().expect("an address"), host).expect("a door");
+        let own = door("127.0.0.1:80", "127.0.0.1");
+        assert!(own.is_named("127.0.0.1:80") && own.is_named("localhost:80"));
+        assert!(!own.is_named("127.0.0.1:81") && !own.is_named("10.0.0.1:80") && !own.is_named("evil.example:80"));
+        assert!(own.url().starts_with("http://127.0.0.1:80/?token="));
+        let named = door("10.0.0.1:80", "node1");
+        assert!(named.is_named("node1:80") && named.is_named("10.0.0.1:80") && !named.is_named("localhost:80"));
+        assert!(named.url().starts_with("http://node1:80/"));
+        let all = door("0.0.0.0:80", "0.0.0.0");
+        assert!(all.is_named("10.0.0.2:80") && all.is_named("[::1]:80") && all.is_named("localhost:80"));
+        assert!(!all.is_named("evil.example:80"));
     }
 
     #[test]

@@ -14,13 +14,15 @@ use tiny_http::{Method, Request, Response};
 const HTML: &str = include_str!("page/index.html");
 const STYLE: &str = include_str!("page/style.css");
 /// The scripts, in the order in which they are joined into one.
-const SCRIPTS: [&str; 7] = [
+const SCRIPTS: [&str; 9] = [
     include_str!("page/draw.js"),
     include_str!("page/refused.js"),
     include_str!("page/state.js"),
     include_str!("page/server.js"),
     include_str!("page/answer.js"),
     include_str!("page/panels.js"),
+    include_str!("page/files.js"),
+    include_str!("page/fields.js"),
     include_str!("page/main.js"),
 ];
 

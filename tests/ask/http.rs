@@ -50,6 +50,11 @@ impl Planner {
         let document: Value =
             serde_json::Deserializer::from_reader(output).into_iter().next().expect("a document").expect("JSON");
         assert!(document["run"].is_null(), "{document}");
+        Self::of(child, &document)
+    }
+
+    /// The server of a process that printed its document.
+    pub fn of(child: Child, document: &Value) -> Self {
         let url = document["url"].as_str().expect("an address");
         let (host, token) = url.strip_prefix("http://").and_then(|rest| rest.split_once("/?token=")).expect("a token");
         Self { host: host.to_owned(), token: token.to_owned(), child }
@@ -65,6 +70,15 @@ impl Planner {
         let process = i32::try_from(self.process()).expect("a number of a process");
         // SAFETY: it only sends a signal.
         assert_eq!(unsafe { libc::kill(process, libc::SIGINT) }, 0);
+    }
+
+    /// Ends the server, and returns what it said on standard error.
+    pub fn messages(mut self) -> String {
+        self.stop();
+        self.ended();
+        let mut text = String::new();
+        self.child.stderr.take().expect("a pipe").read_to_string(&mut text).expect("text");
+        text
     }
 
     /// Waits for the server's end.

@@ -4,6 +4,8 @@ use crate::common::Scratch;
 use crate::http::Planner;
 use crate::{children, long_search, timeless, wait_until};
 use serde_json::{Value, json};
+use std::io::BufReader;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const PLAN: [&str; 5] = ["plan", "--model", "gpt2", "--topology", "dgx-a100-80g"];
@@ -241,4 +243,58 @@ fn a_signal_ends_the_server_and_leaves_no_file() {
     });
     assert!(planner.ended().success());
     assert_eq!(files(), 0);
+}
+
+#[test]
+fn other_machines_reach_the_page_only_with_a_warning() {
+    let scratch = Scratch::new();
+    let warning = |host: &str| {
+        let mut command = scratch.command(&["serve", "--json", "--host", host]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let document: Value =
+            serde_json::Deserializer::from_reader(output).into_iter().next().expect("a document").expect("JSON");
+        let mut planner = Planner::of(child, &document);
+        // Each address of the machine is a name of this server.
+        let port = planner.host.rsplit_once(':').expect("a port").1.to_owned();
+        planner.host = format!("127.0.0.1:{port}");
+        assert_eq!(planner.ask("a", &json!({"command": "models"})).status, 200);
+        let named = planner
+            .send(&format!("GET /?token={} HTTP/1.1\r\nHost: evil.example:{port}\r\nConnection: close\r\n\r\n", planner.token));
+        assert_eq!(named.status, 403, "a page elsewhere may have its name lead here");
+        planner.messages()
+    };
+    assert_eq!(warning("127.0.0.1"), "");
+    let said = warning("0.0.0.0");
+    assert!(said.starts_with("warning: other machines can reach this server") && said.lines().count() == 1, "{said}");
+    let unknown = scratch.run(&["serve", "--host", "no such host"]);
+    assert_eq!(unknown.status.code(), Some(2), "{}", String::from_utf8_lossy(&unknown.stderr));
+}
+
+#[test]
+fn a_step_over_samples_of_different_lengths_has_its_own_days_and_price() {
+    let scratch = Scratch::new();
+    let planner = Planner::start(&scratch, &[]);
+    let samples = json!({"lengths": "mean=256,p95=700", "batching": "pad"});
+    let mut question = small_search();
+    question["options"].as_object_mut().expect("options").extend(samples.as_object().expect("options").clone());
+    let found = planner.ask("a", &question).json();
+    let ways = found["answer"]["lengths"]["batching"].as_array().expect("the ways").len();
+    assert_eq!((ways, &found["answer"]["lengths"]["batching"][0]["name"]), (3, &json!("pad")), "{found}");
+    let mut options = json!({"plan": found["answer"]["plan"], "tokens": 1e9, "device-price": "$2"});
+    options.as_object_mut().expect("options").extend(samples.as_object().expect("options").clone());
+    let step = planner.ask("a", &json!({"command": "simulate", "options": options})).json()["answer"].take();
+    let (run, way) = (&step["cost"]["run"], &step["lengths"]["batching"][0]);
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let seconds = 1e9 / number(&way["tokens_per_second"]);
+    assert!((number(&run["seconds"]) / seconds - 1.0).abs() < 1e-3, "{run} {way}");
+    let price = number(&run["seconds"]) / 3600.0 * 8.0 * 2.0;
+    assert!((number(&run["price"]) / price - 1.0).abs() < 1e-9 && step["cost"]["currency"] == "USD", "{step}");
+
+    // A file has a number on each line.
+    let file = json!({"name": "lengths.txt", "text": "100\n200\n300\n"});
+    let options = json!({"model": "gpt2", "topology": "dgx-a100-80g", "lengths": file, "time-limit": "50ms"});
+    let found = planner.ask("a", &json!({"command": "plan", "options": options})).json();
+    assert_eq!(found["answer"]["lengths"]["longest_tokens"], 300, "{found}");
+    assert_eq!(found["line"], "foretell plan --model gpt2 --topology dgx-a100-80g --lengths lengths.txt --time-limit 50ms");
 }

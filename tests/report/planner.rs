@@ -95,6 +95,15 @@ fn resize(browser: &mut Browser, width: u32, scheme: &str) {
     browser.call("Emulation.setEmulatedMedia", features);
 }
 
+/// A script that drops a file onto a field.
+fn dropped(field: &str, name: &str, text: &str) -> String {
+    format!(
+        "(() => {{ const data = new DataTransfer(); data.items.add(new File([{}], '{name}')); \
+         document.getElementById('{field}').closest('.field').dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, bubbles: true, cancelable: true }})); }})()",
+        Value::from(text)
+    )
+}
+
 #[test]
 fn the_planner_is_sound_in_light_and_dark_and_at_390_pixels() {
     let Some(mut browser) = browser("planner") else { return };
@@ -191,24 +200,83 @@ fn the_panels_of_the_planner_answer() {
     );
     wait(&mut browser, "document.querySelectorAll('#fits-table tbody td').length >= 6");
     browser.evaluate("document.getElementById('export-ask').click()");
-    wait(&mut browser, "document.querySelectorAll('#export button').length >= 2");
-    assert!(browser.text().contains("Save run.sh"), "{}", browser.text());
+    wait(&mut browser, "document.querySelectorAll('#export details').length >= 2");
+    browser.evaluate("document.querySelectorAll('#export details').forEach((one) => { one.open = true; })");
+    assert!(browser.text().contains("Save run.sh") && browser.text().contains("Copy run.sh"), "{}", browser.text());
+
+    // After a change panels are of the configuration before, but for the curves, which follow.
+    browser.evaluate(
+        "document.getElementById('batch').value = '128'; document.getElementById('batch').dispatchEvent(new Event('input'))",
+    );
+    wait(&mut browser, "document.getElementById('fits-state').textContent === 'Of the configuration before.'");
+    wait(
+        &mut browser,
+        "!document.querySelector('#scale-curve.old, #if-curve.old') && /128/.test(document.querySelector('#scale-curve svg').textContent)",
+    );
+    assert_eq!(browser.evaluate("document.querySelectorAll('#fits-table.old, #export.old').length"), 2);
 
     // A file of another tool is dropped in: a model, and a listing of GPUs.
-    let drop = |field: &str, name: &str, text: &str| {
-        format!(
-            "(() => {{ const data = new DataTransfer(); data.items.add(new File([{}], '{name}')); \
-             document.getElementById('{field}').closest('.field').dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, bubbles: true, cancelable: true }})); }})()",
-            Value::from(text)
-        )
-    };
     let config = r#"{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100, "n_positions": 64}"#;
-    browser.evaluate(&drop("model", "config.json", config));
+    browser.evaluate(&dropped("model", "config.json", config));
     wait(&mut browser, "document.getElementById('line').textContent.includes('--model config.yaml')");
     let listing = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t0-31\n";
-    browser.evaluate(&drop("topology", "topo.txt", listing));
+    browser.evaluate(&dropped("topology", "topo.txt", listing));
     wait(&mut browser, "document.getElementById('line').textContent.includes('--topology imported.yaml')");
     wait(&mut browser, "document.getElementById('state').textContent.startsWith('The search is over')");
+    assert_eq!(complaints(&mut browser, &url), [""; 0]);
+}
+
+#[test]
+fn samples_of_different_lengths_and_a_price_have_fields() {
+    let Some(mut browser) = browser("planner, lengths") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    resize(&mut browser, 1280, "light");
+    open(&mut browser, &url, SMALL);
+    assert_eq!(browser.evaluate("document.getElementById('batching-field').hidden"), true);
+    browser.evaluate("document.getElementById('lengths').focus()");
+    for key in "mean=256,p95=700".split("").filter(|key| !key.is_empty()) {
+        browser.press(key);
+    }
+    wait(&mut browser, "document.getElementById('line').textContent.includes('--lengths mean=256,p95=700')");
+    wait(&mut browser, "document.querySelectorAll('#lengths-table tbody tr').length === 3");
+    browser.evaluate("document.getElementById('batching').value = 'pack'; document.getElementById('batching').dispatchEvent(new Event('input'))");
+    wait(&mut browser, "document.querySelector('#lengths-table tbody td').textContent === 'pack'");
+    wait(&mut browser, "document.getElementById('state').textContent.startsWith('The search is over')");
+    wait(&mut browser, "/--lengths/.test(document.getElementById('step-line').textContent)");
+    assert!(
+        browser
+            .evaluate("location.hash")
+            .as_str()
+            .is_some_and(|hash| hash.contains("lengths=") && hash.contains("batching=pack"))
+    );
+
+    // The price of a device-hour changes the run's price alone.
+    browser.evaluate(
+        "document.getElementById('price').value = '$2'; document.getElementById('price').dispatchEvent(new Event('input'))",
+    );
+    wait(&mut browser, "/[0-9] USD/.test(document.getElementById('facts').textContent)");
+
+    // Factors of hardware stand in the address, too.
+    browser.evaluate(
+        "document.getElementById('if-peak').value = '1'; document.getElementById('if-peak').dispatchEvent(new Event('input'))",
+    );
+    wait(&mut browser, "location.hash.includes('hardware=peak*2')");
+    let address = browser.evaluate("location.href").as_str().expect("an address").to_owned();
+    browser.visit("about:blank");
+    browser.visit(&address);
+    wait(
+        &mut browser,
+        "document.getElementById('if-state').textContent.startsWith('Step ') && document.getElementById('if-peak').value === '1'",
+    );
+    assert_eq!(browser.evaluate("document.getElementById('price').value"), "$2");
+
+    // A file takes the field's place, until it is removed.
+    browser.evaluate(&dropped("lengths", "lengths.txt", "100\n200\n300\n"));
+    wait(&mut browser, "document.getElementById('line').textContent.includes('--lengths lengths.txt')");
+    wait(&mut browser, "/the longest 300/.test(document.getElementById('lengths-table').textContent)");
+    browser.evaluate("document.getElementById('lengths-clear').click()");
+    wait(&mut browser, "document.getElementById('line').textContent.includes('--lengths mean=256,p95=700')");
     assert_eq!(complaints(&mut browser, &url), [""; 0]);
 }
 

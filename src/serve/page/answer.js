@@ -6,6 +6,8 @@ const times = { compute: "compute", exposed_communication: "exposed communicatio
 const devicesOf = ({ layout }) => ["data", "tensor", "pipeline", "context", "expert"].reduce((product, axis) => product * (layout[axis] || 1), 1);
 const fullest = (predicted) => predicted.peak_memory_bytes.reduce((most, held, index, all) => (held > all[most] ? index : most), 0);
 const rate = (predicted) => (predicted.tokens_per_second === null ? [predicted.samples_per_second, "samples/s"] : [predicted.tokens_per_second, "tokens/s"]);
+// The rate over samples of different lengths, if there are such.
+const meanRate = (predicted, lengths) => (lengths ? [lengths.batching[0].tokens_per_second, "tokens/s"] : rate(predicted));
 const isTraced = (predicted) => predicted.chance_of_running_out !== undefined && predicted.chance_of_running_out !== null;
 
 // The memory of the cluster's smallest device, in bytes; null if its file does not say.
@@ -16,20 +18,23 @@ const leastMemory = (topology) => {
 
 const fact = (name, value, note, look) => make("div", { class: look }, make("dt", {}, name), make("dd", {}, make("strong", {}, value), make("span", {}, note)));
 
-// The figures of a prediction. `cost` is of its simulation, `limit` the memory of a device.
-const factsOf = (predicted, plan, cost, limit) => {
+// The figures of a prediction. `cost` is of its simulation, `limit` the memory of a device, `lengths` what samples of
+// different lengths make of the step.
+const factsOf = (predicted, plan, cost, limit, lengths) => {
   const held = predicted.peak_memory_bytes[fullest(predicted)];
-  const [all, unit] = rate(predicted);
+  const [all, unit] = meanRate(predicted, lengths);
+  const step = lengths ? lengths.batching[0] : predicted;
+  const full = lengths ? " in the longest batch" : "";
   const chance = isTraced(predicted) ? `; chance of running out ${predicted.chance_of_running_out < 0.005 ? "under 1 %" : percent(predicted.chance_of_running_out)}` : "";
   const facts = [
-    fact("Does it fit?", predicted.fits ? "It fits" : "No", `${bytes(held)}${limit ? ` of ${bytes(limit)}` : ""} on the fullest device${chance}`, predicted.fits ? "good" : "bad"),
-    fact("Step", time(predicted.step_seconds), `${time(predicted.step_seconds_p10)} to ${time(predicted.step_seconds_p90)} in 8 of 10 cases`),
+    fact("Does it fit?", predicted.fits ? "It fits" : "No", `${bytes(held)}${limit ? ` of ${bytes(limit)}` : ""} on the fullest device${full}${chance}`, predicted.fits ? "good" : "bad"),
+    fact(lengths ? "Mean step" : "Step", time(step.step_seconds), `${time(step.step_seconds_p10)} to ${time(step.step_seconds_p90)} in 8 of 10 ${lengths ? "steps" : "cases"}`),
     fact("Throughput", `${count(all)} ${unit}`, `${count(all / devicesOf(plan))} on each device`),
-    fact("MFU", percent(predicted.mfu), `${figures(predicted.model_flops_per_device_per_second / 1e12)} TFLOP/s on each device`),
+    fact("MFU", percent(predicted.mfu), `${figures(predicted.model_flops_per_device_per_second / 1e12)} TFLOP/s on each device${full}`),
   ];
   const run = cost && cost.run;
   if (run && run.seconds) {
-    const money = run.price === null ? "no price in the cluster's file" : `${count(run.price)} ${cost.currency || ""}`;
+    const money = run.price === null ? "no price is given" : `${count(run.price)} ${cost.currency || ""}`;
     const energy = run.energy_joules === null ? "" : `, ${count(run.energy_joules / 3.6e6)} kWh`;
     facts.push(fact("The run", time(run.seconds), `${count(run.steps)} steps; ${money}${energy}`));
   } else {
@@ -48,9 +53,19 @@ const memoryBar = (predicted, limit) => {
   return partsBar(words, Object.entries(stages).map(([name, shown]) => [shown, parts[name]]), Math.max(held, limit || 0), bytes, limit);
 };
 
-const timeBar = (predicted) =>
-  partsBar(`Where the step's ${time(predicted.step_seconds)} go`, Object.entries(times).map(([name, shown]) => [shown, predicted.breakdown_seconds[name]]),
+const timeBar = (predicted, lengths) =>
+  partsBar(`Where the ${lengths ? "longest " : ""}step's ${time(predicted.step_seconds)} go`, Object.entries(times).map(([name, shown]) => [shown, predicted.breakdown_seconds[name]]),
     predicted.step_seconds, time);
+
+// How samples of different lengths can share batches, the chosen way first.
+const lengthsTable = ({ mean_tokens: mean, p95_tokens: high, longest_tokens: longest, cut_share: cut, batching, interval, assumptions }) => {
+  const rows = batching.map((way) => [way.name, time(way.step_seconds), `${time(way.step_seconds_p10)} to ${time(way.step_seconds_p90)}`,
+    count(way.samples_per_second), count(way.tokens_per_second), percent(way.padding_share), `${bytes(way.memory_bytes)}${way.fits ? "" : ", too much"}`]);
+  return make("div", { class: "parts" },
+    make("div", { class: "help" }, `Samples have ${whole(mean)} tokens in the mean, 95 % of them at most ${whole(high)}, the longest ${whole(longest)}${cut > 0 ? `; ${percent(cut)} are cut there` : ""}.`),
+    table("Samples of different lengths", ["batching", "mean step", "8 of 10 steps", "samples/s", "tokens/s", "padding", "memory"], rows, [1, 2, 3, 4, 5, 6]),
+    make("div", { class: "help" }, `Each time may be ${figures(interval[0])} to ${figures(interval[1])} times as long (80 % interval); ${assumptions.join("; ")}.`));
+};
 
 // A value of a plan in words: `{"full_layers": 4}` is "full layers 4".
 const words = (value) => {
@@ -73,21 +88,24 @@ const differing = (plans) => {
 };
 const short = (text) => (text === undefined ? "–" : text.length > 28 ? `${text.slice(0, 27)}…` : text);
 
-// The table of layouts. `choose` is called with the index of the row that is wanted.
-const layoutsTable = (candidates, chosen, choose) => {
+// The table of layouts. `choose` is called with the index of the row that is wanted. With `lengths` the rows are in the order
+// of their mean steps over the samples.
+const layoutsTable = (candidates, chosen, choose, lengths) => {
   const { names, flat } = differing(candidates.map((one) => one.plan));
   const best = candidates[0].predicted.step_seconds;
   const rows = candidates.map(({ predicted }, index) => {
     const [all, unit] = rate(predicted);
     const slower = predicted.step_seconds / best - 1;
     const button = make("button", { type: "button", "aria-pressed": String(index === chosen), "aria-label": `Show layout ${index + 1}`, onclick: () => choose(index) }, String(index + 1));
-    const cells = [button, time(predicted.step_seconds), index ? `+${percent(slower)}` : "", `${count(all)} ${unit}`, bytes(predicted.peak_memory_bytes[fullest(predicted)]),
-      ...names.map((name) => short(flat[index][name]))];
-    const numeric = [1, 2, 3, 4];
-    const row = make("tr", { "aria-selected": String(index === chosen) }, ...cells.map((cell, place) => make("td", { class: numeric.includes(place) ? "number" : undefined }, cell)));
-    return row;
+    const gain = index ? `${slower < 0 ? "" : "+"}${percent(slower)}` : "";
+    const numbers = [time(predicted.step_seconds), ...(lengths ? [] : [gain]), `${count(all)} ${unit}`, bytes(predicted.peak_memory_bytes[fullest(predicted)])];
+    const cells = [make("td", {}, button), ...numbers.map((one) => make("td", { class: "number" }, one)), ...names.map((name) => make("td", {}, short(flat[index][name])))];
+    return make("tr", { "aria-selected": String(index === chosen) }, ...cells);
   });
-  return table("Best layouts", ["", "step", "slower", "rate", "memory", ...names.map((name) => name.replaceAll("_", " "))], rows, [1, 2, 3, 4]);
+  const columns = lengths ? ["longest step", "rate", "memory"] : ["step", "slower", "rate", "memory"];
+  const order = lengths ? make("p", { class: "help" }, "The first has the shortest mean step over the samples.") : null;
+  const layouts = table("Best layouts", ["", ...columns, ...names.map((name) => name.replaceAll("_", " "))], rows, columns.map((_, index) => index + 1));
+  return make("div", {}, layouts, order);
 };
 
 // How sure the search is of its answer, in a sentence.

@@ -30,6 +30,7 @@ const count = (value) => {
   const [size, name] = [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e4, " k"]].find(([least]) => value >= least) || [1, ""];
   return figures(value / (name === " k" ? 1e3 : size)) + name;
 };
+const whole = (value) => Math.round(value).toLocaleString("en");
 const percent = (share) => `${figures(share * 100)} %`;
 
 // The bytes of a size such as `80GiB` in a file.
@@ -114,4 +115,25 @@ const save = (name, text, type = "text/plain") => {
   const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+};
+
+// Copies a text, and says so on the button. Browsers offer a clipboard to pages of this machine and of https only; elsewhere
+// a selected text is copied.
+const copy = async (button, text) => {
+  const label = button.dataset.text || button.textContent;
+  button.dataset.text = label;
+  let isDone = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = make("textarea", { class: "copied", "aria-hidden": "true" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    isDone = document.execCommand("copy");
+    field.remove();
+    button.focus();
+  }
+  button.textContent = isDone ? "Copied" : "The browser does not allow it";
+  setTimeout(() => { button.textContent = label; }, 1500);
 };

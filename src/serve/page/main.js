@@ -1,7 +1,6 @@
-// Wires fields and panels, and asks when a field changes: a first answer, the simulated step, then
-// the search's certificate.
+// Asks when a field changes: a first answer, the simulated step, then the search's certificate. It shows what comes.
 const status = (text) => { find("state").textContent = text; };
-const isOld = (old) => ["facts", "memory", "time", "layouts"].forEach((id) => find(id).classList.toggle("old", old));
+const isOld = (old) => ["facts", "memory", "time", "lengths-table", "layouts"].forEach((id) => find(id).classList.toggle("old", old));
 
 const showProblem = (error) => {
   find("problem").hidden = !error;
@@ -16,21 +15,27 @@ const show = () => {
   if (!best) return;
   const limit = leastMemory(now.topology);
   const predicted = now.step || best.predicted;
-  find("facts").replaceChildren(...factsOf(predicted, best.plan, now.step && now.step.cost, limit));
+  const lengths = lengthsOfChosen();
+  find("facts").replaceChildren(...factsOf(predicted, best.plan, now.step && now.step.cost, limit, lengths));
   find("memory").replaceChildren(memoryBar(best.predicted, limit));
-  find("time").replaceChildren(timeBar(predicted));
-  find("layouts").replaceChildren(layoutsTable(now.candidates, now.chosen, choose));
+  find("time").replaceChildren(timeBar(predicted, lengths));
+  find("lengths-table").replaceChildren(...(lengths ? [lengthsTable(lengths)] : []));
+  find("layouts").replaceChildren(layoutsTable(now.candidates, now.chosen, choose, now.lengths));
   find("line").textContent = now.line;
+  find("step-line").textContent = now.stepLine;
+  showSizes();
+  offerFormat(best.plan);
   const notes = [...new Set([...now.notes, ...((now.step && now.step.remarks) || [])])];
   find("advice").replaceChildren(...notes.map((note) => make("li", {}, note)));
   showBeside();
 };
 
+const hideReport = () => ["report", "report-save"].forEach((id) => { find(id).hidden = true; });
 const choose = (index) => {
   now.chosen = index;
   now.step = null;
-  find("report").hidden = true;
-  find("report-save").hidden = true;
+  outdatePanels();
+  hideReport();
   show();
   find("layouts").querySelectorAll("button")[index].focus();
   askStep();
@@ -40,19 +45,26 @@ const choose = (index) => {
 const askStep = async (report = false) => {
   const best = chosen();
   const mine = configuration;
-  find("tokens").setAttribute("aria-invalid", String(!(number(now.state.tokens) >= 1) && now.state.tokens.trim() !== ""));
   try {
     const answer = await ask("step", "simulate", stepOptions(best, now.state), { report });
     if (mine !== configuration || best !== chosen()) return null;
     now.step = answer.answer;
+    now.stepLine = answer.line;
     performance.mark("simulation");
     show();
-    if (asked(factors)) askWhatIf();
+    followUp();
     return answer;
   } catch (error) {
     if (!wasReplaced(error)) status(`The step could not be simulated: ${inWords(error)}`);
     return null;
   }
+};
+
+// Redraws the curves once the search is over and the step is simulated, so that neither waits for them.
+const followUp = () => {
+  if (open.has("search") || open.has("step") || !chosen() || !now.step) return;
+  askWhatIf();
+  if (find("scale-curve").classList.contains("old")) askScaling();
 };
 
 const took = (answer, mine) => {
@@ -63,6 +75,7 @@ const took = (answer, mine) => {
   now.candidates = [{ plan: document.plan, predicted: document.predicted }, ...document.alternatives];
   now.chosen = 0;
   now.search = document.search;
+  now.lengths = document.lengths || null;
   now.notes = answer.notes;
   showProblem(null);
   isOld(false);
@@ -84,12 +97,15 @@ const follow = async (mine) => {
   }
 };
 
+// The command without what only the page needs.
+const typed = (line) => line.replace(/ --top \d/, "").replace(/ --time-limit \S+/, "");
+
 const answerAgain = async () => {
   const mine = newConfiguration();
   writeAddress();
   isOld(true);
-  find("report").hidden = true;
-  find("report-save").hidden = true;
+  outdatePanels();
+  hideReport();
   status("Asking for a first answer.");
   performance.mark("change");
   const options = planOptions(now.state);
@@ -100,13 +116,18 @@ const answerAgain = async () => {
     if (now.owner === mine) show();
   }, () => { if (mine === configuration) now.topology = null; });
   try {
-    const first = await ask("search", "plan", { ...options, top: 5, "time-limit": "50ms" });
-    now.line = first.line.replace(" --top 5", "").replace(/ --time-limit \S+/, "");
+    // Steps over samples of different lengths take longer than the first moment, so only one layout has them.
+    const first = await ask("search", "plan", { ...options, top: options.lengths ? 1 : 5, "time-limit": "50ms" });
+    now.line = typed(first.line);
     performance.mark("first");
     if (!took(first, mine)) return;
     status(`First answer after ${figures(first.seconds)} s: ${certainty(now.search)}.`);
     askStep();
-    if (!now.search.is_cut_off) { status(`The search is over: ${certainty(now.search)}.`); performance.mark("certificate"); return; }
+    if (!now.search.is_cut_off && !options.lengths) {
+      status(`The search is over: ${certainty(now.search)}.`);
+      performance.mark("certificate");
+      return;
+    }
   } catch (error) {
     if (wasReplaced(error) || mine !== configuration) return;
     // A search that found nothing in so short a time may find something yet.
@@ -120,11 +141,12 @@ const answerAgain = async () => {
     const search = ask("search", "plan", { ...options, top: 5, "time-limit": "60s" }, { progress: true });
     follow(mine);
     const answer = await search;
-    now.line = answer.line.replace(" --top 5", "").replace(/ --time-limit \S+/, "");
+    now.line = typed(answer.line);
     if (!took(answer, mine)) return;
     performance.mark("certificate");
     status(`The search is over: ${certainty(now.search)}.`);
     if (!now.step) askStep();
+    else followUp();
   } catch (error) {
     if (!wasReplaced(error) && mine === configuration) fail(error);
   }
@@ -135,159 +157,53 @@ const fail = (error) => {
   status(now.candidates.length ? "The figures below are of the configuration before." : "There is no answer.");
 };
 
-// --- Fields ---------------------------------------------------------------------------------------
-const writeAddress = () => {
-  const fragment = toFragment(now.state);
-  const beside = kept ? `${fragment ? "&" : ""}kept=${encodeURIComponent(toFragment(kept.state))}` : "";
-  history.replaceState(null, "", `${location.pathname}${location.search}#${fragment}${beside}`);
-};
-let timer = 0;
-const later = (wait) => { clearTimeout(timer); timer = setTimeout(answerAgain, wait); };
-const fields = ["model", "topology", "method", "stack", "precision", "nodes", "sequence", "batch", "tokens", "device", "nic"];
-const sliders = ["nodes", "sequence", "batch"];
-
-const showState = () => {
-  for (const name of fields) find(name).value = now.state[name];
-  for (const name of sliders) {
-    const value = number(now.state[name]);
-    if (Number.isFinite(value) && value > 0) find(`${name}-slider`).value = String(Math.log2(value));
-  }
-  for (const name of ["model", "topology"]) {
-    const file = now.state[`${name}File`];
-    find(`${name}-clear`).hidden = !file;
-    find(name).disabled = Boolean(file);
-    if (file) find(name).value = `${file.name} (a file)`;
-  }
+const showReportOf = async () => {
+  if (!chosen()) return;
+  find("report-state").textContent = "Simulating and drawing the step.";
+  const answer = await askStep(true);
+  find("report-state").textContent = "";
+  if (!answer || answer.report === null) return;
+  showReport(answer, find("report"), find("report-save"));
+  find("report").hidden = false;
+  find("report-save").hidden = false;
 };
 
-const formOf = (text) => {
-  if (/^\s*GPU0\b/m.test(text) && /\bGPU0\b/.test(text) && /\b(NV\d+|PIX|PXB|PHB|SYS|NODE)\b/.test(text)) return "nvidia-smi-topo";
-  if (/^NodeName=/m.test(text)) return "slurm-nodes";
-  if (/^\s*(<\?xml[^>]*>\s*)?<system\b/.test(text)) return "nccl-xml";
-  return null;
+const keepBeside = () => {
+  if (!chosen()) return;
+  kept = { state: { ...now.state }, candidates: now.candidates, chosen: now.chosen, step: now.step, lengths: now.lengths };
+  find("beside-state").textContent = "Kept. Change a field, and both stand side by side.";
+  writeAddress();
+  showBeside();
 };
-let listing = null;
-const importListing = async () => {
-  const options = { form: listing.form, files: { name: "listing.txt", text: listing.text } };
-  if (listing.form === "nvidia-smi-topo" && now.state.device) options.device = now.state.device;
-  if (now.state.nic) options["nic-bandwidth"] = now.state.nic;
-  const { answer } = await ask("import", "import", options);
-  now.state.topologyFile = { name: "imported.yaml", text: answer.topology };
-};
-const takeFile = async (name, file) => {
-  try {
-    if (file.size > 2 << 20) throw new Refused({ code: "input", message: "the file has more than 2 MiB", hint: "check that it is the file that you mean" });
-    const text = await file.text();
-    const safe = file.name.replaceAll(/[^A-Za-z0-9._-]/g, "_").replace(/^[.-]+/, "").slice(-60) || "file.yaml";
-    if (name === "model") {
-      const isConfig = /"(model_type|architectures)"/.test(text);
-      const model = isConfig ? (await ask("import", "import", { form: "hf-config", files: { name: "config.json", text } })).answer.model : text;
-      now.state.modelFile = { name: isConfig ? safe.replace(/\.json$/, ".yaml") : safe, text: model };
-    } else {
-      listing = formOf(text) ? { form: formOf(text), text } : null;
-      ["device-field", "nic-field"].forEach((id) => { find(id).hidden = !listing; });
-      if (listing) await importListing();
-      else now.state.topologyFile = { name: safe, text };
-    }
-    showState();
-    answerAgain();
-  } catch (error) {
-    if (!wasReplaced(error)) fail(error instanceof Refused ? error : new Refused({ code: "input", message: String(error) }));
-  }
-};
-
-const choices = (select, values, first) => {
-  select.replaceChildren(...(first ? [make("option", { value: "" }, first)] : []), ...values.map((value) => make("option", { value }, value)));
+const dropBeside = () => {
+  kept = null;
+  find("beside-state").textContent = "";
+  writeAddress();
+  showBeside();
+  find("beside-keep").focus();
 };
 
 const setUp = () => {
-  const { plan, export: exported } = known.commands;
-  find("models").append(...known.models.map((value) => make("option", { value })));
-  find("topologies").append(...known.topologies.map((value) => make("option", { value })));
-  choices(find("method"), plan.method.enum);
-  choices(find("stack"), known.stacks, "the usual one");
-  choices(find("precision"), plan.precision.items.enum, "the usual one");
-  choices(find("export-to"), exported.to.enum);
-  const axes = ["context", "method", "batch", "nodes", "loss"];
-  choices(find("fits-rows"), axes);
-  choices(find("fits-columns"), axes);
-  find("fits-columns").value = "method";
   find("version").textContent = known.version;
   setUpWhatIf();
-
-  for (const name of fields) {
-    find(name).addEventListener("input", () => {
-      now.state[name] = find(name).value;
-      if (name === "tokens") { writeAddress(); if (chosen()) askStep(); return; }
-      if (name === "device" || name === "nic") { if (listing) importListing().then(answerAgain, fail); return; }
-      later(find(name).tagName === "SELECT" ? 0 : 40);
-    });
-  }
-  for (const name of sliders) {
-    find(`${name}-slider`).addEventListener("input", () => {
-      now.state[name] = String(2 ** Number(find(`${name}-slider`).value));
-      find(name).value = now.state[name];
-      later(40);
-    });
-  }
-  for (const name of ["model", "topology"]) {
-    const field = find(name).closest(".field");
-    find(`${name}-file`).addEventListener("change", (event) => { if (event.target.files[0]) takeFile(name, event.target.files[0]); event.target.value = ""; });
-    find(`${name}-clear`).addEventListener("click", () => {
-      now.state[`${name}File`] = null;
-      if (name === "topology") { listing = null; ["device-field", "nic-field"].forEach((id) => { find(id).hidden = true; }); }
-      showState();
-      find(name).focus();
-      answerAgain();
-    });
-    field.addEventListener("dragover", (event) => { event.preventDefault(); field.classList.add("dropping"); });
-    field.addEventListener("dragleave", () => field.classList.remove("dropping"));
-    field.addEventListener("drop", (event) => {
-      event.preventDefault();
-      field.classList.remove("dropping");
-      if (event.dataTransfer.files[0]) takeFile(name, event.dataTransfer.files[0]);
-    });
-  }
+  setUpFields();
+  setUpFiles();
+  const buttons = { "report-show": showReportOf, "scale-ask": askScaling, "fits-ask": askFits, "export-ask": askExport,
+    "beside-keep": keepBeside, "beside-drop": dropBeside,
+    "line-copy": () => copy(find("line-copy"), [now.line, now.stepLine].filter((line) => line).join("\n")),
+    "link-copy": () => copy(find("link-copy"), location.href),
+    "plan-save": () => { if (chosen()) save("plan.json", JSON.stringify(chosen().plan, null, 2), "application/json"); } };
+  for (const [id, action] of Object.entries(buttons)) find(id).addEventListener("click", action);
+  find("export-to").addEventListener("input", () => { formatIsChosen = true; });
   find("job").addEventListener("submit", (event) => { event.preventDefault(); answerAgain(); });
 
-  find("report-show").addEventListener("click", async () => {
-    if (!chosen()) return;
-    find("report-state").textContent = "Simulating and drawing the step.";
-    const answer = await askStep(true);
-    find("report-state").textContent = "";
-    if (!answer || answer.report === null) return;
-    showReport(answer, find("report"), find("report-save"));
-    find("report").hidden = false;
-    find("report-save").hidden = false;
-  });
-  find("scale-ask").addEventListener("click", askScaling);
-  find("fits-ask").addEventListener("click", askFits);
-  find("export-ask").addEventListener("click", askExport);
-  find("beside-keep").addEventListener("click", () => {
-    if (!chosen()) return;
-    kept = { state: { ...now.state }, candidates: now.candidates, chosen: now.chosen, step: now.step };
-    find("beside-state").textContent = "Kept. Change a field, and both stand side by side.";
-    writeAddress();
-    showBeside();
-  });
-  find("beside-drop").addEventListener("click", () => { kept = null; find("beside-state").textContent = ""; writeAddress(); showBeside(); find("beside-keep").focus(); });
-  const copy = (button, text) => navigator.clipboard.writeText(text).then(
-    () => { button.textContent = "Copied"; setTimeout(() => { button.textContent = button.dataset.text; }, 1500); }, () => { button.textContent = "The browser does not allow it"; });
-  for (const id of ["line-copy", "link-copy"]) find(id).dataset.text = find(id).textContent;
-  find("line-copy").addEventListener("click", () => copy(find("line-copy"), now.line));
-  find("link-copy").addEventListener("click", () => copy(find("link-copy"), location.href));
-  find("plan-save").addEventListener("click", () => { if (chosen()) save("plan.json", JSON.stringify(chosen().plan, null, 2), "application/json"); });
-
-  const read = () => {
-    now.state = fromFragment(location.hash.slice(1));
-    const other = new URLSearchParams(location.hash.slice(1)).get("kept");
-    kept = null;
-    showState();
-    return other;
-  };
   const start = () => {
-    const other = read();
-    if (other !== null) kept = { state: fromFragment(other), candidates: [], chosen: 0, step: null };
+    const fragment = location.hash.slice(1);
+    now.state = fromFragment(fragment);
+    const other = new URLSearchParams(fragment).get("kept");
+    kept = other === null ? null : { state: fromFragment(other), candidates: [], chosen: 0, step: null, lengths: null };
+    showState();
+    showHardware(now.state.hardware);
     answerAgain().then(() => { if (other !== null) askKept(fromFragment(other)); });
   };
   addEventListener("hashchange", start);

@@ -1,7 +1,22 @@
-// The panels below the answer. Each asks only when it is used, in a lane of its own.
-// `now` is what the page shows. `owner` is the configuration whose candidates they are.
-const now = { state: { ...usual }, candidates: [], chosen: 0, search: null, step: null, topology: null, line: "", notes: [], owner: 0 };
+// The panels below the answer, each with a lane of its own. After a change they are pale until they are asked again.
+// `now` is what the page shows. `owner` is the configuration whose candidates they are, `lengths` what the first layout's
+// samples of different lengths make of its step.
+const now = { state: { ...usual }, candidates: [], chosen: 0, search: null, step: null, topology: null, lengths: null, line: "", stepLine: "", notes: [], owner: 0 };
 const chosen = () => now.candidates[now.chosen];
+const lengthsOfChosen = () => (now.step ? now.step.lengths : now.chosen === 0 && now.lengths) || null;
+
+// Shows the answer to a panel's question about the configuration on the page.
+const showPanel = (id, ...children) => {
+  find(id).replaceChildren(...children);
+  find(id).classList.remove("old");
+};
+const outdatePanels = () => {
+  for (const [id, state] of [["if-curve", "if-state"], ["scale-curve", "scale-state"], ["fits-table", "fits-state"], ["export", "export-state"]]) {
+    if (!find(id).hasChildNodes()) continue;
+    find(id).classList.add("old");
+    find(state).textContent = "Of the configuration before.";
+  }
+};
 
 // Shows what a question says while it goes, and its failure. Returns the answer, or null.
 const panel = async (status, saying, question) => {
@@ -31,14 +46,32 @@ const askWhatIf = async () => {
   const questions = powers.map((power) => asked(new Map([...factors, [moved, power]])));
   const texts = [...new Set(questions.filter((text) => text))];
   const answer = await panel(find("if-state"), "Simulating.", () => ask("if", "simulate", { plan: best.plan, "what-if": texts }));
-  if (!answer) { find("if-curve").replaceChildren(); return; }
+  if (!answer || best !== chosen()) return;
   const steps = new Map([["", answer.answer.step_seconds], ...texts.map((text, index) => [text, answer.answer.what_if[index].step_seconds])]);
   const mine = steps.get(asked(factors));
   const change = mine / answer.answer.step_seconds - 1;
-  find("if-state").textContent = asked(factors) ? `Step ${time(mine)}: ${change > 0 ? "+" : ""}${percent(change)} (as it is: ${time(answer.answer.step_seconds)})`
-    : `Step as it is: ${time(mine)}. Move a slider.`;
+  const step = lengthsOfChosen() ? "Step of the longest batch" : "Step";
+  find("if-state").textContent = asked(factors) ? `${step} ${time(mine)}: ${change > 0 ? "+" : ""}${percent(change)} (as it is: ${time(answer.answer.step_seconds)})`
+    : `${step} as it is: ${time(mine)}. Move a slider.`;
   const points = powers.map((power, index) => ({ x: 2 ** power, y: steps.get(questions[index]), label: `×${figures(2 ** power)}`, now: power === factors.get(moved) }));
-  find("if-curve").replaceChildren(curve(`Step by ${quantities.find(([name]) => name === moved)[1].toLowerCase()}`, points, time));
+  showPanel("if-curve", curve(`Step by ${quantities.find(([name]) => name === moved)[1].toLowerCase()}`, points, time));
+};
+const showFactor = (slider, output) => {
+  output.textContent = `×${figures(2 ** Number(slider.value))}`;
+  slider.setAttribute("aria-valuetext", output.textContent);
+};
+// Sets the sliders to the factors of an address: `peak*2,inter_node.bandwidth*0.5`.
+const showHardware = (text) => {
+  const given = new Map(text.split(",").map((one) => one.split("*")));
+  for (const [name] of quantities) {
+    const power = Math.log2(Number(given.get(name)));
+    const slider = find(`if-${name.replace(".", "-")}`);
+    slider.value = String(Number.isFinite(power) ? power : 0);
+    factors.set(name, Number(slider.value));
+    if (factors.get(name)) moved = name;
+    showFactor(slider, slider.parentElement.querySelector("output"));
+  }
+  now.state.hardware = asked(factors);
 };
 const setUpWhatIf = () => {
   for (const [name, shown] of quantities) {
@@ -46,7 +79,9 @@ const setUpWhatIf = () => {
     const slider = make("input", { type: "range", min: "-3", max: "3", step: "0.5", value: "0", id: `if-${name.replace(".", "-")}`, oninput: () => {
       factors.set(name, Number(slider.value));
       moved = name;
-      output.textContent = `×${figures(2 ** Number(slider.value))}`;
+      now.state.hardware = asked(factors);
+      writeAddress();
+      showFactor(slider, output);
       clearTimeout(ifTimer);
       ifTimer = setTimeout(askWhatIf, 60);
     } });
@@ -55,8 +90,9 @@ const setUpWhatIf = () => {
 };
 
 // --- Larger and smaller ---------------------------------------------------------------------------
+// The sizes of the best layout, for fields that leave them to the model and the cluster.
 const sizeOf = { nodes: () => now.topology && (now.topology.nodes || []).reduce((sum, node) => sum + (node.count || 1), 0),
-  batch: () => chosen().plan.global_batch, 
+  batch: () => chosen().plan.global_batch,
   sequence: () => Math.round(chosen().predicted.tokens_per_second / chosen().predicted.samples_per_second) };
 const askScaling = async () => {
   if (!chosen()) return;
@@ -67,14 +103,14 @@ const askScaling = async () => {
   const from = axis === "nodes" ? [1, 2, 4, 8, 16] : [0.25, 0.5, 1, 2, 4];
   const points = from.map((factor) => ({ x: Math.max(1, Math.round(middle * factor)), y: null, now: factor === 1 }));
   for (const point of points) point.label = count(point.x);
-  const unit = rate(chosen().predicted)[1];
-  const draw = () => find("scale-curve").replaceChildren(curve(`${unit} by ${axis === "batch" ? "global batch" : axis}; a cross does not fit`, points, count));
+  const unit = meanRate(chosen().predicted, lengthsOfChosen())[1];
+  const draw = () => showPanel("scale-curve", curve(`${unit} by ${axis === "batch" ? "global batch" : axis}; a cross does not fit`, points, count));
   for (const point of points) {
     draw();
     find("scale-state").textContent = `Planning ${axis === "batch" ? "global batch" : axis} ${point.label}.`;
     try {
       const answer = await ask("scale", "plan", { ...planOptions({ ...state, [axis]: String(point.x) }), top: 1, "time-limit": "2s" });
-      point.y = rate(answer.answer.predicted)[0];
+      point.y = meanRate(answer.answer.predicted, answer.answer.lengths)[0];
     } catch (error) {
       if (wasReplaced(error) || mine !== configuration) return;
       point.note = inWords(error);
@@ -96,28 +132,30 @@ const fitsCell = (cell) => {
 };
 const askFits = async () => {
   const axes = [find("fits-rows").value, find("fits-columns").value];
-  const answer = await panel(find("fits-state"), "Planning every cell.", () => ask("fits", "plan", { ...planOptions(now.state), table: axes.join(","), "time-limit": "1s" }));
+  const answer = await panel(find("fits-state"), "Planning every cell.", () => ask("fits", "plan", { ...fullOptions(now.state), table: axes.join(","), "time-limit": "1s" }));
   if (!answer) return;
   const { cells } = answer.answer;
   const columns = [...new Set(cells.map((cell) => cell.column))];
   const rows = [...new Set(cells.map((cell) => cell.row))];
   const body = rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row), ...cells.filter((cell) => cell.row === row).map(fitsCell)));
-  find("fits-table").replaceChildren(table(`What fits: ${axes.join(" by ")}`, [axes.join(" \\ "), ...columns], body, columns.map((_, index) => index + 1)));
-  find("fits-state").textContent = "Memory of the fullest device, and tokens or samples a second. Cells that do not fit say the least that any layout needs.";
+  showPanel("fits-table", table(`What fits: ${axes.join(" by ")}`, [axes.join(" \\ "), ...columns], body, columns.map((_, index) => index + 1)));
+  const samples = Object.keys(lengthOptions(now.state)).length ? " Every sample is full here." : "";
+  find("fits-state").textContent = `Memory of the fullest device, and tokens or samples a second. Cells that do not fit say the least that any layout needs.${samples}`;
 };
 
 // --- Two configurations ---------------------------------------------------------------------------
 let kept = null;
-const rowsOf = ({ state, candidates, chosen: index, step }) => {
+const rowsOf = ({ state, candidates, chosen: index, step, lengths: best }) => {
   const { plan, predicted } = candidates[index];
-  const [all, unit] = rate(predicted);
+  const lengths = (step ? step.lengths : index === 0 && best) || null;
+  const [all, unit] = meanRate(predicted, lengths);
   const run = step && step.cost.run;
   const { layout } = plan;
   return [
     ["model", state.modelFile ? state.modelFile.name : state.model], ["cluster", state.topologyFile ? state.topologyFile.name : state.topology],
-    ["method", state.method], ["framework", String(plan.stack)], ["global batch", String(plan.global_batch)],
+    ["method", state.method], ["samples", lengths ? `${state.lengthsFile ? state.lengthsFile.name : state.lengths}, ${state.batching}` : "all full"], ["framework", String(plan.stack)], ["global batch", String(plan.global_batch)],
     ["layout", ["data", "tensor", "pipeline", "context", "expert"].filter((axis) => layout[axis] > 1).map((axis) => `${axis} ${layout[axis]}`).join(", ") || "one device"],
-    ["fits", predicted.fits ? "yes" : "no"], ["memory", predicted.peak_memory_bytes[fullest(predicted)], bytes], ["step", predicted.step_seconds, time],
+    ["fits", predicted.fits ? "yes" : "no"], ["memory", predicted.peak_memory_bytes[fullest(predicted)], bytes], ["step", (lengths ? lengths.batching[0] : predicted).step_seconds, time],
     [unit, all, count], ["on each device", all / devicesOf(plan), count], ["MFU", predicted.mfu, percent],
     ["the run", (run && run.seconds) || null, time], ["its price", (run && run.price) || null, count],
   ];
@@ -134,16 +172,11 @@ const showBeside = () => {
   });
   find("beside").replaceChildren(table("Two configurations", ["", "kept", "on the page", "change"], rows, [1, 2, 3]));
 };
-// The options of `foretell simulate` for a layout and the run's length.
-const stepOptions = ({ plan, predicted }, state) => {
-  const length = number(state.tokens);
-  return { plan, ...(length >= 1 ? { [predicted.tokens_per_second === null ? "samples" : "tokens"]: length } : {}) };
-};
 // Asks again for a kept configuration that an address names.
 const askKept = async (state) => {
   const found = await panel(find("beside-state"), "Planning the kept configuration.", () => ask("kept", "plan", { ...planOptions(state), top: 1, "time-limit": "5s" }));
   if (!found) return;
-  kept = { state, candidates: [found.answer], chosen: 0, step: null };
+  kept = { state, candidates: [found.answer], chosen: 0, step: null, lengths: found.answer.lengths };
   showBeside();
   const simulated = await panel(find("beside-state"), "Simulating the kept configuration.", () => ask("kept", "simulate", stepOptions(found.answer, state)));
   if (simulated && kept && kept.state === state) kept.step = simulated.answer;
@@ -151,14 +184,24 @@ const askKept = async (state) => {
 };
 
 // --- Files of a framework -------------------------------------------------------------------------
+const fileOf = ([name, text]) => make("details", {}, make("summary", {}, name), make("pre", { tabindex: "0" }, text), make("div", { class: "bar" },
+  make("button", { type: "button", onclick: () => save(name, text) }, `Save ${name}`),
+  make("button", { type: "button", onclick: ({ target }) => copy(target, text) }, `Copy ${name}`)));
+// Offers the files of the framework that the answer is for, until the user chooses others.
+let formatIsChosen = false;
+const offerFormat = ({ stack }) => {
+  const formats = [...find("export-to").options].map((option) => option.value);
+  const own = formats.find((format) => String(stack).includes(format)) || (/^hf-/.test(stack) ? "accelerate" : null);
+  if (own && !formatIsChosen) find("export-to").value = own;
+};
 const askExport = async () => {
   const best = chosen();
   if (!best) return;
   const answer = await panel(find("export-state"), "Writing the files.", () => ask("export", "export", { plan: best.plan, to: find("export-to").value }));
   if (!answer) { find("export").replaceChildren(); return; }
   const { version, command, differences } = answer.answer;
-  const files = Object.entries(answer.files).map(([name, text]) => make("button", { type: "button", onclick: () => save(name, text) }, `Save ${name}`));
-  find("export").replaceChildren(
-    make("p", {}, `For ${version}. Run it with:`), make("pre", { tabindex: "0" }, command), make("div", { class: "bar" }, ...files),
-    make("ul", { class: "advice" }, ...differences.map((one) => make("li", {}, `Not the plan that was asked for: ${one}`))));
+  const files = Object.entries(answer.files);
+  showPanel("export", make("p", {}, `For ${version}. Run it with:`), make("pre", { tabindex: "0" }, command),
+    make("div", { class: "bar" }, make("button", { type: "button", onclick: () => files.forEach(([name, text]) => save(name, text)) }, "Save all files")),
+    ...files.map(fileOf), make("ul", { class: "advice" }, ...differences.map((one) => make("li", {}, `Not the plan that was asked for: ${one}`))));
 };

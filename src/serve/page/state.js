@@ -2,7 +2,10 @@
 const known = JSON.parse(find("known").textContent);
 
 const usual = { model: "llama3-8b", topology: "8xh100", method: "pretrain", stack: "", precision: "", nodes: "", sequence: "", batch: "",
-  tokens: "1e9", device: "h100-sxm-80g", nic: "400Gbit/s", modelFile: null, topologyFile: null };
+  lengths: "", batching: "pad", tokens: "1e9", price: "", device: "h100-sxm-80g", nic: "400Gbit/s", hardware: "",
+  modelFile: null, topologyFile: null, lengthsFile: null };
+// Fields that take a file too.
+const filed = ["model", "topology", "lengths"];
 const texts = Object.keys(usual).filter((name) => !name.endsWith("File"));
 
 // The configuration of an address's fragment. Names that it does not have are left out.
@@ -10,7 +13,7 @@ const fromFragment = (fragment) => {
   const state = { ...usual };
   for (const [name, value] of new URLSearchParams(fragment)) {
     if (texts.includes(name)) state[name] = value;
-    if (name === "modelFile" || name === "topologyFile") {
+    if (filed.some((field) => name === `${field}File`)) {
       try {
         const { name: file, text } = JSON.parse(value);
         if (typeof file === "string" && typeof text === "string") state[name] = { name: file, text };
@@ -22,7 +25,7 @@ const fromFragment = (fragment) => {
 const toFragment = (state) => {
   const parameters = new URLSearchParams();
   for (const name of texts) if (state[name] !== usual[name]) parameters.set(name, state[name]);
-  for (const name of ["modelFile", "topologyFile"]) if (state[name]) parameters.set(name, JSON.stringify(state[name]));
+  for (const name of filed.map((field) => `${field}File`)) if (state[name]) parameters.set(name, JSON.stringify(state[name]));
   return parameters.toString();
 };
 
@@ -32,8 +35,14 @@ const number = (text) => {
   return found ? Number(found[1]) * { "": 1, k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12 }[found[2]] : NaN;
 };
 
-// The options of `foretell plan` for a configuration.
-const planOptions = (state) => {
+// The options that say how long the data set's samples are; none if all are full.
+const lengthOptions = (state) => {
+  const lengths = state.lengthsFile || state.lengths.trim();
+  return lengths ? { lengths, batching: state.batching } : {};
+};
+
+// The options of `foretell plan` for a configuration whose samples are all full.
+const fullOptions = (state) => {
   const options = { model: state.modelFile || state.model.trim(), topology: state.topologyFile || state.topology.trim() };
   const set = (name, value) => { if (value !== "") options[name] = value; };
   set("method", state.method);
@@ -42,5 +51,16 @@ const planOptions = (state) => {
   for (const [name, option] of [["nodes", "nodes"], ["sequence", "sequence"], ["batch", "global-batch"]]) {
     if (state[name].trim() !== "") options[option] = Number.isFinite(number(state[name])) ? number(state[name]) : state[name].trim();
   }
+  return options;
+};
+// The options of `foretell plan` for a configuration.
+const planOptions = (state) => ({ ...fullOptions(state), ...lengthOptions(state) });
+
+// The options of `foretell simulate` for a layout of a configuration and the run's length.
+const stepOptions = ({ plan, predicted }, state) => {
+  const length = number(state.tokens);
+  const options = { plan, ...lengthOptions(state) };
+  if (length >= 1) options[predicted.tokens_per_second === null ? "samples" : "tokens"] = length;
+  if (state.price.trim() !== "") options["device-price"] = state.price.trim();
   return options;
 };

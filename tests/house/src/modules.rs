@@ -1,15 +1,24 @@
 //! The modules of one crate and the paths that each of them uses, read from source with `syn`.
 //!
-//! Tests (`#[cfg(test)]`) are left out: they may import anything.
+//! Tests (`#[cfg(test)]`) are left out: they may import anything. So is what a [`Target`] lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::Visit;
 
 /// A module's path inside its crate: empty for the root.
 pub type ModulePath = Vec<String>;
+
+/// What a crate is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// Any: code for all targets is read.
+    Any,
+    /// A page: code with `#[cfg(not(target_family = "wasm"))]` is left out.
+    Page,
+}
 
 /// One module: what it declares, and every path that its code uses.
 #[derive(Debug, Default)]
@@ -22,12 +31,15 @@ pub struct Module {
     globs: Vec<ModulePath>,
     /// Absolute paths, inside the crate, that the code mentions.
     mentions: BTreeSet<ModulePath>,
+    /// Paths that the code mentions and that lead out of the crate, or start with a local name.
+    foreign: BTreeSet<ModulePath>,
 }
 
 /// All modules of one crate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CrateModules {
     modules: BTreeMap<ModulePath, Module>,
+    target: Target,
 }
 
 impl CrateModules {
@@ -36,8 +48,8 @@ impl CrateModules {
     /// # Errors
     ///
     /// A file that cannot be read or parsed, as a sentence that names it.
-    pub fn read(root: &Path) -> Result<Self, String> {
-        let mut modules = Self::default();
+    pub fn read(root: &Path, target: Target) -> Result<Self, String> {
+        let mut modules = Self { modules: BTreeMap::new(), target };
         let folder = root.parent().unwrap_or(Path::new(".")).to_path_buf();
         modules.read_file(root, &folder, &[])?;
         Ok(modules)
@@ -60,6 +72,29 @@ impl CrateModules {
             }
         }
         edges
+    }
+
+    /// Paths inside the crate that lead to nothing: each module that uses one, and the path.
+    #[must_use]
+    pub fn missing(&self) -> BTreeSet<(ModulePath, ModulePath)> {
+        let root = self.modules.get([].as_slice());
+        let is_known = |name: &String| {
+            let in_root = |root: &Module| root.items.contains(name) || root.imports.contains_key(name);
+            self.modules.contains_key(std::slice::from_ref(name)) || root.is_some_and(in_root)
+        };
+        let mut missing = BTreeSet::new();
+        for (user, module) in &self.modules {
+            let paths = module.mentions.iter().chain(module.imports.values()).chain(&module.globs);
+            let lost = paths.filter(|path| path.first().is_some_and(|name| !is_known(name)));
+            missing.extend(lost.map(|path| (user.clone(), path.clone())));
+        }
+        missing
+    }
+
+    /// Paths that lead out of the crate, as each module writes them. Those that start with a local
+    /// name are among them.
+    pub fn foreign(&self) -> impl Iterator<Item = (&ModulePath, &ModulePath)> {
+        self.modules.iter().flat_map(|(user, module)| module.foreign.iter().map(move |path| (user, path)))
     }
 
     /// The module that defines what `path` names, through re-exports. `None` for a path that leaves
@@ -102,7 +137,8 @@ impl CrateModules {
 
     fn read_items(&mut self, items: &[syn::Item], folder: &Path, path: &[String]) -> Result<(), String> {
         self.modules.entry(path.to_vec()).or_default();
-        for item in items.iter().filter(|item| !is_test_only(item)) {
+        let target = self.target;
+        for item in items.iter().filter(|item| !target.lacks(attributes_of(item))) {
             match item {
                 syn::Item::Mod(module) => self.read_module(module, folder, path)?,
                 syn::Item::Use(import) => self.read_use(&import.tree, path),
@@ -119,7 +155,11 @@ impl CrateModules {
         if let Some((_, items)) = &module.content {
             return self.read_items(items, &inner, &child);
         }
-        let files: [PathBuf; 2] = [folder.join(format!("{name}.rs")), inner.join("mod.rs")];
+        let stated = module.attrs.iter().find_map(path_of);
+        let files = match stated {
+            Some(path) => vec![folder.join(path)],
+            None => vec![folder.join(format!("{name}.rs")), inner.join("mod.rs")],
+        };
         match files.iter().find(|file| file.exists()) {
             Some(file) => self.read_file(file, &inner, &child),
             None => Err(format!("no file for module `{}`", child.join("::"))),
@@ -130,8 +170,12 @@ impl CrateModules {
         let mut leaves = Vec::new();
         leaves_of(tree, &mut Vec::new(), &mut leaves);
         for (segments, name) in leaves {
-            let Some(target) = self.absolute(&segments, path) else { continue };
+            let absolute = self.absolute(&segments, path);
             let Some(module) = self.modules.get_mut(path) else { continue };
+            let Some(target) = absolute else {
+                module.foreign.insert(segments);
+                continue;
+            };
             match name {
                 Some(name) => {
                     module.imports.insert(name, target);
@@ -142,11 +186,13 @@ impl CrateModules {
     }
 
     fn read_item(&mut self, item: &syn::Item, path: &[String]) {
-        let mut seen = Mentions::default();
+        let mut seen = Mentions { paths: Vec::new(), target: self.target };
         seen.visit_item(item);
-        let mentions: Vec<_> = seen.paths.iter().filter_map(|segments| self.absolute(segments, path)).collect();
+        let (own, foreign): (Vec<_>, Vec<_>) = seen.paths.into_iter().partition(|one| self.absolute(one, path).is_some());
+        let mentions: Vec<_> = own.iter().filter_map(|segments| self.absolute(segments, path)).collect();
         let Some(module) = self.modules.get_mut(path) else { return };
         module.mentions.extend(mentions);
+        module.foreign.extend(foreign.into_iter().filter(|path| path.len() > 1));
         if let Some(name) = name_of(item) {
             module.items.insert(name);
         }
@@ -178,12 +224,24 @@ impl CrateModules {
 }
 
 /// Collects the paths that an item mentions, also inside macros.
-#[derive(Default)]
 struct Mentions {
     paths: Vec<Vec<String>>,
+    target: Target,
 }
 
 impl<'ast> Visit<'ast> for Mentions {
+    fn visit_stmt(&mut self, statement: &'ast syn::Stmt) {
+        if !self.target.lacks(attributes_of_statement(statement)) {
+            syn::visit::visit_stmt(self, statement);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
+        if !self.target.lacks(&function.attrs) {
+            syn::visit::visit_impl_item_fn(self, function);
+        }
+    }
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
         self.paths.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
         syn::visit::visit_path(self, path);
@@ -247,8 +305,22 @@ fn leaves_of(tree: &syn::UseTree, prefix: &mut Vec<String>, leaves: &mut Vec<(Ve
     }
 }
 
-fn is_test_only(item: &syn::Item) -> bool {
-    let attributes = match item {
+impl Target {
+    /// Whether code with these attributes is left out: that of tests, and what the target lacks.
+    fn lacks(self, attributes: &[syn::Attribute]) -> bool {
+        attributes.iter().any(|attribute| match &attribute.meta {
+            syn::Meta::List(list) if list.path.is_ident("cfg") => {
+                let text = list.tokens.to_string().replace(' ', "");
+                let is_test = text == "test" || text.starts_with("all(test");
+                is_test || (self == Self::Page && text == "not(target_family=\"wasm\")")
+            }
+            _ => false,
+        })
+    }
+}
+
+fn attributes_of(item: &syn::Item) -> &[syn::Attribute] {
+    match item {
         syn::Item::Mod(item) => &item.attrs,
         syn::Item::Use(item) => &item.attrs,
         syn::Item::Fn(item) => &item.attrs,
@@ -256,15 +328,30 @@ fn is_test_only(item: &syn::Item) -> bool {
         syn::Item::Struct(item) => &item.attrs,
         syn::Item::Const(item) => &item.attrs,
         syn::Item::Static(item) => &item.attrs,
-        _ => return false,
-    };
-    attributes.iter().any(|attribute| match &attribute.meta {
-        syn::Meta::List(list) if list.path.is_ident("cfg") => {
-            let text = list.tokens.to_string();
-            text == "test" || text.starts_with("all (test") || text.starts_with("all(test")
-        }
-        _ => false,
-    })
+        _ => &[],
+    }
+}
+
+fn attributes_of_statement(statement: &syn::Stmt) -> &[syn::Attribute] {
+    match statement {
+        syn::Stmt::Local(local) => &local.attrs,
+        syn::Stmt::Item(item) => attributes_of(item),
+        syn::Stmt::Macro(invocation) => &invocation.attrs,
+        syn::Stmt::Expr(syn::Expr::If(branch), _) => &branch.attrs,
+        syn::Stmt::Expr(syn::Expr::Block(block), _) => &block.attrs,
+        syn::Stmt::Expr(..) => &[],
+    }
+}
+
+/// The file that `#[path = "..."]` names.
+fn path_of(attribute: &syn::Attribute) -> Option<String> {
+    match &attribute.meta {
+        syn::Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
+            syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) => Some(text.value()),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 fn name_of(item: &syn::Item) -> Option<String> {

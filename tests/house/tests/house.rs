@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use foretell_house::codes::{Codes, page, read_codes};
 use foretell_house::cycles::cycles;
 use foretell_house::invariants::{INVARIANTS, breaches};
-use foretell_house::modules::CrateModules;
+use foretell_house::modules::{CrateModules, Target};
+use foretell_house::page::faults;
 use foretell_house::text::{
     broken_links, dangling_citations, hints_in_messages, long_test_names, misplaced_names, wide_comments,
 };
@@ -50,7 +51,7 @@ fn read(path: &Path) -> String {
 fn no_two_sibling_modules_import_each_other() {
     let mut report = Vec::new();
     for file in files(&["src/lib.rs", "lib.rs", "main.rs"]).iter().filter(|file| file.parent().unwrap().ends_with("src")) {
-        let modules = CrateModules::read(file).unwrap();
+        let modules = CrateModules::read(file, Target::Any).unwrap();
         for cycle in cycles(&modules.edges()) {
             let name = file.strip_prefix(root()).unwrap().display().to_string();
             report.push(format!("{name}, in `{}`: {}", cycle.parent.join("::"), cycle.siblings.join(", ")));
@@ -58,6 +59,14 @@ fn no_two_sibling_modules_import_each_other() {
         }
     }
     assert!(report.is_empty(), "modules import each other:\n{}", report.join("\n"));
+}
+
+#[test]
+fn the_page_without_a_server_has_all_that_its_modules_use() {
+    let modules = CrateModules::read(&root().join("src/web.rs"), Target::Page).unwrap();
+    let manifests = ["Cargo.toml", "web/Cargo.toml"].map(|name| read(&root().join(name)));
+    let faults: Vec<String> = faults(&modules, &manifests[0], &manifests[1]).into_iter().collect();
+    assert!(faults.is_empty(), "{} faults, which `web/build` would find too:\n{}", faults.len(), faults.join("\n"));
 }
 
 #[test]
