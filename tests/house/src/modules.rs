@@ -3,7 +3,7 @@
 //! Tests (`#[cfg(test)]`) are left out: they may import anything. So is what a [`Target`] lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::Visit;
