@@ -188,7 +188,7 @@ def _older(release):
     mixtures = dict(architecture=["mixtral", "qwen2_moe", "qwen3_moe"], experts=["eager"])
     yield from _product(adapter=["lora-all", "lora-attention"], **mixtures, **narrow)
     yield from _product(**mixtures, **usual)
-    yield from _product(adapter=["lora-all-dropout", "lora-attention-dropout"], **mixtures, **narrow)
+    yield from _product(adapter=["lora-all-dropout", "lora-attention-dropout"], **{**mixtures, "architecture": ["mixtral"]}, **narrow)
     yield from _product(architecture=["llama", "gpt2"], attention=["sdpa"], precision=["fp32"], checkpoint=checkpoint,
                         version=[release])
     yield from _product(architecture=["granite", "gemma", "phi3"], adapter=["lora-all"], precision=["mixed"], checkpoint=checkpoint,
