@@ -45,7 +45,8 @@ CASES = {
 TO = {"llamafactory": "llama-factory"}
 
 
-# Megatron's own checks, with an H100's properties where it asks for those of the GPU. The first word is the number of ranks.
+# Megatron's own checks, with an H100's properties where it asks for those of the GPU. The first
+# word is the number of ranks.
 VALIDATION = """
 import contextlib, io, sys, types, typing, typing_extensions
 ranks = int(sys.argv.pop(1))

@@ -31,7 +31,8 @@ pub struct Questions {
     /// Price and energy of a run over N tokens, such as 300e9
     #[arg(long, value_name = "N", group = "length")]
     pub tokens: Option<f64>,
-    /// Price of a device in use for an hour, such as `2.50` or `2.50USD`, in place of the topology's
+    /// Price of a device in use for an hour, such as `2.50` or `2.50USD`, in place of the
+    /// topology's
     #[arg(long, value_name = "PRICE")]
     pub device_price: Option<Price>,
     /// Goodput of a long run when nodes fail, and the best checkpoint interval; on by default if

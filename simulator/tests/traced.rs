@@ -424,7 +424,8 @@ fn the_program_of_a_traced_step_agrees_with_its_time_and_memory() {
         let memory = traced_memory(&job, None).unwrap();
         let error = list.arena.value() / memory.allocated.value() - 1.0;
         assert!(error.abs() < 5e-3, "{:?}: {} beside {}", job.sharding, list.arena, memory.allocated);
-        let ranks = vec![Arc::new(timeline); job.ranks];
+        let rank = Arc::new(timeline);
+        let ranks = (0..job.ranks).map(|_| Arc::clone(&rank)).collect();
         let timeline = Timeline { origin: Origin::Predicted, ranks };
         let path = critical_path(&timeline, &program).unwrap();
         let on_path = path.by_time.compute + path.by_time.optimizer + path.by_time.communication + path.between;

@@ -78,6 +78,7 @@ pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Re
     }
     let mut stated = Stated::new(values, Notation::Flags);
     stated.unexpanded = started.unexpanded;
+    stated.takes_words = spelling == Spelling::Underscores;
     started.notes.into_iter().for_each(|note| stated.assume(note));
     if let Some(own) = started.ranks.filter(|&own| own != ranks) {
         stated.assume(format!("the script starts {own} ranks, and the topology has {ranks} devices, which the plan uses"));

@@ -46,6 +46,8 @@ pub(super) struct Stated {
     written_as: BTreeMap<String, String>,
     /// Variables of a script that are not expanded, with why.
     pub(super) unexpanded: BTreeMap<String, String>,
+    /// Whether a switch may have the words of transformers' `string_to_bool`.
+    pub(super) takes_words: bool,
     taken: BTreeSet<String>,
     account: Account,
 }
@@ -85,6 +87,7 @@ impl Stated {
             settings,
             written_as: BTreeMap::new(),
             unexpanded: BTreeMap::new(),
+            takes_words: false,
             taken: BTreeSet::new(),
             account: Account::default(),
         }
@@ -230,9 +233,10 @@ impl Stated {
         let text = value.as_str().map(str::to_ascii_lowercase);
         match (value.as_bool(), text.as_deref()) {
             (Some(flag), _) => Ok(Some(flag)),
-            // The words of transformers' `string_to_bool`.
-            (None, Some("true" | "t" | "yes" | "y" | "1")) => Ok(Some(true)),
-            (None, Some("false" | "f" | "no" | "n" | "0")) => Ok(Some(false)),
+            (None, Some("true")) => Ok(Some(true)),
+            (None, Some("false")) => Ok(Some(false)),
+            (None, Some("t" | "yes" | "y" | "1")) if self.takes_words => Ok(Some(true)),
+            (None, Some("f" | "no" | "n" | "0")) if self.takes_words => Ok(Some(false)),
             _ if self.notation == Notation::Flags => {
                 let reason = format!("{}: the argument takes no value, and the words belong to no other", self.written(name));
                 Err(FrameworkError::Form { reason, hint: self.shell_hint(&value) })

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 THRESHOLD = 6.0
-# Columns with outliers: from 6.7 billion parameters on, about six in every layer (Dettmers et al. 2022, section 4).
+# Columns with outliers: from 6.7 billion parameters on, about six in every layer (Dettmers et al.
+# 2022, section 4).
 OUTLIERS = 6
 _LIBRARIES = []
 

@@ -15,8 +15,8 @@ import sys
 import zlib
 from pathlib import Path
 
-# A piece has at least so many lines, and ends at an operator that one in so many does by its text. So two parts are cut at
-# the same places wherever their lines are the same.
+# A piece has at least so many lines, and ends at an operator that one in so many does by its text.
+# So two parts are cut at the same places wherever their lines are the same.
 SHORTEST, ONE_IN = 24, 8
 
 

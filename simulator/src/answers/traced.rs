@@ -137,7 +137,9 @@ pub fn traced_course(
         Recording::Ends => RankTimeline { spans: Vec::new(), end: traced.prediction.step_seconds.into() },
     };
     let program = traced.job.step_program(own)?;
-    let ranks = vec![Arc::new(rank); program.mesh.world_size()];
+    // All ranks do the same at the same times.
+    let rank = Arc::new(rank);
+    let ranks = (0..program.mesh.world_size()).map(|_| Arc::clone(&rank)).collect();
     Ok((program, Timeline { origin: Origin::Predicted, ranks }))
 }
 

@@ -135,15 +135,17 @@ mod tests {
 
     #[test]
     fn flags_say_what_a_configuration_does() {
-        let launch = of("accelerate launch --use_deepspeed --zero_stage 3 --num-processes=8 --mixed_precision bf16").unwrap();
+        let launch =
+            of("accelerate launch --use_deepspeed --zero_stage 3 --num-processes=8 --mixed_precision bf16").expect("it is sound");
         let text = launch.text(Map::new());
-        let value: Value = serde_json::from_str(&text).unwrap();
+        let value: Value = serde_json::from_str(&text).expect("it is sound");
         assert_eq!(value["distributed_type"], "DEEPSPEED");
         assert_eq!(value["deepspeed_config"]["zero_stage"], 3);
         assert_eq!((&value["mixed_precision"], value.get("num_processes")), (&"bf16".into(), None));
-        let launch = of("accelerate launch --config_file a.yaml --fsdp_offload_params true").unwrap();
-        let file = serde_json::from_str(r#"{"fsdp_config": {"fsdp_offload_params": false, "fsdp_version": 2}}"#).unwrap();
-        let value: Value = serde_json::from_str(&launch.text(file)).unwrap();
+        let launch = of("accelerate launch --config_file a.yaml --fsdp_offload_params true").expect("it is sound");
+        let file =
+            serde_json::from_str(r#"{"fsdp_config": {"fsdp_offload_params": false, "fsdp_version": 2}}"#).expect("it is sound");
+        let value: Value = serde_json::from_str(&launch.text(file)).expect("it is sound");
         assert_eq!(launch.file.as_deref(), Some("a.yaml"));
         assert_eq!(
             (&value["fsdp_config"]["fsdp_offload_params"], &value["fsdp_config"]["fsdp_version"]),
