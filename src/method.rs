@@ -23,7 +23,7 @@ pub struct MethodChoices {
     pub adapter: Option<Adapter>,
     /// Bits of the frozen weights beside adapters: 4, as `--method qlora` has, or 8 (LLM.int8); for
     /// preferences and rewards too [default: those of `--precision`]
-    #[arg(long, value_name = "4", value_parser = base_bits)]
+    #[arg(long, value_name = "4|8", value_parser = base_bits)]
     pub base_bits: Option<u8>,
     /// How the loss over the vocabulary is computed: from all logits (`plain`), in parts
     /// (`chunked`), or with Liger's kernels [default: plain]

@@ -116,7 +116,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let (choices, lengths) = arguments.lengths.apply(&arguments.choices, trainer)?;
     let choices = &choices;
     let mut setting = choices.setting(trainer)?;
-    let most = setting.topology.device_kinds().iter().map(|kind| kind.memory).max().unwrap_or_default();
+    let most = setting.topology.device_kinds().iter().map(|kind| kind.memory).max();
+    let most = most.expect("invariant: a topology has a kind of device");
     if let Some(limit) = choices.memory_limit.filter(|limit| *limit > most) {
         output::note(&format!("`--memory-limit {limit}` is more than a device has: {most}, which is the limit"));
     }

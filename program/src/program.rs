@@ -133,6 +133,29 @@ pub struct StageProgram {
 }
 
 impl StageProgram {
+    /// A list without instructions, whose ranks have `peers`. Kernels are in the first stream of
+    /// every list.
+    pub(crate) fn empty(stage: usize, peers: Vec<Peer>) -> Self {
+        Self {
+            stage,
+            streams: vec![Stream::Compute],
+            groups: Vec::new(),
+            peers,
+            buffers: Vec::new(),
+            instructions: Vec::new(),
+            names: Vec::new(),
+            passes: Vec::new(),
+            metrics: Vec::new(),
+            arena: Bytes::ZERO,
+            host_arena: Bytes::ZERO,
+        }
+    }
+
+    /// The id of a stream, which is added if the list does not have it.
+    pub(crate) fn stream_id(&mut self, stream: Stream) -> StreamId {
+        StreamId(index_or_push(&mut self.streams, stream))
+    }
+
     /// The buffer with an id.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
@@ -228,4 +251,13 @@ pub enum MetricKind {
     LossScale,
     /// The number of updates skipped so far because the gradient overflowed.
     SkippedSteps,
+}
+
+/// The index of an item, pushed if it is not there yet.
+pub(crate) fn index_or_push<Item: PartialEq>(items: &mut Vec<Item>, item: Item) -> u16 {
+    let index = items.iter().position(|known| *known == item).unwrap_or_else(|| {
+        items.push(item);
+        items.len() - 1
+    });
+    index as u16
 }

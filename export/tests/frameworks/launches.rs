@@ -175,3 +175,41 @@ fn moments_and_updates_of_recipes_are_the_plans() {
     assert!(paged.paged_moments && paged.updates_in_backward && paged.moments == MomentFormat::EightBit);
     assert!(!recipe("optimizer:\n  _component_: torch.optim.AdamW\n  lr: 2e-5\n").updates_in_backward);
 }
+
+#[test]
+fn scripts_state_settings_under_other_names_and_defaults() {
+    let script = ": \"${MICRO:=2}\"\ntorchrun --nproc_per_node 8 run_clm.py --model_name_or_path org/model --bf16 True --output_dir o \
+                  --per_device_train_batch_size $MICRO --block_size 512 --gradient_checkpointing 1";
+    let imported = trainer(script);
+    let layout = &imported.plan.layout;
+    assert_eq!((layout.micro_batch, imported.sequence, &layout.recompute), (2, Some(512), &Recompute::Full));
+    let adapters = trainer(
+        "python train.py --bf16 True --output_dir o --use_lora True --lora_r 16 --per_device_train_batch_size 1 \
+         --target_modules q_proj,down_proj",
+    );
+    let targets = &adapters.plan.training.lora.expect("adapters").targets;
+    assert!(targets.match_name("model.layers.0.mlp.down_proj") && !targets.match_name("model.layers.0.mlp.up_proj"));
+}
+
+#[test]
+fn fsdps_settings_may_lie_in_a_file() {
+    let file = |name: &str| (name == "fsdp.json").then(|| r#"{"activation_checkpointing": true}"#.to_owned());
+    let surroundings = Surroundings { file: &file, ..Surroundings::from(8) };
+    let text = |path: &str| {
+        format!(
+            "torchrun train.py --bf16 True --output_dir o --per_device_train_batch_size 1 --fsdp \"full_shard auto_wrap\" --fsdp_config {path}"
+        )
+    };
+    let imported = read_in(&text("fsdp.json"), PlanForm::HuggingFaceTrainer, surroundings).expect("the file is there");
+    assert_eq!((imported.plan.layout.zero, imported.plan.layout.recompute), (3, Recompute::Full));
+    let error = read_in(&text("none.json"), PlanForm::HuggingFaceTrainer, surroundings).expect_err("no such file");
+    assert!(error.contains("fsdp_config: none.json") && error.contains("hint: "), "{error}");
+}
+
+#[test]
+fn megatrons_older_spellings_are_read() {
+    let arguments = MODEL.to_owned() + " --swiglu --normalization rmsnorm --num-key-value-heads 4 --position-embedding-type rope";
+    let imported = read(&arguments, PlanForm::MegatronArguments).expect("it is sound");
+    let model = imported.model.expect("the arguments say the model");
+    assert_eq!(model.as_decoder().expect("a decoder").kv_heads, Some(4));
+}

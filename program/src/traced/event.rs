@@ -84,7 +84,7 @@ pub enum RankEvent<'a> {
     Phase(TracedPhase),
     /// A part of the table begins, for one of the model's layers or for what is around them.
     Part {
-        /// The part's name, such as `layer.forward`.
+        /// The part's name, such as `forward.layer`.
         name: &'a str,
         /// The layer.
         layer: Option<usize>,

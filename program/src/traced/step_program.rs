@@ -11,7 +11,6 @@ use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use crate::mesh::{Axis, Group};
 use crate::program::{
     Buffer, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Operation, Phase, Program, StageProgram, Stream,
-    StreamId,
 };
 use foretell_models::operator_tables::{TableError, TracedOperator};
 use foretell_units::{Bytes, DataType};
@@ -66,19 +65,7 @@ struct Builder {
 impl Builder {
     fn new(job: &TracedJob, own: &Program) -> Result<Self, TableError> {
         let axes = Axis::WITHIN_STAGE.into_iter().filter(|&axis| own.mesh.stage(0).size(axis) > 1);
-        let list = StageProgram {
-            stage: 0,
-            streams: Vec::new(),
-            groups: vec![Group::over(axes.collect())],
-            peers: Vec::new(),
-            buffers: Vec::new(),
-            instructions: Vec::new(),
-            names: Vec::new(),
-            passes: Vec::new(),
-            metrics: Vec::new(),
-            arena: Bytes::ZERO,
-            host_arena: Bytes::ZERO,
-        };
+        let list = StageProgram { groups: vec![Group::over(axes.collect())], ..StageProgram::empty(0, Vec::new()) };
         Ok(Self {
             list,
             values: job.table.values(&job.sizes)?,
@@ -194,11 +181,7 @@ impl Builder {
     }
 
     fn push(&mut self, operation: Arc<Operation>, stream: Stream, after: Few<InstructionId>) -> InstructionId {
-        let streams = &mut self.list.streams;
-        let known = streams.iter().position(|one| *one == stream).unwrap_or_else(|| {
-            streams.push(stream);
-            streams.len() - 1
-        });
+        let stream = self.list.stream_id(stream);
         let next = self.names.len() as u32;
         let name = *self.names.entry(self.part.clone()).or_insert(next);
         if name == next {
@@ -212,7 +195,7 @@ impl Builder {
         self.list.instructions.push(Instruction {
             name,
             operation,
-            stream: StreamId(known as u16),
+            stream,
             after,
             reads: Few::new(),
             writes: Few::new(),

@@ -38,6 +38,7 @@ pub use running_cost::{MissingFact, PowerModel, RunningCost, price_per_hour, rel
 pub use saving::{CheckpointCost, checkpoint_cost};
 pub use simulation::{Operators, Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
 pub use traced::{
-    TracedOutcome, TracedPrediction, memory_within, repeated_time, traced_course, traced_plan, traced_prediction, traced_within,
+    TracedOutcome, TracedPrediction, memory_within, repeated_time, traced_course, traced_ends, traced_plan, traced_prediction,
+    traced_within,
 };
 pub use what_if::{WhatIf, WhatIfError};

@@ -7,7 +7,7 @@ use super::memory::{MemoryUse, OverfullDevice};
 use super::prediction::Prediction;
 use super::rates::StepAmounts;
 use crate::cost::{CostModel, Interval};
-use crate::engine::{Breakdown, Recording};
+use crate::engine::Breakdown;
 use crate::gpu::traced::{TracedMachine, TracedMemory, TracedTime, traced_memory, traced_time, traced_timeline};
 use foretell_models::Model;
 use foretell_program::traced::{Contents, TracedJob, TracedPlan, Untraced};
@@ -117,8 +117,7 @@ pub fn traced_within(
 }
 
 /// The course of a traced step: its Program and the predicted timeline. Mesh and samples are those
-/// of `own`, our compiler's Program of the same plan. Without `recording` of spans the timeline has
-/// the ends of ranks alone.
+/// of `own`, our compiler's Program of the same plan.
 ///
 /// # Errors
 /// As [`traced_prediction`].
@@ -127,20 +126,23 @@ pub fn traced_course(
     own: &Program,
     topology: &Topology,
     costs: &CostModel,
-    recording: Recording,
 ) -> Result<(Program, Timeline), Untraced> {
-    let rank = match recording {
-        Recording::Spans => {
-            let machine = machine_of(costs, topology.kind_index(DeviceId(0)))?;
-            traced_timeline(&traced.job, machine, traced.memory.flushes)?
-        }
-        Recording::Ends => RankTimeline { spans: Vec::new(), end: traced.prediction.step_seconds.into() },
-    };
+    let machine = machine_of(costs, topology.kind_index(DeviceId(0)))?;
+    let rank = traced_timeline(&traced.job, machine, traced.memory.flushes)?;
     let program = traced.job.step_program(own)?;
-    // All ranks do the same at the same times.
+    let timeline = all_alike(rank, program.mesh.world_size());
+    Ok((program, timeline))
+}
+
+/// The end of a traced step on each of so many ranks, without spans.
+pub fn traced_ends(traced: &TracedPrediction, ranks: usize) -> Timeline {
+    all_alike(RankTimeline { spans: Vec::new(), end: traced.prediction.step_seconds.into() }, ranks)
+}
+
+/// The timeline of ranks that do the same at the same times.
+fn all_alike(rank: RankTimeline, ranks: usize) -> Timeline {
     let rank = Arc::new(rank);
-    let ranks = (0..program.mesh.world_size()).map(|_| Arc::clone(&rank)).collect();
-    Ok((program, Timeline { origin: Origin::Predicted, ranks }))
+    Timeline { origin: Origin::Predicted, ranks: (0..ranks).map(|_| Arc::clone(&rank)).collect() }
 }
 
 /// What a traced step runs on.

@@ -75,9 +75,10 @@ const IN_SWITCH: f64 = 75.0;
 /// `baseLat` of a group of sends and receives, in microseconds.
 const MESSAGE: f64 = 8.4;
 
-/// Bytes of a second that a channel carries, such as 232 GB/s of an A100's 24 channels.
+/// Bytes of a second that a channel carries: assumed, such that NVSwitch's rates need the most.
 const CHANNEL: f64 = 10e9;
-/// Fewest and most channels of a group.
+/// Fewest and most channels of a group. FSDP's gathers run in 24 blocks on an H100
+/// (forums.developer.nvidia.com/t/337991); that the fewest are two is assumed.
 const LEAST_CHANNELS: f64 = 2.0;
 const MOST_CHANNELS: f64 = 24.0;
 
@@ -117,8 +118,7 @@ impl NodeSpread {
     }
 
     /// Returns the channels of a collective of the group: blocks of its kernel, each of which
-    /// occupies a multiprocessor. A channel carries what a link does (`ncclTopoGetMaxBw` and the
-    /// search of `graph/search.cc`; `24 coll channels` in the logs of DGX A100 and H100 alike).
+    /// occupies a multiprocessor.
     pub fn channels(&self, cluster: &Cluster) -> f64 {
         let within = self.rate_within_node(cluster);
         let rate = if self.nodes > 1 { within.min(self.rate_between_nodes(cluster)) } else { within };

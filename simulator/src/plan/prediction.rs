@@ -4,7 +4,7 @@ use super::costs::plan_costs;
 use super::error::PlanPredictionError;
 use crate::answers::{
     CheckpointCost, Disturbance, InputBound, MemoryUse, Operators, Options, PacedPrediction, PowerModel, Prediction,
-    TracedPrediction, checkpoint_cost, load, memory_use, predict_cycle, simulate, traced_course, traced_energy,
+    TracedPrediction, checkpoint_cost, load, memory_use, predict_cycle, simulate, traced_course, traced_ends, traced_energy,
     traced_prediction,
 };
 use crate::cost::CostModel;
@@ -36,7 +36,7 @@ pub struct PlanPrediction {
     pub prediction: Prediction,
     /// The timeline of [`PlanPrediction::program`]; where steps differ, that of the first one.
     pub timeline: Timeline,
-    /// The framework's own step, if its operators predict it.
+    /// The framework's own step, if its operators predict it and its spans are recorded.
     traced_program: Option<Box<Program>>,
     /// The step time without jitter and stragglers, if some were simulated.
     pub undisturbed: Option<Seconds>,
@@ -95,8 +95,14 @@ pub fn predict_plan(
         traced.is_some().then(|| format!("times and memory are those of the operators of `{}`", plan.stack.name()));
     let (memory, mut prediction, timeline, traced_program) = match traced {
         Some(traced) => {
-            let (program, timeline) = traced_course(&traced, &compiled.training, topology, &costs, options.recording)?;
-            (traced.memory_use, traced.prediction, timeline, Some(Box::new(program)))
+            let (program, timeline) = match options.recording {
+                Recording::Ends => (None, traced_ends(&traced, ranks)),
+                Recording::Spans => {
+                    let (program, timeline) = traced_course(&traced, &compiled.training, topology, &costs)?;
+                    (Some(Box::new(program)), timeline)
+                }
+            };
+            (traced.memory_use, traced.prediction, timeline, program)
         }
         None => {
             let memory = memory_use(&compiled.training, Some(&compiled.evaluation), topology, &costs);

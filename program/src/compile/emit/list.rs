@@ -7,7 +7,7 @@ use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use crate::mesh::Group;
 use crate::program::{
     Buffer, BufferId, BufferRole, Few, GroupId, Instruction, MemoryKind, Metric, Operation, Pass, Peer, PeerId, Phase,
-    StageProgram, StateContents, Stream, StreamId,
+    StageProgram, StateContents, Stream, index_or_push,
 };
 use crate::schedule::Task;
 use foretell_models::Kernel;
@@ -44,20 +44,7 @@ pub(super) struct ListBuilder {
 impl ListBuilder {
     /// An empty list of `stage` whose ranks have `peers`.
     pub(super) fn new(stage: usize, peers: Vec<Peer>, all_reduce: CollectiveAlgorithm) -> Self {
-        let program = StageProgram {
-            stage,
-            // Kernels are in the first stream of every list.
-            streams: vec![Stream::Compute],
-            groups: Vec::new(),
-            peers,
-            buffers: Vec::new(),
-            instructions: Vec::new(),
-            names: Vec::new(),
-            passes: Vec::new(),
-            metrics: Vec::new(),
-            arena: Bytes::ZERO,
-            host_arena: Bytes::ZERO,
-        };
+        let program = StageProgram::empty(stage, peers);
         Self { program, name_indices: FxHashMap::default(), all_reduce }
     }
 
@@ -193,7 +180,7 @@ impl ListBuilder {
             Operation::Save { .. } => Stream::CopyTo(MemoryKind::Host),
             Operation::Write { .. } => Stream::Storage,
         };
-        let stream = StreamId(index_or_push(&mut self.program.streams, stream));
+        let stream = self.program.stream_id(stream);
         let name = self.name(label.name);
         self.program.instructions.push(Instruction {
             name,
@@ -284,13 +271,4 @@ impl ListBuilder {
         let operation = Operation::Copy { to: target.memory, bytes: target.bytes };
         self.push(label, operation, &[from], &[to]);
     }
-}
-
-/// The index of an item, pushed if it is not there yet.
-fn index_or_push<Item: PartialEq>(items: &mut Vec<Item>, item: Item) -> u16 {
-    let index = items.iter().position(|known| *known == item).unwrap_or_else(|| {
-        items.push(item);
-        items.len() - 1
-    });
-    index as u16
 }

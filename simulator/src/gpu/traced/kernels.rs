@@ -225,3 +225,46 @@ fn convolution(operator: &TracedOperator, values: &[f64], name: &str) -> Option<
     };
     Some((product, image.element))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Profiles;
+    use foretell_models::operator_tables::Formula;
+
+    fn tensor(element: Element, sizes: &[&str]) -> TracedTensor {
+        let dimension = |size: &&str| (Formula::parse(size, &[]).expect("a number"), false);
+        TracedTensor { element, dimensions: sizes.iter().map(dimension).collect() }
+    }
+
+    /// Microseconds of an operator on a device.
+    fn time(device: &str, name: &str, inputs: Vec<TracedTensor>, output: TracedTensor, narrows_at_once: bool) -> f64 {
+        let profiles = Profiles::library().expect("the library is sound");
+        let gpu = profiles.gpu(device).expect("is in the library");
+        let operator = TracedOperator { name: name.into(), inputs, outputs: vec![output], causal: false };
+        DeviceKernels { gpu, narrows_at_once }.operator(&operator, &[]).value() * 1e6
+    }
+
+    #[test]
+    fn casts_take_what_pytorch_measured() {
+        let cast = |device, from, to, count: &str, narrows_at_once| {
+            time(device, "aten._to_copy", vec![tensor(from, &[count])], tensor(to, &[count]), narrows_at_once)
+        };
+        let near = |found: f64, measured: f64| assert!((found / measured - 1.0).abs() < 0.08, "{found} us, measured {measured}");
+        // pytorch/pytorch#195542 and #137053, before each.
+        near(cast("a100-sxm-80g", Element::Bf16, Element::F32, "67108864", true), 362.46);
+        near(cast("h100-pcie-80g", Element::F32, Element::F16, "134217728", false), 552.6);
+        let at_once = cast("h100-pcie-80g", Element::F32, Element::F16, "134217728", true);
+        assert!(at_once < 500.0, "{at_once} us");
+    }
+
+    #[test]
+    fn operands_that_follow_one_another_take_the_time_of_their_bytes() {
+        let whole = || tensor(Element::Bf16, &["8192", "4096"]);
+        let product = |other: TracedTensor| time("h100-sxm-80g", "aten.mul", vec![whole(), other], whole(), true);
+        let repeated = product(tensor(Element::Bf16, &["4096"]));
+        assert!(product(whole()) < repeated, "{} beside {repeated} us", product(whole()));
+        let alone = time("h100-sxm-80g", "aten.silu", vec![whole()], whole(), true);
+        assert!(time("h100-sxm-80g", "aten.cat", vec![whole()], whole(), true) > 1.5 * alone);
+    }
+}

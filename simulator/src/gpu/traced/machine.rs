@@ -88,8 +88,8 @@ impl<'a> Durations<'a> {
             TracedMachine::Gpu(cluster) => Some(NodeSpread::of_devices(0..ranks, cluster)),
             TracedMachine::Measured(_) => None,
         };
-        // PyTorch does since 2.6 (pytorch/pytorch#137053), and releases 4 of transformers ran on
-        // older ones.
+        // PyTorch does since the end of 2024 (pytorch/pytorch#137053); releases 4 of transformers
+        // that have tables are as old, and are taken to have run on older ones.
         let narrows_at_once = job.table.key.get("version").is_none_or(|version| !version.starts_with("4."));
         Self { machine, spread, ranks, narrows_at_once, estimated: BTreeSet::new() }
     }
@@ -160,7 +160,7 @@ impl<'a> Durations<'a> {
             TracedMachine::Gpu(cluster) => {
                 let [fast, slow] = if cluster.gpu.estimated { ESTIMATED_KERNELS } else { MEASURED_KERNELS };
                 let spread = self.spread.as_ref().expect("invariant: a job on GPUs knows how its nodes are joined");
-                let shared = spread.channels(cluster) / cluster.gpu.multiprocessors;
+                let shared = (spread.channels(cluster) / cluster.gpu.multiprocessors).min(1.0);
                 let pace = |host: f64, kernels, collectives| Pace {
                     host: HOST_OPERATOR * host * cluster.paces.host,
                     kernels,

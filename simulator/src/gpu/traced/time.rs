@@ -384,3 +384,33 @@ fn is_arithmetic(name: &str) -> bool {
     let name = name.rsplit('.').next().unwrap_or("");
     name.ends_with("mm") || name == "int8_linear_matmul" || name.contains("_attention") || name.starts_with("convolution")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device a quarter of which each collective takes.
+    fn clocks() -> Clocks {
+        Clocks::new(Pace { host: 0.0, kernels: 1.0, collectives: 1.0, updates: 1.0, shared: 0.25, is_host: false })
+    }
+
+    #[test]
+    fn a_collective_slows_the_kernels_that_run_beside_it() {
+        let mut clocks = clocks();
+        clocks.collective(TracedCollective::AllGather, 4.0, true);
+        // Three of its four seconds of work are done beside the collective, the last alone.
+        assert_eq!(clocks.launch(4.0, 0.0).1, [0.0, 5.0]);
+        assert_eq!(clocks.launch(1.0, 0.0).1, [5.0, 6.0]);
+    }
+
+    #[test]
+    fn a_collective_that_is_issued_later_slows_what_was_launched_before() {
+        let mut clocks = clocks();
+        clocks.launch(4.0, 0.0);
+        assert_eq!(clocks.collective(TracedCollective::AllGather, 8.0, true), [0.0, 8.0]);
+        // Of its eight seconds four lie beside the kernel before, which takes one more.
+        assert!((clocks.compute - 5.0).abs() < 1e-12);
+        let [start, end] = clocks.launch(3.0, 0.0).1;
+        assert!(start == 5.0 && end > 8.0 && end < 9.0, "{start} to {end}");
+    }
+}

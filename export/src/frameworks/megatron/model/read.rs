@@ -135,12 +135,12 @@ fn read_epsilon(stated: &mut Stated) -> Result<NormEpsilon, FrameworkError> {
 
 /// Heads of keys and values.
 fn read_groups(stated: &mut Stated, heads: usize) -> Result<Option<usize>, FrameworkError> {
-    let has_groups = stated.is_on("group-query-attention")?;
     // Megatron-DeepSpeed's name, which needs no switch beside it.
     if stated.has("num-key-value-heads") {
         stated.rename("num-key-value-heads", "num-query-groups")?;
         stated.provide("group-query-attention", Value::Bool(true));
     }
+    let has_groups = stated.is_on("group-query-attention")?;
     let groups = stated.size("num-query-groups")?;
     match (has_groups, groups) {
         (true, None) => Ok(Some(1).filter(|_| heads != 1)),
