@@ -55,6 +55,8 @@ pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, lim
 /// Memory held and memory limit of the device that is fullest relative to its limit.
 fn fullest(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Limits) -> Result<(Bytes, Bytes), Failure> {
     let mesh = plan.mesh()?;
+    // A framework's allocator also fills what the limit leaves free, as long as it need not.
+    let limits = if prediction.is_traced() { Limits::default() } else { limits };
     let held = &prediction.peak_memory_bytes;
     let mut fullest = (Bytes::ZERO, least_limit(topology, limits));
     for rank in (0..mesh.world_size()).map(Rank) {
@@ -69,7 +71,7 @@ fn fullest(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Li
 
 /// The most that a rank on a device may hold.
 fn may_hold(kind: &DeviceKind, limits: Limits) -> Bytes {
-    let free = if kind.architecture == Architecture::Gpu { limits.headroom } else { 0.0 };
+    let free = if kind.architecture == Architecture::Cpu { 0.0 } else { limits.headroom };
     let memory = Bytes::new((kind.memory.value() * (1.0 - free)) as u64);
     limits.memory_limit.map_or(memory, |limit| limit.min(memory))
 }

@@ -7,7 +7,7 @@ use crate::failure::{Failure, code};
 use crate::host::Instant;
 use crate::inputs::{self, NamedModel};
 use crate::method::{Method, MethodChoices};
-use crate::plan_file::{ModelReference, PlanFile, PolicyTraining};
+use crate::plan_file::{LoadedPlan, ModelReference, PlanFile, PolicyTraining};
 use crate::usual_stack::Trainer;
 use clap::Args;
 use foretell_planner::{Clock, Fixed, Framework, PlanJob, Planned, Progress, plan_job, usual_headroom};
@@ -16,7 +16,7 @@ use foretell_simulator::require_products;
 use foretell_topologies::{Architecture, Topology, TopologyReference};
 use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, DataType, Price, Seconds, count};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Command-line choices of `plan` and `run`.
 #[derive(Debug, Clone, Args)]
@@ -165,7 +165,8 @@ pub struct Setting {
 impl Choices {
     /// Looks names up and takes defaults. `trainer` decides the default of the stack.
     pub fn setting(&self, trainer: Trainer) -> Result<Setting, Failure> {
-        let model = self.model()?;
+        let mut taken = Vec::new();
+        let model = self.model(&mut taken)?;
         if self.topology.is_empty() {
             let hint = "name a cluster of `foretell topologies`, a file, or devices such as 8xh100";
             return Err(Failure::input(code::OPTION_MISSING, "`--topology` is missing").hint(hint));
@@ -175,7 +176,6 @@ impl Choices {
             Some(first) => topology.beginning_with(first)?,
             None => topology,
         };
-        let mut taken = Vec::new();
         let policy = self.policy(&mut taken)?;
         let sequences = model.model.sample().is_sequence();
         let global_batch = self.global_batch.unwrap_or_else(|| {
@@ -258,16 +258,28 @@ impl Choices {
         }
     }
 
-    /// The model, with `--sequence` if that is given.
-    fn model(&self) -> Result<NamedModel, Failure> {
+    /// The model, with `--sequence` if that is given. Fine-tuning seldom has sequences as long as the
+    /// model's own.
+    fn model(&self, taken: &mut Vec<String>) -> Result<NamedModel, Failure> {
+        /// The usual `cutoff_len` of LLaMA-Factory and `sequence_len` of Axolotl; TRL's is 1,024.
+        const USUAL_LENGTH: usize = 2048;
         let named = inputs::model(&self.model)?;
-        let Some(length) = self.sequence else { return Ok(named) };
+        let trains_further = self.method.is_fine_tuning() && self.method.method.and_then(Method::policy).is_none();
+        let is_longer = named.model.sample().tokens().is_some_and(|(length, _)| length > USUAL_LENGTH);
+        let usual = (self.sequence.is_none() && trains_further && is_longer).then_some(USUAL_LENGTH);
+        let Some(length) = self.sequence.or(usual) else { return Ok(named) };
         let Some(model) = named.model.with_sequence(length) else {
+            if self.sequence.is_none() {
+                return Ok(named);
+            }
             let hint = "write its lengths into a model file with `base`";
             return Err(
                 Failure::input(code::OPTION_VALUE, format!("`{}` has no one length of its samples", named.name)).hint(hint)
             );
         };
+        if self.sequence.is_none() {
+            taken.push(format!("--sequence {length}"));
+        }
         inputs::sound(NamedModel { model, ..named }, Path::new("--sequence"))
     }
 
@@ -347,13 +359,28 @@ impl Choices {
     /// Returns the plan file of a layout that the search found.
     pub fn plan_file(&self, setting: &Setting, plan: &Plan) -> PlanFile {
         let topology = TopologyReference::Named(self.topology.clone());
-        let model = match self.sequence {
-            Some(_) => ModelReference::InPlace(setting.model.model.clone()),
-            None => ModelReference::Named(self.model.clone()),
+        let has_own_length = inputs::model(&self.model).is_ok_and(|named| named.model == setting.model.model);
+        let model = if has_own_length {
+            ModelReference::Named(self.model.clone())
+        } else {
+            ModelReference::InPlace(setting.model.model.clone())
         };
         let mut file = PlanFile::new(model, topology, self.nodes, plan);
         file.first_nodes.clone_from(&setting.first_nodes);
         file
+    }
+
+    /// A plan that the search found, as if it were loaded from `path`.
+    pub fn loaded(&self, setting: &Setting, plan: &Plan, path: PathBuf) -> Result<LoadedPlan, Failure> {
+        Ok(LoadedPlan {
+            model: setting.model.clone(),
+            topology: setting.topology.clone(),
+            plan: plan.clone(),
+            file: self.movable_plan_file(setting, plan)?,
+            path,
+            remarks: Vec::new(),
+            policy: None,
+        })
     }
 
     /// As [`Self::plan_file`], for a file in any folder.

@@ -5,6 +5,7 @@ use crate::changes::Changes;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::idle::idle_devices;
+use crate::objective_words::ObjectiveWords;
 use crate::predict;
 use foretell_models::GraphOptions;
 use foretell_planner::{Candidate, Dimension, Planned, Search, StackLimits};
@@ -100,16 +101,10 @@ fn bound_of(search: &Search) -> String {
 
 /// Says that a search was ended early, and how far its answer may be from the best; `None` if it
 /// was not.
-pub fn cut_off(planned: &Planned, objective: Objective) -> Option<String> {
+pub fn cut_off(planned: &Planned, objective: &ObjectiveWords) -> Option<String> {
     let search = &planned.search;
     let gap = if search.gap.is_finite() {
-        let (what, more) = match objective {
-            Objective::Time | Objective::TimeToLoss => ("its step", "longer"),
-            Objective::P90 => ("the slower end of its step", "longer"),
-            Objective::Cost => ("its price", "higher"),
-            Objective::Energy => ("its energy", "higher"),
-            Objective::Goodput => ("its time with failures", "longer"),
-        };
+        let (what, more) = objective.names();
         format!("{what} may be up to {:.1} % {more} than that of the best layout", search.gap * 100.0)
     } else {
         "nothing is proven about it".to_owned()
@@ -126,6 +121,9 @@ pub fn title(setting: &Setting) -> String {
     format!("{} on {} ({devices} devices), trained by {stack}", setting.model.name, topology.name())
 }
 
+/// Chance of running out from which on an answer says so, and what would leave more memory.
+pub const RISKY: f64 = 0.1;
+
 /// Whether an answer fits, how likely it is that it does not, and what holds the memory at its
 /// peak, where a framework's own allocations say so; `None` of others without adapters.
 pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
@@ -135,8 +133,16 @@ pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
         let line = format!("fits: {held} of {} on each `{}`, by the stack's profile", device.memory, device.name);
         return best.plan.training.lora.is_some().then_some(line);
     };
+    let verdict = match chance {
+        _ if best.prediction.probably_runs_out() => "probably does not fit",
+        chance if chance > RISKY => "fits, but may run out",
+        _ => "fits",
+    };
     let chance = if chance < 0.005 { "less than 1 %".into() } else { format!("{:.0} %", chance * 100.0) };
-    Some(format!("fits: {held} of {} on each `{}`; chance of running out: {chance}; peak: {peak}", device.memory, device.name))
+    Some(format!(
+        "{verdict}: {held} of {} on each `{}`; chance of running out: {chance}; peak: {peak}",
+        device.memory, device.name
+    ))
 }
 
 /// Explains an answer in a few lines: what binds, the second best, how sure the order is, which
@@ -152,11 +158,16 @@ pub fn in_short(
     let binds = what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits(stack))?;
     let mut lines = vec![format!("bottleneck: {binds}")];
     if let Some(second) = planned.candidates.get(1) {
-        let sure = likelihood_of_order(best, second) * 100.0;
-        lines.push(format!(
-            "second best: layout 2, {}; layout 1 is faster with a likelihood of {sure:.0} %",
-            what_it_loses(best, second)
-        ));
+        let objective = ObjectiveWords::new(choices.objective, setting.topology.currency());
+        let loses = what_it_loses(best, second);
+        // Over samples of different lengths the mean step decides, and not that of the longest.
+        let is_by_step = [best, second].iter().all(|one| one.value <= one.prediction.step_seconds.value());
+        lines.push(if objective.column().is_none() && is_by_step && second.value >= best.value {
+            let sure = likelihood_of_order(best, second) * 100.0;
+            format!("second best: layout 2, {loses}; layout 1 is faster with a likelihood of {sure:.0} %")
+        } else {
+            format!("second best: layout 2: {}; step {loses}", objective.difference(best, second))
+        });
     }
     lines.extend(changes);
     if !planned.search.is_cut_off {
@@ -168,7 +179,7 @@ pub fn in_short(
     }
     let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
     let share = choices.headroom(stack) * 100.0;
-    if has_gpus && share > 0.0 {
+    if has_gpus && share > 0.0 && !best.prediction.is_traced() {
         lines.push(format!("{share:.1} % of each GPU's memory stays free for the driver and its libraries (`--headroom`)"));
     }
     Ok(lines)

@@ -203,6 +203,7 @@ fn changed(loaded: &LoadedPlan, framework: Framework, original: &Path, folder: &
         micro_batch: None,
         sequence: None,
         vocab: None,
+        tool: None,
         file: &read_beside,
     };
     let plan = without_usual_bucket(&loaded.plan, framework);

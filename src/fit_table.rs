@@ -1,10 +1,12 @@
 //! `foretell plan --table ROWS,COLUMNS`: what fits, and how fast, over two choices of the job.
 
 use crate::choices::Choices;
+use crate::explain::RISKY;
 use crate::failure::{Failure, code};
 use crate::method::{Loss, Method};
 use crate::usual_stack::Trainer;
 use clap::ValueEnum;
+use foretell_models::{GraphOptions, Model};
 use foretell_planner::PlannerError;
 use foretell_program::Profile;
 use foretell_reports::{Column, table};
@@ -24,6 +26,10 @@ pub enum Axis {
     Batch,
     /// Nodes.
     Nodes,
+    /// Devices of one node, then whole nodes of eight.
+    Gpus,
+    /// Models of one family, smaller and larger ones.
+    Model,
     /// How the loss is computed.
     Loss,
 }
@@ -40,7 +46,7 @@ impl std::str::FromStr for Axes {
 
     fn from_str(text: &str) -> Result<Self, Mistake> {
         let axis = |text: &str| Axis::from_str(text.trim(), true);
-        let hint = "write two of context, method, batch, nodes and loss, such as context,method";
+        let hint = "write two of context, method, batch, nodes, gpus, model and loss, such as context,method";
         let axes = text.split_once(',').and_then(|(rows, columns)| Some((axis(rows).ok()?, axis(columns).ok()?)));
         match axes {
             Some((rows, columns)) if rows != columns => Ok(Self { rows, columns }),
@@ -64,7 +70,7 @@ pub enum Format {
 /// The document of `plan --table --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct TableAnswer {
-    /// The choice that rows vary: `context`, `method`, `batch`, `nodes` or `loss`.
+    /// The choice that rows vary: `context`, `method`, `batch`, `nodes`, `gpus`, `model` or `loss`.
     rows: String,
     /// The choice that columns vary.
     columns: String,
@@ -93,9 +99,6 @@ struct Cell {
     /// The layout in words; why there is none.
     layout: String,
 }
-
-/// Chance of running out from which on a cell says so.
-const RISKY: f64 = 0.1;
 
 const LEGEND: &str = "memory of the fullest device, at tokens (or samples) per second over all devices; `~`: it may run out; `*`: by the \
                       stack's profile; `-`: it does not fit, and the smallest layout needs so much; `?`: it cannot be planned";
@@ -151,8 +154,46 @@ fn values(axis: Axis, choices: &Choices) -> Result<Vec<String>, Failure> {
             let nodes = choices.setting(Trainer::Framework)?.topology.node_count();
             doubling(nodes, nodes * 16)
         }
+        Axis::Gpus => {
+            one_kind(choices)?;
+            doubling(1, MOST_GPUS)
+        }
+        Axis::Model => {
+            let models = relatives(&choices.model);
+            if models.len() < 2 {
+                let message = format!("no other sizes of `{}` are in the library", choices.model);
+                return Err(Failure::input(code::OPTION_VALUE, message).hint("use another axis, or a model of `foretell models`"));
+            }
+            models
+        }
     })
 }
+
+/// The library's name of the one kind of device.
+fn one_kind(choices: &Choices) -> Result<String, Failure> {
+    let topology = choices.setting(Trainer::Framework)?.topology;
+    match topology.device_kinds() {
+        [kind] => Ok(kind.name.clone()),
+        _ => Err(Failure::input(code::OPTION_VALUE, format!("`{}` has several kinds of device", topology.name()))
+            .hint("use the axis `nodes`, or a topology of one kind")),
+    }
+}
+
+/// The library's models whose names begin as that of one does, by size: its family.
+fn relatives(name: &str) -> Vec<String> {
+    let family = |name: &str| name.split('-').next().unwrap_or_default().to_owned();
+    let mut found: Vec<(u64, &str)> = Model::zoo()
+        .filter(|(known, model)| family(known) == family(name) && model.sample().is_sequence())
+        .filter_map(|(known, model)| Some((model.graph(known, &GraphOptions::ONE).ok()?.parameter_count() as u64, known)))
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, name)| name.to_owned()).collect()
+}
+
+/// Devices of a node, of which there are several beyond them.
+const GPUS_OF_NODE: usize = 8;
+/// Most devices of a table.
+const MOST_GPUS: usize = 64;
 
 fn set(choices: &mut Choices, axis: Axis, value: &str) {
     let number = || Some(value.parse().expect("invariant: the axis has numbers"));
@@ -160,6 +201,13 @@ fn set(choices: &mut Choices, axis: Axis, value: &str) {
         Axis::Context => choices.sequence = number(),
         Axis::Batch => choices.global_batch = number(),
         Axis::Nodes => choices.nodes = number(),
+        Axis::Model => choices.model = value.into(),
+        Axis::Gpus => {
+            let kind = one_kind(choices).expect("invariant: the axis has one kind");
+            let gpus: usize = value.parse().expect("invariant: the axis has numbers");
+            let of_node = gpus.min(GPUS_OF_NODE);
+            (choices.topology, choices.nodes) = (format!("{}x{of_node}x{kind}", gpus / of_node), None);
+        }
         Axis::Method => {
             choices.method.method = Some(Method::from_str(value, true).expect("invariant: the axis has methods"));
             // Adapters are of the columns that have some.

@@ -36,8 +36,10 @@ struct Needed {
     layout: String,
 }
 
-/// Numbers of devices that are tried: those of one node, then whole nodes of eight.
-const COUNTS: [(usize, usize); 9] = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8)];
+/// Nodes that are tried beyond the devices of one, which has eight.
+const NODES: [usize; 7] = [2, 3, 4, 6, 8, 16, 32];
+/// Devices of a node.
+const OF_NODE: usize = 8;
 
 /// Samples per step, unless they are stated.
 const USUAL_BATCH: usize = 32;
@@ -57,7 +59,8 @@ pub fn answer(kinds: &[String], choices: &Choices, profile: Option<&Profile>) ->
 fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Needed, Failure> {
     let mut found =
         Needed { device: kind.into(), devices: None, step_seconds: None, rate: None, memory_bytes: None, layout: String::new() };
-    for (nodes, of_node) in COUNTS {
+    let within = (1..=OF_NODE).map(|devices| (1, devices));
+    for (nodes, of_node) in within.chain(NODES.map(|nodes| (nodes, OF_NODE))) {
         let job = Choices { topology: format!("{nodes}x{of_node}x{kind}"), ..choices.clone() };
         let mut setting = job.setting(Trainer::Framework)?;
         let planned = match job.search(&mut setting, profile, 1) {
@@ -67,7 +70,7 @@ fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Ne
             Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. })) => continue,
             Err(error) => return Err(error),
         };
-        if let Some(best) = planned.candidates.first() {
+        if let Some(best) = planned.candidates.first().filter(|best| !best.prediction.probably_runs_out()) {
             let prediction = &best.prediction;
             found.devices = Some(best.plan.mesh()?.world_size());
             found.step_seconds = Some(prediction.step_seconds.value());

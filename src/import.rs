@@ -103,10 +103,12 @@ enum Form {
     TorchtitanToml,
     /// DeepSpeed's configuration
     DeepspeedJson,
-    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of TRL,
-    /// LLaMA-Factory and Axolotl
-    #[value(aliases = ["trl", "axolotl", "llama-factory"])]
+    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of LLaMA-Factory and
+    /// Axolotl
+    #[value(aliases = ["axolotl", "llama-factory"])]
     HfTrainer,
+    /// The same of TRL, whose defaults differ
+    Trl,
     /// Accelerate's configuration
     Accelerate,
     /// A recipe of torchtune
@@ -122,7 +124,7 @@ impl Form {
             Form::MegatronArgs => Some(PlanForm::MegatronArguments),
             Form::TorchtitanToml => Some(PlanForm::Torchtitan),
             Form::DeepspeedJson => Some(PlanForm::Deepspeed),
-            Form::HfTrainer => Some(PlanForm::HuggingFaceTrainer),
+            Form::HfTrainer | Form::Trl => Some(PlanForm::HuggingFaceTrainer),
             Form::Accelerate => Some(PlanForm::Accelerate),
             Form::Torchtune => Some(PlanForm::Torchtune),
             _ => None,
@@ -140,7 +142,7 @@ impl Arguments {
     fn file(&self) -> Result<&Path, Failure> {
         match self.files.as_slice() {
             [file] => Ok(file),
-            [file, _] if self.form == Form::HfTrainer => Ok(file),
+            [file, _] if matches!(self.form, Form::HfTrainer | Form::Trl) => Ok(file),
             _ => Err(Failure::input(code::IMPORT_OPTIONS, "this format is read from one file")
                 .hint("give one file, or import `kineto`")),
         }
@@ -275,6 +277,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
         micro_batch: arguments.micro_batch,
         sequence: arguments.sequence,
         vocab: arguments.vocab,
+        tool: (arguments.form == Form::Trl).then_some("trl"),
         launch_file,
         file: &read_beside,
     };

@@ -179,7 +179,8 @@ pub fn model(text: &str) -> Result<NamedModel, Failure> {
 /// As [`model`], with paths relative to `folder`.
 pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     if is_zoo_name(text) || !looks_like_path(text, folder) {
-        return Ok(NamedModel { name: text.into(), model: Model::named(text)? });
+        let model = Model::named(text)?;
+        return Ok(NamedModel { name: Model::named_on_hub(text).unwrap_or(text).into(), model });
     }
     let path = folder.join(text);
     let content = read(&path)?;
@@ -276,9 +277,10 @@ pub fn sound(named: NamedModel, path: &Path) -> Result<NamedModel, Failure> {
     Ok(named)
 }
 
-/// Whether a name is in the zoo, and so not a path.
+/// Whether a name is in the zoo, or is that of a model of the zoo on Hugging Face's hub, and so not a
+/// path.
 pub fn is_zoo_name(text: &str) -> bool {
-    Model::names().any(|name| name == text)
+    Model::names().any(|name| name == text) || Model::named_on_hub(text).is_some() && !Path::new(text).exists()
 }
 
 /// Whether a name is in the topology library or means this machine, and so is not a path.

@@ -61,6 +61,8 @@ impl Batching {
 pub struct DataLengths {
     /// As stated.
     lengths: SampleLengths,
+    /// How many samples there are, if a file lists them.
+    samples: Option<usize>,
     /// The model's positions, at which longer samples are cut.
     positions: usize,
     batching: Batching,
@@ -70,6 +72,9 @@ pub struct DataLengths {
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Lengths")]
 pub struct LengthsAnswer {
+    /// Samples of the data set; absent if a distribution was stated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samples: Option<usize>,
     /// Tokens of a sample in the mean, after cutting.
     mean_tokens: f64,
     /// Tokens that 95 % of the samples have at most.
@@ -150,8 +155,8 @@ impl LengthChoices {
             let message = format!("`--lengths`: `{}` has no one length of its samples", model.name);
             return Err(Failure::input(code::OPTION_VALUE, message).hint("leave it out"));
         };
-        let lengths = data::read(text, positions, self.tokenizer.as_deref())?;
-        Ok(Some(DataLengths { lengths, positions, batching: self.batching }))
+        let (lengths, samples) = data::read(text, positions, self.tokenizer.as_deref())?;
+        Ok(Some(DataLengths { lengths, samples, positions, batching: self.batching }))
     }
 }
 
@@ -183,7 +188,8 @@ impl DataLengths {
         let mut ranked: Vec<(LengthsAnswer, Candidate)> = answers.into_iter().zip(planned.candidates.drain(..)).collect();
         ranked.sort_by(|(one, _), (other, _)| one.step().value().total_cmp(&other.step().value()));
         let best = ranked.first().map(|(answer, _)| answer.clone());
-        planned.candidates = ranked.into_iter().map(|(_, candidate)| candidate).collect();
+        planned.candidates =
+            ranked.into_iter().map(|(answer, candidate)| Candidate { value: answer.step().value(), ..candidate }).collect();
         best.ok_or_else(|| Failure::undone(code::NOTHING_FITS, "the search returned nothing"))
     }
 
@@ -240,6 +246,7 @@ impl DataLengths {
             assumptions.push("where lengths vary, an allocator can reserve more than the longest batch needs".into());
         }
         Ok(LengthsAnswer {
+            samples: self.samples,
             mean_tokens: cut.mean(),
             p95_tokens: cut.quantile(0.95),
             longest_tokens: cut.longest(),
@@ -322,7 +329,12 @@ impl LengthsAnswer {
     pub fn pace(&self) -> Pace {
         let BatchingAnswer { samples_per_second, tokens_per_second, .. } = &self.batching[0];
         let step = self.step();
-        Pace { step, samples: samples_per_second * step.value(), tokens: Some(tokens_per_second * step.value()) }
+        Pace {
+            step,
+            samples: samples_per_second * step.value(),
+            tokens: Some(tokens_per_second * step.value()),
+            data_set: self.samples.map(|samples| samples as f64),
+        }
     }
 
     /// The answer as text.

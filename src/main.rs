@@ -37,6 +37,7 @@ mod live;
 mod mcp;
 mod method;
 mod modes;
+mod objective_words;
 mod output;
 mod plan;
 mod plan_file;

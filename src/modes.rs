@@ -51,7 +51,7 @@ impl ModeAnswer {
 
     /// The mean staleness of pushes that count: late ones do not.
     fn staleness(&self) -> f64 {
-        let Candidate { plan, prediction } = &self.candidate;
+        let Candidate { plan, prediction, .. } = &self.candidate;
         let mean = prediction.paces.as_ref().map_or(0.0, |paces| paces.staleness.mean);
         if plan.counted_share() < 1.0 { 0.0 } else { mean }
     }
@@ -167,7 +167,7 @@ impl ModeAnswers {
     /// The modes in text, a line each.
     pub fn lines(&self) -> Vec<String> {
         let line = |answer: &ModeAnswer| {
-            let Candidate { plan, prediction } = &answer.candidate;
+            let Candidate { plan, prediction, .. } = &answer.candidate;
             format!(
                 "mode {}: {:.2} of the synchronous time to a loss; step {}, {:.2} times the samples ({}); {}",
                 name(&plan.mode),
@@ -251,7 +251,8 @@ fn in_mode(
     if !prediction.fits || choices.memory_limit.is_some_and(|limit| fullest > limit) {
         return Ok(Err(format!("a rank would need {fullest}, and no device has so much to spare")));
     }
-    Ok(Ok(Candidate { plan, prediction }))
+    let value = prediction.step_seconds.value();
+    Ok(Ok(Candidate { plan, prediction, value }))
 }
 
 /// A plan in another mode, on as many devices at most. Replicas hold whole models, and servers take

@@ -7,12 +7,13 @@ use crate::fit_table::{Axes, Format as TableFormat};
 use crate::host::Instant;
 use crate::lengths::{DataLengths, LengthChoices, LengthsAnswer};
 use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
+use crate::objective_words::ObjectiveWords;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::usual_stack::Trainer;
 use crate::{
-    breakeven, changes, explain, fit_table, gpus_needed, inputs, modes, output, post_training, predict, search_report, sizes,
-    what_fits,
+    breakeven, changes, explain, fit_table, gpus_needed, inputs, modes, output, post_training, predict, running_cost,
+    search_report, sizes, what_fits,
 };
 use clap::Args;
 use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search, SizePoint, SizePoints, enough_nodes, front, scaling};
@@ -35,6 +36,8 @@ pub struct Arguments {
     pub choices: Choices,
     #[command(flatten)]
     lengths: LengthChoices,
+    #[command(flatten)]
+    running: running_cost::Questions,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -64,7 +67,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
     /// Plan a table of jobs and say which fit, how large and how fast: two of context, method,
-    /// batch, nodes and loss
+    /// batch, nodes, gpus, model and loss
     #[arg(long, value_name = "context,method", conflicts_with_all = ["output", "explain", "front", "scaling", "compare", "report", "progress", "lengths"])]
     table: Option<Axes>,
     /// Form of the table
@@ -103,6 +106,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         let output = (arguments.top, arguments.output.as_deref());
         return post_training::run_plan(&arguments.choices, &setting, profile.as_ref(), output, json);
     }
+    arguments.refuse_running_costs()?;
     if !arguments.gpus_needed.is_empty() {
         let find = || gpus_needed::answer(&arguments.gpus_needed, &arguments.choices, profile.as_ref());
         let answer = output::with_spinner("search", find)?;
@@ -116,6 +120,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let (choices, lengths) = arguments.lengths.apply(&arguments.choices, trainer)?;
     let choices = &choices;
     let mut setting = choices.setting(trainer)?;
+    if let Some(price) = &arguments.running.device_price {
+        setting.topology = setting.topology.with_device_price(price);
+    }
     let most = setting.topology.device_kinds().iter().map(|kind| kind.memory).max();
     let most = most.expect("invariant: a topology has a kind of device");
     if let Some(limit) = choices.memory_limit.filter(|limit| *limit > most) {
@@ -152,8 +159,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let mut planned = match searched {
         Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, device, limit, hint })) if !choices.oversubscribe => {
-            let hint = match what_fits::hint(choices, profile.as_ref())? {
-                Some(changes) => changes,
+            if !setting.taken.is_empty() {
+                output::note(&format!("defaults: {}", setting.taken.join(", ")));
+            }
+            let hint = match what_fits::in_words(choices, profile.as_ref())? {
+                Some(changes) => format!("it fits with {changes}"),
                 None => {
                     let enough = enough_nodes(&choices.job(&setting, profile.as_ref(), started)).unwrap_or(None);
                     enough.map_or(hint.clone(), |nodes| format!("{hint}; it fits on {nodes} such nodes"))
@@ -191,8 +201,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::with_spinner("simulate", find)
     });
     let breakeven = breakeven.transpose()?;
+    let running = arguments.running.ask().then(|| arguments.cost_of(best, &setting, choices, profile.as_ref(), lengths.as_ref()));
+    let running = running.transpose()?;
     if json {
         let mut document = document(choices, &setting, &planned)?;
+        if let Some(running) = &running {
+            let (cost, goodput) = running.documents();
+            (document.cost, document.goodput) = (Some(cost), goodput);
+        }
         if let Some(modes) = &modes {
             document.plan = Some(choices.movable_plan_file(&setting, &best.plan)?);
             document.predicted = Some(best.prediction.clone());
@@ -205,16 +221,27 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         return output::json(&document);
     }
-    if let Some(warning) = explain::cut_off(&planned, choices.objective) {
+    let objective = ObjectiveWords::new(choices.objective, setting.topology.currency());
+    if let Some(warning) = explain::cut_off(&planned, &objective) {
         output::line(&warning)?;
     }
     if let Some(line) = explain::fit(best, &setting.topology) {
         output::line(&line)?;
     }
-    output::line(&format!("{}\n{}", explain::title(&setting), predict::layouts(&planned.candidates)))?;
+    let chance = best.prediction.chance_of_running_out.unwrap_or(0.0);
+    if (arguments.explain && chance > explain::RISKY || best.prediction.probably_runs_out())
+        && let Some(changes) = what_fits::in_words(choices, profile.as_ref())?
+    {
+        let what = if best.prediction.probably_runs_out() { "it fits with" } else { "more memory stays free with" };
+        output::line(&format!("{what} {changes}"))?;
+    }
+    output::line(&format!("{}\n{}", explain::title(&setting), predict::layouts(&planned.candidates, &objective)))?;
     if let Some(lengths) = &lengths {
         output::line("these steps have samples as long as the longest; over the data set:")?;
         output::line(&lengths.text())?;
+    }
+    if let Some(table) = running.as_ref().and_then(running_cost::Answers::table) {
+        output::line(&format!("the run, by layout 1\n{table}"))?;
     }
     for line in modes.iter().flat_map(ModeAnswers::lines) {
         output::line(&line)?;
@@ -248,6 +275,39 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 impl Arguments {
+    /// Refuses questions about a run where no one layout answers.
+    fn refuse_running_costs(&self) -> Result<(), Failure> {
+        let others = [
+            ("--gpus-needed", !self.gpus_needed.is_empty()),
+            ("--table", self.table.is_some()),
+            ("--scaling", self.scaling.is_some()),
+            ("--front", self.front),
+            ("--mode", self.mode == ModeChoice::Any),
+        ];
+        match others.iter().find(|(_, is_given)| *is_given && self.running.ask()) {
+            Some((other, _)) => {
+                Err(Failure::input(code::OPTION_VALUE, format!("what a run costs is asked of one layout, not with `{other}`"))
+                    .hint("plan without it, or ask `foretell simulate` about a plan"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What a run of the best layout costs.
+    fn cost_of(
+        &self,
+        best: &Candidate,
+        setting: &Setting,
+        choices: &Choices,
+        profile: Option<&Profile>,
+        lengths: Option<&LengthsAnswer>,
+    ) -> Result<running_cost::Answers, Failure> {
+        let loaded = choices.loaded(setting, &best.plan, PathBuf::from("layout 1"))?;
+        let predicted = predict::predict(&loaded, profile, choices.oversubscribe)?;
+        let pace = lengths.map_or_else(|| running_cost::Pace::of(&predicted), LengthsAnswer::pace);
+        running_cost::answer(&self.running, &predicted, pace, &loaded)
+    }
+
     /// Refuses options that have no answer for RL post-training.
     fn refuse_of_policies(&self) -> Result<(), Failure> {
         let Choices { objective, oversubscribe, precision, price_limit, .. } = &self.choices;
@@ -260,6 +320,7 @@ impl Arguments {
             ("--plots", self.plots.is_some()),
             ("--table", self.table.is_some()),
             ("--lengths", self.lengths.are_stated()),
+            ("what a run costs", self.running.ask()),
             ("--gpus-needed", !self.gpus_needed.is_empty()),
             ("--mode", self.mode == ModeChoice::Any),
             ("--report", self.report.is_some()),
@@ -283,7 +344,8 @@ fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices, setting: 
         return Err(Failure::input(code::PLAN_OTHER_JOB, message).hint(difference.hint).in_file(path));
     }
     let predicted = predict::predict(&loaded, profile, choices.oversubscribe)?;
-    Ok(Candidate { plan: loaded.plan, prediction: predicted.prediction })
+    let value = predicted.prediction.step_seconds.value();
+    Ok(Candidate { plan: loaded.plan, prediction: predicted.prediction, value })
 }
 
 /// Returns what keeps a plan file from being another layout of the same job, with a hint.
@@ -340,6 +402,8 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Resu
         compared: None,
         breakeven: None,
         lengths: None,
+        cost: None,
+        goodput: None,
     })
 }
 
@@ -367,6 +431,12 @@ pub struct PlanAnswer {
     /// of the longest batch, the best first by their mean step.
     #[serde(skip_serializing_if = "Option::is_none")]
     lengths: Option<LengthsAnswer>,
+    /// What a step and a run of the best plan cost, if that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<running_cost::CostAnswer>,
+    /// The share of a long run's time that makes progress, if that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goodput: Option<running_cost::GoodputAnswer>,
 }
 
 /// Another good plan.

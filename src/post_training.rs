@@ -76,8 +76,9 @@ pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top
     let (policy, started) = (policy(setting)?, Instant::now());
     let PolicyTraining { method, rollout } = policy;
     let fixed = choices.method.rollout.as_ref().map(crate::rollout::RolloutChoices::fixed).unwrap_or_default();
-    check_framework(*method, &as_searched(rollout, fixed.placement), setting.base.stack.name())?;
-    let job = ActorJob::new(&setting.model.model, &setting.base, rollout, Some(1)).map_err(of_error)?;
+    let searched = as_searched(rollout, fixed.placement);
+    check_framework(*method, &searched, setting.base.stack.name())?;
+    let job = ActorJob::new(&setting.model.model, &setting.base, &searched, Some(1)).map_err(of_error)?;
     let costs = predict::costs(profile, &setting.topology, &job.plan, &job.model)?;
     let of_actor = PlanJob { model: &job.model, base: &job.plan, top, ..choices.job(setting, profile, started) };
     let actor = Request { searches_locally: false, ..of_actor.request(&costs, &job.plan) };

@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, code};
 use crate::host::{self, Instant};
+use crate::objective_words::ObjectiveWords;
 use crate::output::{note, with_spinner};
 use crate::plan_file::LoadedPlan;
 use foretell_models::Model;
@@ -178,16 +179,17 @@ pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize,
 }
 
 /// Formats candidates as a table, the best first.
-pub fn layouts(candidates: &[Candidate]) -> String {
+pub fn layouts(candidates: &[Candidate], objective: &ObjectiveWords) -> String {
     let counts_tokens = candidates.iter().all(|candidate| candidate.prediction.tokens_per_second.is_some());
     let row = |candidate: &Candidate| {
-        let Candidate { plan, prediction } = candidate;
+        let Candidate { plan, prediction, value } = candidate;
         let mut dimensions = plan.layout.dimensions();
         let cell = plan.precision.to_string();
         dimensions.insert(0, LayoutDimension { title: "precision", words: Some(cell.clone()), cell, is_abridged: false });
         LayoutRow {
             dimensions,
             step: prediction.step_seconds,
+            objective: objective.column().map(|title| (title, objective.amount(*value))),
             rate: prediction.tokens_per_second.filter(|_| counts_tokens).unwrap_or(prediction.samples_per_second),
             flops_of_device: prediction.model_flops_per_device_per_second,
             memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),

@@ -8,9 +8,9 @@ use crate::failure::{Failure, code};
 use crate::input;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{backend_here, enough_devices};
+use crate::objective_words::ObjectiveWords;
 use crate::output;
 use crate::plan::{PlanAnswer, document};
-use crate::plan_file::LoadedPlan;
 use crate::predict;
 use crate::recovery::Recovery;
 use crate::run_folder::RunFolder;
@@ -103,24 +103,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         "\nplanned: {} layouts, {} simulated\n{}",
         planned.search.layouts,
         planned.search.simulated,
-        predict::layouts(&planned.candidates)
+        predict::layouts(&planned.candidates, &ObjectiveWords::new(choices.objective, setting.topology.currency()))
     ))?;
     let Some(best) = planned.candidates.first() else {
         return Err(Failure::undone(code::NOTHING_FITS, "the search returned nothing"));
     };
     let chosen = folder.file("chosen.yaml");
-    let file = choices.movable_plan_file(&setting, &best.plan)?;
-    output::write(&chosen, file.to_yaml()?.as_bytes())?;
+    let loaded = choices.loaded(&setting, &best.plan, chosen)?;
+    output::write(&loaded.path, loaded.file.to_yaml()?.as_bytes())?;
 
-    let loaded = LoadedPlan {
-        model: setting.model.clone(),
-        topology: setting.topology.clone(),
-        plan: best.plan.clone(),
-        file,
-        path: chosen,
-        remarks: Vec::new(),
-        policy: None,
-    };
     let mut predicted = predict::predict_own(&loaded, Some(&profile), choices.oversubscribe)?;
     let options = arguments.training.input_options(None);
     let waiting = input::waiting_for(&loaded, &dataset, &options, &predicted)?;

@@ -31,6 +31,9 @@ pub struct Questions {
     /// Price and energy of a run over N tokens, such as 300e9
     #[arg(long, value_name = "N", group = "length")]
     pub tokens: Option<f64>,
+    /// Passes over the `--samples`, the `--tokens` or the samples in the file of `--lengths`
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<f64>,
     /// Price of a device in use for an hour, such as `2.50` or `2.50USD`, in place of the
     /// topology's
     #[arg(long, value_name = "PRICE")]
@@ -67,6 +70,8 @@ pub struct Pace {
     pub samples: f64,
     /// Tokens of the data set in a step; `None` if samples are no sequences.
     pub tokens: Option<f64>,
+    /// Samples of the data set, if a file lists them.
+    pub data_set: Option<f64>,
 }
 
 /// A long run with node failures.
@@ -82,11 +87,29 @@ struct Goodput {
     is_best: bool,
 }
 
+impl Pace {
+    /// The predicted step.
+    pub fn of(predicted: &PlanPrediction) -> Self {
+        let program = predicted.program();
+        Self {
+            step: predicted.prediction.step_seconds,
+            samples: program.samples as f64,
+            tokens: program.tokens.map(|tokens| tokens as f64),
+            data_set: None,
+        }
+    }
+}
+
 impl Questions {
     /// Whether an option asks for the cost of a step or a run.
     pub fn asks_for_cost(&self) -> bool {
-        let has_length = self.steps.is_some() || self.samples.is_some() || self.tokens.is_some();
+        let has_length = [self.steps, self.samples, self.tokens, self.epochs].iter().any(Option::is_some);
         self.cost || has_length || self.device_price.is_some()
+    }
+
+    /// Whether any option asks for something.
+    pub fn ask(&self) -> bool {
+        self.asks_for_cost() || self.goodput || self.checkpoint_every.is_some()
     }
 }
 
@@ -99,6 +122,7 @@ pub fn answer(questions: &Questions, predicted: &PlanPrediction, pace: Pace, loa
     let energy = predicted.traced_energy.or(of_program.step_energy).map(|energy| energy * share);
     let mut cost = RunningCost { step_energy: energy, ..of_program };
     let mut currency = loaded.topology.currency().map(str::to_owned);
+    // Of nodes that are used in part, only the devices in use are paid.
     if let Some(Price { amount, currency: stated }) = &questions.device_price {
         cost.price_per_hour = Some(amount * cost.devices as f64);
         cost.unpriced.clear();
@@ -112,18 +136,21 @@ pub fn answer(questions: &Questions, predicted: &PlanPrediction, pace: Pace, loa
 
 /// The run's length in steps.
 fn steps(questions: &Questions, pace: Pace) -> Result<Option<f64>, Failure> {
-    let per_step = |amount: Option<f64>, each: f64| amount.map(|amount| (amount / each).ceil());
+    let wrong = |message: &str, hint: &str| Err(Failure::input(code::OPTION_VALUE, message).hint(hint));
     if questions.tokens.is_some() && pace.tokens.is_none() {
-        return Err(Failure::input(code::OPTION_VALUE, "the model's samples are no sequences").hint("use `--samples`"));
+        return wrong("the model's samples are no sequences", "use `--samples`");
     }
+    let samples = questions.samples.or(pace.data_set.filter(|_| questions.tokens.is_none() && questions.epochs.is_some()));
+    if questions.epochs.is_some() && (questions.steps.is_some() || samples.or(questions.tokens).is_none()) {
+        return wrong("`--epochs` of what is not known", "add `--samples` or `--tokens` of the data set, or `--lengths FILE`");
+    }
+    let per_step = |amount: Option<f64>, each: f64| amount.map(|amount| (amount * questions.epochs.unwrap_or(1.0) / each).ceil());
     let steps = questions
         .steps
-        .or(per_step(questions.samples, pace.samples.max(1.0)))
+        .or(per_step(samples, pace.samples.max(1.0)))
         .or(per_step(questions.tokens, pace.tokens.unwrap_or(1.0).max(1.0)));
     match steps {
-        Some(steps) if !(steps.is_finite() && steps >= 1.0) => {
-            Err(Failure::input(code::OPTION_VALUE, "a run of 0 steps has no cost").hint("ask for at least 1"))
-        }
+        Some(steps) if !(steps.is_finite() && steps >= 1.0) => wrong("a run of 0 steps has no cost", "ask for at least 1"),
         steps => Ok(steps),
     }
 }
@@ -352,7 +379,8 @@ fn quoted(names: &[String]) -> String {
 }
 
 /// Formats an amount, with the currency where the topology file names one.
-fn money(amount: f64, currency: Option<&str>) -> String {
+/// An amount of money, with its currency if that is known.
+pub fn money(amount: f64, currency: Option<&str>) -> String {
     let number = if amount < 1.0 { format!("{amount:.3e}") } else { format!("{amount:.2}") };
     currency.map_or_else(|| number.clone(), |currency| format!("{number} {currency}"))
 }

@@ -118,7 +118,7 @@ fn search(choices: &Choices, setting: &Setting, planned: &Planned, history: &[Ga
 }
 
 fn layout(choices: &Choices, setting: &Setting, candidate: &Candidate) -> Result<LayoutPoint, Failure> {
-    let Candidate { plan, prediction } = candidate;
+    let Candidate { plan, prediction, .. } = candidate;
     let memory = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
     Ok(LayoutPoint {
         name: plan.layout.in_words(),

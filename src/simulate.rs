@@ -278,9 +278,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::with_spinner("lengths", answer)
     };
     let lengths = lengths.as_ref().map(over_lengths).transpose()?;
-    let program_tokens = program.tokens.map(|tokens| tokens as f64);
-    let simulated = Pace { step: predicted.prediction.step_seconds, samples: program.samples as f64, tokens: program_tokens };
-    let pace = lengths.as_ref().map_or(simulated, LengthsAnswer::pace);
+    let pace = lengths.as_ref().map_or_else(|| Pace::of(&predicted), LengthsAnswer::pace);
     let running = running_cost::answer(&arguments.running, &predicted, pace, &loaded)?;
     if json {
         let (cost, goodput) = running.documents();

@@ -34,6 +34,7 @@ mod library;
 mod math;
 mod method;
 mod modes;
+mod objective_words;
 mod output;
 mod plan;
 mod plan_file;

@@ -9,10 +9,20 @@ use crate::method::{Attention, Loss, Method};
 use crate::usual_stack::Trainer;
 use foretell_planner::{Fixed, PlannerError};
 use foretell_program::{Offload, Profile, Recompute};
+use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 
-/// Most changes that are offered.
+/// Most changes of the job that are offered.
 const MOST_OFFERED: usize = 6;
+
+/// Most other numbers and kinds of devices that are offered beside them.
+const MOST_DEVICES_OFFERED: usize = 3;
+
+/// Kinds of GPU that are offered, by memory.
+const LARGER_KINDS: [&str; 6] = ["rtx-4090", "rtx-a6000", "a100-80g", "h100", "h200", "b200"];
+
+/// Devices of a node that are offered.
+const DEVICES_OFFERED: [usize; 3] = [2, 4, 8];
 
 /// The stack that offloads on one device, too.
 const DEEPSPEED: &str = "hf-deepspeed";
@@ -20,54 +30,65 @@ const DEEPSPEED: &str = "hf-deepspeed";
 /// Shortest sequence that is offered.
 const SHORTEST: usize = 512;
 
+/// What a change is about. Of values of one size the first that fits is enough.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    /// What is trained and how: each change is one of its own.
+    Job,
+    Sequence,
+    /// The number of devices.
+    Devices,
+    /// Their kind.
+    Kind,
+}
+
 /// A change with which a job fits.
 struct Offer {
+    subject: Subject,
     options: String,
     step: Seconds,
     memory: Bytes,
 }
 
-/// Changes with which a fine-tuning job that does not fit would, as one hint; `None` if there is
-/// none, or if the job is another.
-pub fn hint(choices: &Choices, profile: Option<&Profile>) -> Result<Option<String>, Failure> {
+/// Changes with which a fine-tuning job that does not fit would; `None` if there is none, or if the
+/// job is another.
+pub fn in_words(choices: &Choices, profile: Option<&Profile>) -> Result<Option<String>, Failure> {
     if !choices.method.is_fine_tuning() {
         return Ok(None);
     }
-    let mut offers = Vec::new();
-    let mut answered: Vec<&str> = Vec::new();
-    for change in changes(choices)? {
-        // Of ever smaller values the first that fits is enough.
-        let option = change.options.split(' ').next().unwrap_or_default();
-        let is_of_sizes = ["--sequence", "--nodes"].iter().find(|sizes| **sizes == option);
-        if is_of_sizes.is_some_and(|sizes| answered.contains(sizes)) {
-            continue;
-        }
-        if let Some(offer) = offer(&change, profile)? {
-            offers.push(offer);
-            answered.extend(is_of_sizes);
-        }
-        if offers.len() == MOST_OFFERED {
-            break;
+    // Every change is of the same step, whatever number of devices would decide its batch.
+    let batch = choices.setting(Trainer::Framework)?.base.global_batch;
+    let choices = &Choices { global_batch: Some(batch), ..choices.clone() };
+    let mut offers: Vec<Offer> = Vec::new();
+    for (changes, most) in [(changes_of_job(choices)?, MOST_OFFERED), (changes_of_devices(choices)?, MOST_DEVICES_OFFERED)] {
+        let before = offers.len();
+        for change in changes {
+            let is_answered = offers.iter().any(|offer| offer.subject != Subject::Job && offer.subject == change.subject);
+            if offers.len() - before < most && (!is_answered || change.subject == Subject::Kind) {
+                offers.extend(offer(&change, profile)?);
+            }
         }
     }
-    let offered = |Offer { options, step, memory }: &Offer| format!("`{options}` ({memory}, {step} a step)");
+    let offered = |Offer { options, step, memory, .. }: &Offer| format!("`{options}` ({memory}, {step} a step)");
     let offered: Vec<String> = offers.iter().map(offered).collect();
-    Ok((!offered.is_empty()).then(|| format!("it fits with {}", offered.join(", or "))))
+    Ok((!offered.is_empty()).then(|| offered.join(", or ")))
 }
 
 /// A changed job, and the options that change it.
 struct Change {
+    subject: Subject,
     options: String,
     choices: Choices,
 }
 
-/// All changes, in order.
-fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
+/// All changes of what is trained and how, in order.
+fn changes_of_job(choices: &Choices) -> Result<Vec<Change>, Failure> {
     let mut changes = Vec::new();
     let mut add = |options: &str, change: &dyn Fn(&mut Choices)| {
         let mut choices = choices.clone();
         change(&mut choices);
-        changes.push(Change { options: options.into(), choices });
+        let subject = if options.starts_with("--sequence") { Subject::Sequence } else { Subject::Job };
+        changes.push(Change { subject, options: options.into(), choices });
     };
     // What `--fix` holds may be what does not fit.
     let Fixed { zero, micro_batch, recompute, .. } = &choices.fix;
@@ -149,10 +170,32 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
             add(&format!("--sequence {shorter}"), &move |choices| choices.sequence = Some(shorter));
         }
     }
-    let nodes = setting.topology.node_count();
-    if setting.topology.node_groups().len() == 1 {
-        for nodes in [2 * nodes, 4 * nodes] {
-            add(&format!("--nodes {nodes}"), &move |choices| choices.nodes = Some(nodes));
+    Ok(changes)
+}
+
+/// Changes of the devices: more of them, then larger ones.
+fn changes_of_devices(choices: &Choices) -> Result<Vec<Change>, Failure> {
+    let topology = choices.setting(Trainer::Framework)?.topology;
+    let ([group], [kind]) = (topology.node_groups(), topology.device_kinds()) else { return Ok(Vec::new()) };
+    let of = |subject: Subject, topology: String| {
+        let choices = Choices { topology: topology.clone(), nodes: None, ..choices.clone() };
+        Change { subject, options: format!("--topology {topology}"), choices }
+    };
+    let mut changes = Vec::new();
+    if group.count == 1 {
+        let more = DEVICES_OFFERED.into_iter().filter(|&devices| devices > group.devices);
+        changes.extend(more.map(|devices| of(Subject::Devices, format!("{devices}x{}", kind.name))));
+    }
+    changes.extend([2 * group.count, 4 * group.count].map(|nodes| {
+        let choices = Choices { nodes: Some(nodes), ..choices.clone() };
+        Change { subject: Subject::Devices, options: format!("--nodes {nodes}"), choices }
+    }));
+    for name in LARGER_KINDS {
+        let text = format!("{}x{}x{name}", group.count, group.devices).replacen("1x", "", usize::from(group.count == 1));
+        let is_larger =
+            Topology::said(&text).and_then(Result::ok).is_some_and(|said| said.topology.device_kinds()[0].memory > kind.memory);
+        if is_larger {
+            changes.push(of(Subject::Kind, text));
         }
     }
     Ok(changes)
@@ -169,7 +212,9 @@ fn offer(change: &Change, profile: Option<&Profile>) -> Result<Option<Offer>, Fa
         }
         Err(error) => return Err(error),
     };
-    Ok(planned.candidates.first().map(|best| Offer {
+    let best = planned.candidates.first().filter(|best| !best.prediction.probably_runs_out());
+    Ok(best.map(|best| Offer {
+        subject: change.subject,
         options: change.options.clone(),
         step: best.prediction.step_seconds,
         memory: best.prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),

@@ -124,6 +124,8 @@ pub struct Surroundings<'a> {
     pub sequence: Option<usize>,
     /// Words of the vocabulary, for files that leave it to a tokenizer.
     pub vocab: Option<usize>,
+    /// The tool whose file it is, where the user says so: `trl`. Files of a Trainer look alike.
+    pub tool: Option<&'a str>,
     /// Accelerate's configuration with which a Trainer's job is launched: a name for `file`.
     pub launch_file: Option<&'a str>,
     /// Reads a file that another one names. `None` if there is none.
@@ -141,6 +143,7 @@ impl From<usize> for Surroundings<'_> {
             micro_batch: None,
             sequence: None,
             vocab: None,
+            tool: None,
             launch_file: None,
             file: &|_| None,
         }

@@ -47,6 +47,7 @@ mod loss_target;
 mod model;
 pub mod operator_tables;
 mod optimizer;
+mod published;
 mod sample;
 mod storage;
 mod torch;

@@ -218,8 +218,12 @@ fn names_on_the_hub_are_those_of_the_zoo() {
         ("meta-llama/Llama-2-13b-chat-hf", Some("llama2-13b")),
         ("mistralai/Mixtral-8x7B-v0.1", Some("mixtral-8x7b")),
         ("Qwen/Qwen2.5-7B-Instruct", Some("qwen2.5-7b")),
-        ("mistralai/Mistral-7B-v0.3", None),
-        ("Qwen/Qwen3-4B", None),
+        ("mistralai/Mistral-7B-v0.3", Some("mistral-7b-v0.3")),
+        ("Qwen/QwQ-32B", Some("qwen2.5-32b")),
+        ("google/gemma-2-9b-it", Some("gemma2-9b")),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", Some("tinyllama-1.1b")),
+        ("meta-llama/Llama-3.2-1B-Instruct", Some("llama3.2-1b")),
+        ("someone/else-3b", None),
     ] {
         assert_eq!(Model::named_on_hub(hub), zoo, "{hub}");
     }

@@ -1,6 +1,6 @@
 //! Errors of the planner.
 
-use crate::space::Request;
+use crate::space::{Fixed, Request, StackLimits};
 use foretell_models::ModelError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
@@ -10,7 +10,19 @@ use miette::Diagnostic;
 use thiserror::Error;
 
 /// Hint for a request with which no layout is possible, where nothing more precise is known.
-pub(crate) const USUAL_HINT: &str = "choose a global batch with more divisors, or `--fix` less";
+pub(crate) fn usual_hint(request: &Request<'_>) -> String {
+    let less = if fixes_anything(request) { ", or `--fix` less" } else { "" };
+    format!("choose a global batch with more divisors{less}")
+}
+
+/// Whether the user has fixed a field, beside what the stack fixes.
+pub(crate) fn fixes_anything(request: &Request<'_>) -> bool {
+    let mut of_stack = Fixed::default();
+    if let Some(limits) = StackLimits::of(&request.base.stack) {
+        limits.fix(&mut of_stack);
+    }
+    request.fixed != of_stack
+}
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
@@ -95,7 +107,8 @@ impl PlannerError {
 
     /// Returns the error of a request whose plan cannot be compiled.
     pub(crate) fn impossible(request: &Request<'_>, error: &dyn Diagnostic) -> Self {
-        let hint = help(error).map_or_else(|| USUAL_HINT.to_owned(), |help| format!("{help}; or {USUAL_HINT}"));
+        let usual = usual_hint(request);
+        let hint = help(error).map_or_else(|| usual.clone(), |help| format!("{help}; or {usual}"));
         Self::no_layout(request, error.to_string(), &hint)
     }
 

@@ -45,12 +45,9 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
     bounds.memory_limit = Bytes::new(u64::MAX);
     let of_family = bounds.layouts(&family, std::slice::from_ref(layout), None);
     // The first bound on time that a search may be content with.
-    let coarse = match bounds.layouts(&family, std::slice::from_ref(layout), Some(Seconds::ZERO)) {
-        Ok(Bound { time: Some(time), .. }) => time,
-        _ => Seconds::ZERO,
-    };
-    let (Ok(Bound { time: Some(of_family), .. }), Ok(Bound { time: Some(own), .. })) =
-        (of_family, bounds.layout(layout, micro_batches))
+    let coarse = bounds.layouts(&family, std::slice::from_ref(layout), Some(Seconds::ZERO));
+    let (Ok(Bound { time: Some(of_family), .. }), Ok(Bound { time: Some(coarse), .. }), Ok(Bound { time: Some(own), .. })) =
+        (of_family, coarse, bounds.layout(layout, micro_batches))
     else {
         return Ok(None);
     };

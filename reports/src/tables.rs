@@ -179,6 +179,8 @@ pub struct LayoutRow {
     pub dimensions: Vec<LayoutDimension>,
     /// The predicted step time.
     pub step: Seconds,
+    /// What was minimised in place of it, with the title of its column.
+    pub objective: Option<(&'static str, String)>,
     /// Tokens per second if samples are sequences, else samples per second, over all devices.
     pub rate: f64,
     /// Operations of the model per second, on each device.
@@ -252,12 +254,15 @@ fn columns_and_rows<'a>(layouts: &'a [LayoutRow], shown: &[usize], rate: &'a str
         let title = layouts[0].dimensions[index].title;
         if is_number(index) { Column::numbers(title) } else { Column::words(title) }
     }));
-    columns.extend(["step", rate, "TFLOP/s each", "memory", "MFU"].map(Column::numbers));
+    columns.push(Column::numbers("step"));
+    columns.extend(layouts[0].objective.iter().map(|(title, _)| Column::numbers(title)));
+    columns.extend([rate, "TFLOP/s each", "memory", "MFU"].map(Column::numbers));
     let row = |(index, layout): (usize, &LayoutRow)| {
         let mut cells = vec![(index + 1).to_string()];
         cells.extend(shown.iter().map(|&index| layout.dimensions[index].cell.clone()));
+        cells.push(layout.step.to_string());
+        cells.extend(layout.objective.iter().map(|(_, cell)| cell.clone()));
         cells.extend([
-            layout.step.to_string(),
             figures(layout.rate),
             figures(layout.flops_of_device.value() * 1e-12),
             layout.memory.to_string(),

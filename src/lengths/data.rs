@@ -29,16 +29,20 @@ const CONTENTS: [&str; 2] = ["content", "value"];
 const HINT: &str = "write for example mean=512,p95=1536, or name a file with a length on each line, or a .jsonl file of samples";
 
 /// Reads lengths: `mean=512,p95=1536`, with `max=4096` if that is less than the model's sequence,
-/// or a file. `positions` are those of the model's sequence.
-pub(super) fn read(text: &str, positions: usize, tokenizer: Option<&Path>) -> Result<SampleLengths, Failure> {
+/// or a file. `positions` are those of the model's sequence. Also returns how many samples a file
+/// has.
+pub(super) fn read(text: &str, positions: usize, tokenizer: Option<&Path>) -> Result<(SampleLengths, Option<usize>), Failure> {
     match distribution(text) {
         Some(Ok(_)) if tokenizer.is_some() => Err(Failure::input(code::OPTION_VALUE, "`--tokenizer` without texts")
             .hint("leave it out, or name a .jsonl file in `--lengths`")),
         Some(Ok(Distribution { mean, p95, most })) => {
-            Ok(SampleLengths::log_normal(mean, p95, most.unwrap_or(positions.max(p95))))
+            Ok((SampleLengths::log_normal(mean, p95, most.unwrap_or(positions.max(p95))), None))
         }
         Some(Err(mistake)) => Err(Failure::of_input(mistake).about("`--lengths`")),
-        None => file(Path::new(text), tokenizer),
+        None => file(Path::new(text), tokenizer).map(|lengths| {
+            let count = lengths.count();
+            (lengths, Some(count))
+        }),
     }
 }
 

@@ -171,7 +171,10 @@ fn find(name: &str, notes: &mut Vec<String>) -> Result<DeviceKind, TopologyError
         (rank, !known.contains("-sxm-"), known.split('-').count())
     });
     let Some(first) = found.first() else {
-        let hint = suggest(plain, DeviceKind::library_names()?);
+        let mut hint = suggest(plain, DeviceKind::library_names()?);
+        if Topology::library_names().any(|known| known == plain) {
+            hint = format!("`{plain}` is a whole topology: use `--topology {plain}`, and `--nodes` for their number");
+        }
         return Err(TopologyProblem::UnknownName { what: "library device", name: name.into(), hint }.into());
     };
     if found.len() > 1 {

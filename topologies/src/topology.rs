@@ -7,7 +7,7 @@ use crate::layout::{DeviceId, InterchangeableNodes, Layout, NodeId, Route, devic
 use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
-use foretell_units::{Bytes, BytesPerSecond, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, Price, Seconds};
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,6 +97,16 @@ impl Topology {
             }
         }
         description.build()
+    }
+
+    /// Returns the cluster at a price of each device per hour, in place of its own prices.
+    #[must_use]
+    pub fn with_device_price(mut self, price: &Price) -> Topology {
+        for group in &mut self.groups {
+            group.price_per_hour = Some(price.amount * group.devices as f64);
+        }
+        self.currency.clone_from(&price.currency);
+        self
     }
 
     /// Returns the cluster with its node groups rotated so that `group` comes first. Ranks fill

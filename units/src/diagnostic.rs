@@ -1,5 +1,6 @@
-//! What a fault says beside its message: how to fix it, and where it is. A message is never read
-//! back: programs read these parts.
+//! What a fault says beside its message: how to fix it, and where it is. Programs read these
+//! parts, not the message. One message is compared: serde keeps only an error's text, so what a
+//! deserialisation recorded belongs to its error if the texts agree ([`Mistake::recorded`]).
 //!
 //! Errors of all crates are [`miette::Diagnostic`]s: a stable code, a message, and mostly a help.
 //! This file has what they share, and knows no error of another crate.

@@ -114,8 +114,10 @@ impl PreparedProgram {
         &self.stage.instructions[instruction as usize].operation
     }
 
-    /// Calls `run` with the kernel of an instruction. Does nothing if the instruction is not a
-    /// kernel.
+    /// Calls `run` with the kernel of an instruction.
+    ///
+    /// # Panics
+    /// If the instruction is no kernel: only those of compute streams come here.
     ///
     /// # Errors
     /// [`ExecutorError::Kernel`], with the error of `run`.
@@ -125,7 +127,9 @@ impl PreparedProgram {
         hyperparameters: &Hyperparameters,
         run: impl FnOnce(&KernelCall<'_>) -> Result<(), BackendError>,
     ) -> Result<(), ExecutorError> {
-        let Operation::Compute { kernel, accumulate, group } = self.operation(instruction) else { return Ok(()) };
+        let Operation::Compute { kernel, accumulate, group } = self.operation(instruction) else {
+            unreachable!("instruction {instruction} is no kernel")
+        };
         let operands = &self.operands[instruction as usize];
         let index = group.map_or(0, |group| self.group_index[group.0 as usize]);
         let (kernel, group_index, samples_before) = kernel.resolve_samples(index, self.samples_before);

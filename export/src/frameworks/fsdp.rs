@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 
 /// Settings that change neither the time of a step nor its memory, or only which of the same
 /// operations come first.
-const NEUTRAL: [&str; 15] = [
+const NEUTRAL: [&str; 16] = [
     "version",
     "auto_wrap_policy",
     "transformer_layer_cls_to_wrap",
     "state_dict_type",
+    "final_state_dict_type",
     "cpu_ram_efficient_loading",
     "xla*",
     "min_num_params",
@@ -167,7 +168,7 @@ pub(super) fn read_config(
 }
 
 /// Settings whose names Accelerate begins with `fsdp_`.
-const CONFIGURED: [&str; 17] = [
+const CONFIGURED: [&str; 18] = [
     "reshard_after_forward",
     "sharding_strategy",
     "offload_params",
@@ -175,6 +176,7 @@ const CONFIGURED: [&str; 17] = [
     "auto_wrap_policy",
     "transformer_layer_cls_to_wrap",
     "state_dict_type",
+    "final_state_dict_type",
     "cpu_ram_efficient_loading",
     "min_num_params",
     "backward_prefetch",

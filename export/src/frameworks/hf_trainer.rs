@@ -35,7 +35,7 @@ enum Tool {
 impl Tool {
     /// The tool that has some of the stated settings. Scripts of others have flags of TRL's names,
     /// and not its defaults.
-    fn of(stated: &Stated, script: Option<&str>) -> Self {
+    fn of(stated: &Stated, script: Option<&str>, named: Option<&str>) -> Self {
         let has = |names: &[&str]| names.iter().any(|name| stated.has(name));
         let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
         let is_by_peft = has(&["use_peft"]) && script.is_none_or(|name| !name.contains("lora"));
@@ -44,7 +44,7 @@ impl Tool {
             Self::Axolotl
         } else if has(&["finetuning_type", "stage", "cutoff_len", "template"]) {
             Self::LlamaFactory
-        } else if is_by_peft || (is_of_trl && has(&OF_TRL)) {
+        } else if named == Some("trl") || is_by_peft || (is_of_trl && has(&OF_TRL) && !has(&OF_OTHERS)) {
             Self::Trl
         } else {
             Self::Trainer
@@ -74,6 +74,9 @@ const OF_TRL: [&str; 9] = [
     "dataset_mixer",
 ];
 
+/// Settings of scripts that have some of those names, too: of Firefly and of open-instruct.
+const OF_OTHERS: [&str; 3] = ["lora_rank", "train_mode", "with_tracking"];
+
 /// How the names of TRL's scripts begin, and of those that are written like them.
 const TRL_SCRIPTS: [&str; 6] = ["sft", "run_sft", "dpo", "run_dpo", "reward", "orpo"];
 
@@ -83,7 +86,7 @@ const KNOWN: [&str; 8] =
 
 pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
     let script::Given { mut stated, launch, script } = script::read(text, surroundings)?;
-    let tool = Tool::of(&stated, script.as_deref());
+    let tool = Tool::of(&stated, script.as_deref(), surroundings.tool);
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
@@ -100,6 +103,8 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     let preference = preferences::read(&mut stated, tool, script.as_deref())?;
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, optimizer or memory")?;
     stated.neutral(&NEUTRAL);
+    stated.usual("load_in_kbits", &json!("16"));
+    stated.usual("load_in_kbits", &json!(16));
     if stated.is_on("auto_find_batch_size")? {
         stated.assume("`auto_find_batch_size`: the stated batch is planned, which the Trainer halves where memory runs out");
     }

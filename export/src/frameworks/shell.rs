@@ -88,6 +88,11 @@ fn is_flags(values: &[String]) -> bool {
     values.first().is_some_and(|first| first.trim_start().starts_with("--"))
 }
 
+/// A command or sum whose value is not known: one word, wherever it is used.
+fn without_blanks(text: &str) -> String {
+    text.split_whitespace().collect()
+}
+
 fn words_of(text: &str) -> Vec<String> {
     text.split_whitespace().map(String::from).collect()
 }
@@ -98,6 +103,17 @@ struct Launch {
     script: String,
     launcher: Vec<String>,
     arguments: Vec<String>,
+}
+
+/// Where the module stands that `python -m` or `deepspeed --module` starts, beside modules that are
+/// launchers themselves.
+fn module_of(words: &[String]) -> Option<usize> {
+    let is_launcher = |name: &str| name.starts_with("torch.") || name.starts_with("accelerate.");
+    let is_module = |pair: &[String]| {
+        let name = pair[1].as_str();
+        matches!(pair[0].as_str(), "-m" | "--module") && name.contains("train") && name.contains('.') && !is_launcher(name)
+    };
+    words.windows(2).position(is_module).map(|at| at + 1)
 }
 
 /// The ranks that a launcher's words ask for: `torchrun`, `deepspeed` or `accelerate launch`.
@@ -181,6 +197,7 @@ impl Script {
     fn read(&mut self, tokens: &[Token]) {
         let mut command: Vec<Word> = Vec::new();
         let mut rest = tokens;
+        let mut depth = 0;
         loop {
             if command.is_empty()
                 && let Some((counted, behind)) = Loop::begin(rest)
@@ -226,10 +243,26 @@ impl Script {
                         _ => Joined::Apart,
                     };
                 }
-                Token::Open | Token::Close => {}
+                Token::Open => depth += 1,
+                Token::Close if depth > 0 => depth -= 1,
+                Token::Close => self.begin_arm(std::mem::take(&mut command)),
             }
         }
         self.run(command);
+    }
+
+    /// Begins an arm of a `case`, behind whose patterns a bracket closes: `case $SIZE in 7b)` or `70b)`.
+    fn begin_arm(&mut self, mut words: Vec<Word>) {
+        if words.first().and_then(Word::literal) == Some("case") {
+            self.run(words.drain(..3.min(words.len())).collect());
+        }
+        if self.branches.has_arms() {
+            let patterns: Vec<String> = words.iter().flat_map(|word| self.expand(word)).collect();
+            let patterns: Vec<String> = patterns.iter().flat_map(|pattern| pattern.split('|')).map(String::from).collect();
+            self.branches.arm(&patterns);
+        } else {
+            self.run(words);
+        }
     }
 
     /// Runs the body of a loop for each of its words. A loop over words that are not known, or over
@@ -264,6 +297,11 @@ impl Script {
     fn run(&mut self, mut command: Vec<Word>) {
         let mut is_negated = false;
         while let Some(keyword) = command.first().and_then(Word::literal) {
+            if keyword == "case" {
+                let subject = command.get(1).map(|word| self.expand(word).join(" ")).unwrap_or_default();
+                self.branches.case(subject);
+                return;
+            }
             if keyword == "!" {
                 is_negated = !is_negated;
             } else if !self.branches.keyword(keyword) {
@@ -293,7 +331,7 @@ impl Script {
             command.remove(0);
         }
         let words: Vec<String> = command.iter().flat_map(|word| self.expand(word)).collect();
-        let result = branches::result(&words);
+        let result = self.without_arguments(&words).or_else(|| branches::result(&words));
         if result.is_none() && self.taken() != Taken::No {
             self.look_at(words);
         }
@@ -329,6 +367,9 @@ impl Script {
         let arguments = self.calls.last();
         if name == "@" || name == "*" {
             return Some(arguments.cloned().unwrap_or_default());
+        }
+        if name == "#" {
+            return arguments.map(|arguments| vec![arguments.len().to_string()]);
         }
         let place = name.parse::<usize>().ok()?.checked_sub(1)?;
         arguments?.get(place).map(|argument| vec![argument.clone()])
@@ -452,7 +493,13 @@ impl Script {
         // `eval $COMMAND`.
         let words: Vec<String> =
             words.into_iter().flat_map(|word| if word.contains(".py ") { words_of(&word) } else { vec![word] }).collect();
-        let Some(place) = words.iter().position(|word| word.ends_with(".py")) else {
+        // `python tool.py --option -- accelerate launch train.py --bf16`: the tool starts the launch.
+        let words = match words.iter().rposition(|word| word == "--") {
+            Some(at) if words[at..].iter().any(|word| word.ends_with(".py")) => words[at + 1..].to_vec(),
+            _ => words,
+        };
+        let script = |word: &String| word.ends_with(".py");
+        let Some(place) = words.iter().position(script).or_else(|| module_of(&words)) else {
             let is_foreign = |pair: &[String]| matches!(pair, [one, two] if is_foreign(one, two));
             if let Some(at) = words.windows(2).position(is_foreign) {
                 let arguments = words.get(at + 2..).unwrap_or_default();
@@ -481,6 +528,21 @@ impl Script {
         }
     }
 
+    /// The result of a loop's condition that asks for the script's own arguments, of which there are
+    /// none.
+    fn without_arguments(&mut self, words: &[String]) -> Option<Taken> {
+        let asks = |word: &String| ["$1", "$#", "$@"].contains(&word.as_str());
+        let is_asked = words.first().is_some_and(|first| first == "getopts") || words.iter().any(asks);
+        if !(self.branches.tests_loop() && self.calls.is_empty() && is_asked) {
+            return None;
+        }
+        let note = "the script is taken to be started without arguments of its own";
+        if !self.notes.iter().any(|known| known == note) {
+            self.notes.push(note.into());
+        }
+        Some(Taken::No)
+    }
+
     /// The words that a word becomes.
     fn expand(&self, word: &Word) -> Vec<String> {
         let mut done: Vec<String> = Vec::new();
@@ -490,13 +552,14 @@ impl Script {
                 Piece::Literal(text) => current.get_or_insert_default().push_str(text),
                 Piece::Sum(text) => {
                     let sum = lexer::sum(text, &|name| self.variables.get(name)?.first()?.trim().parse().ok());
-                    current.get_or_insert_default().push_str(&sum.map_or_else(|| format!("$(({text}))"), |sum| sum.to_string()));
+                    let open = || format!("$(({}))", without_blanks(text));
+                    current.get_or_insert_default().push_str(&sum.map_or_else(open, |sum| sum.to_string()));
                 }
                 Piece::Variable { name, default, is_quoted, is_all } => {
                     let found = self.positional(name).or_else(|| self.variables.get(name).cloned());
                     let found = found.or_else(|| default.clone().map(|text| vec![text]));
                     let Some(values) = found else {
-                        current.get_or_insert_default().push_str(&format!("${name}"));
+                        current.get_or_insert_default().push_str(&format!("${}", without_blanks(name)));
                         continue;
                     };
                     let values = if *is_all { values } else { values.into_iter().take(1).collect() };

@@ -357,7 +357,7 @@ impl Stated {
 
     /// Refuses settings as [`Self::refuse`] does, with another way forward.
     pub(super) fn refuse_with(&mut self, names: &[&str], why: &str, hint: &str) -> Result<(), FrameworkError> {
-        match self.stated_of(names).first() {
+        match self.stated_of(names).iter().find(|name| !self.taken.contains(*name)) {
             None => Ok(()),
             Some(name) => Err(FrameworkError::Form { reason: format!("{}: {why}", self.written(name)), hint: hint.into() }),
         }

@@ -2,7 +2,6 @@
 //! small Python module applies the same file to a configuration of later releases. It must not know
 //! the other frameworks.
 
-mod flavors;
 mod read;
 
 pub(super) use read::import;
@@ -27,6 +26,24 @@ const MODELS: [(&str, &str, &str, &str); 5] = [
     ("llama3-405b", "llama3", "llama3_405b", "405B"),
     ("qwen3-0.6b", "qwen3", "qwen3_0_6b", "0.6B"),
     ("qwen3-32b", "qwen3", "qwen3_32b", "32B"),
+];
+
+/// Further models of its registries in one release or another, which are read and not written.
+const READ_MODELS: [(&str, &str, &str, &str); 14] = [
+    ("llama2-7b", "llama2", "llama2_7b", "7B"),
+    ("llama2-13b", "llama2", "llama2_13b", "13B"),
+    ("llama2-70b", "llama2", "llama2_70b", "70B"),
+    ("llama3.2-1b", "llama3", "llama3_1b", "1B"),
+    ("llama3.2-3b", "llama3", "llama3_3b", "3B"),
+    ("qwen3-1.7b", "qwen3", "qwen3_1_7b", "1.7B"),
+    ("qwen3-4b", "qwen3", "qwen3_4b", "4B"),
+    ("qwen3-8b", "qwen3", "qwen3_8b", "8B"),
+    ("qwen3-14b", "qwen3", "qwen3_14b", "14B"),
+    ("qwen3-30b-a3b", "qwen3", "qwen3_30b_a3b", "30B-A3B"),
+    ("qwen3-235b-a22b", "qwen3", "qwen3_235b_a22b", "235B-A22B"),
+    ("deepseek-v2-lite", "deepseek_v3", "deepseek_v3_16b", "16B"),
+    ("deepseek-v2", "deepseek_v3", "deepseek_v3_236b", "236B"),
+    ("deepseek-v3", "deepseek_v3", "deepseek_v3_671b", "671B"),
 ];
 
 /// What torchtitan's selective checkpointing keeps.

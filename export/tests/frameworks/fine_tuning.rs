@@ -76,7 +76,6 @@ fn adapters_are_read_in_the_words_of_each_tool() {
         ("finetuning_type: freeze\n", "`finetuning_type: \"freeze\"`"),
         ("use_peft: true\nuse_dora: true\n", "`use_dora: true`"),
         ("adapter: lora\nlora_on_cpu: true\n", "`lora_on_cpu: true`"),
-        ("adapter: lora\nloraplus_lr_ratio: 16\n", "`loraplus_lr_ratio: 16`"),
         ("adapter: lora\nlora_target_modules: '.*q_proj$'\n", "regular expressions"),
     ] {
         refused(text, &[expected]);

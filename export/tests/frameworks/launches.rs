@@ -213,3 +213,102 @@ fn megatrons_older_spellings_are_read() {
     let model = imported.model.expect("the arguments say the model");
     assert_eq!(model.as_decoder().expect("a decoder").kv_heads, Some(4));
 }
+
+#[test]
+fn what_readers_are_to_fill_in_is_one_word() {
+    let filled =
+        format!("pretrain_gpt.py {MODEL} --tensorboard-dir <TENSORBOARD DIRECTORY> --tensor-model-parallel-size 4 --bf16");
+    for script in [format!("torchrun {filled}\n"), format!("RUN=\"{filled}\"\nsrun sh -c \"torchrun ${{RUN}}\"\n")] {
+        let plan = read(&script, PlanForm::MegatronArguments).expect(&script).plan;
+        assert_eq!((plan.layout.tensor, plan.precision), (4, DataType::Bf16), "{script}");
+    }
+    let redirected = format!("torchrun pretrain_gpt.py {MODEL} --bf16 <input.txt >out.log 2>&1\n");
+    assert_eq!(read(&redirected, PlanForm::MegatronArguments).expect("it is sound").plan.precision, DataType::Bf16);
+}
+
+#[test]
+fn a_launch_is_found_by_its_module_and_behind_another_tool() {
+    let flags = "--mixed_precision bf16 --use_deepspeed --zero_stage 3 train.py --per_device_train_batch_size 1 --output_dir o";
+    for launcher in [
+        "accelerate launch",
+        "uv run python -m accelerate.commands.launch",
+        "accelerate-launch",
+        "python mason.py --cluster a100 --gpus 8 -- accelerate launch",
+    ] {
+        let plan = trainer(&format!("{launcher} {flags}\n")).plan;
+        assert_eq!((plan.precision, plan.layout.zero), (DataType::Bf16, 3), "{launcher}");
+    }
+    let error = read("swift sft --model Qwen/Qwen2.5-7B --train_type lora\n", PlanForm::HuggingFaceTrainer);
+    assert!(error.as_ref().is_err_and(|error| error.contains("`swift sft`")), "{error:?}");
+}
+
+#[test]
+fn a_script_has_no_arguments_of_its_own() {
+    let script = format!(
+        "TP=2\nwhile [[ $# -gt 0 ]]; do\n  case $1 in --tp) TP=\"$2\"; shift 2 ;; *) exit 1 ;; esac\ndone\n\
+         torchrun pretrain_gpt.py {MODEL} --tensor-model-parallel-size $TP\n"
+    );
+    let imported = read(&script, PlanForm::MegatronArguments).expect("it is sound");
+    assert_eq!(imported.plan.layout.tensor, 2);
+    assert!(says(&imported, "without arguments of its own"), "{:?}", imported.assumed);
+    // Another loop may be run.
+    let other = script.replace("$# -gt 0", "-f more");
+    assert!(read(&other, PlanForm::MegatronArguments).is_err());
+    let read_text =
+        format!("read -r -d '' ARGS <<EOF\n{MODEL} --tensor-model-parallel-size 4\nEOF\ntorchrun pretrain_gpt.py $ARGS\n");
+    assert_eq!(read(&read_text, PlanForm::MegatronArguments).expect("it is sound").plan.layout.tensor, 4);
+    // A command's output is one value, whatever its text.
+    let asked = format!(
+        "GPUS=$(($(nvidia-smi --query-gpu=name | wc -l)-2))\ntorchrun --nproc_per_node $GPUS pretrain_gpt.py {MODEL} --train-samples $GPUS\n"
+    );
+    assert!(read(&asked, PlanForm::MegatronArguments).is_ok(), "{:?}", read(&asked, PlanForm::MegatronArguments));
+}
+
+#[test]
+fn names_that_scripts_share_mean_what_each_of_them_means() {
+    let firefly = "{\"max_seq_length\": 1024, \"per_device_train_batch_size\": 1, \"output_dir\": \"o\", \"lora_rank\": 64, \"train_mode\": \"qlora\"}";
+    let plan = trainer(firefly).plan;
+    assert_eq!((plan.training.lora.map(|lora| lora.rank), plan.workload.base_bits), (Some(64), Some(4)));
+    let full = trainer(&firefly.replace("qlora", "full")).plan;
+    assert!(full.training.lora.is_none() && full.workload.base_bits.is_none());
+    let recipe = "per_device_train_batch_size: 1\noutput_dir: o\nlearning_rate: 1e-5\n";
+    let of_trl = read_in(recipe, PlanForm::HuggingFaceTrainer, Surroundings { tool: Some("trl"), ..Surroundings::from(1) });
+    let of_trl = of_trl.expect("it is sound").plan;
+    assert_eq!((of_trl.precision, of_trl.layout.recompute), (DataType::Bf16, Recompute::Full));
+    assert_eq!(trainer(recipe).plan.precision, DataType::Fp32);
+    let intern = trainer(
+        "torchrun finetune.py --per_device_train_batch_size 1 --output_dir o --freeze_backbone True --freeze_llm False --bf16 True",
+    );
+    assert_eq!(intern.plan.training.frozen, NamePatterns::from_iter(["vision*"]));
+    let lora = trainer(
+        "torchrun finetune.py --per_device_train_batch_size 1 --output_dir o --freeze_llm True --use_llm_lora 16 --bf16 True",
+    );
+    assert_eq!(lora.plan.training.lora.map(|lora| lora.rank), Some(16));
+}
+
+#[test]
+fn mixtures_of_megatron_drop_no_token_unless_told_to() {
+    let capacity = |more: &str| {
+        let text = format!("torchrun pretrain_gpt.py {MODEL} --num-experts 8 --moe-router-topk 2 --swiglu {more}\n");
+        let imported = read(&text, PlanForm::MegatronArguments).expect("it is sound");
+        serde_json::to_value(imported.model.expect("it has one")).expect("it is JSON").to_string()
+    };
+    assert!(capacity("").contains("\"capacity_factor\":1.0"), "{}", capacity(""));
+    assert!(capacity("--moe-expert-capacity-factor 1.25").contains("\"capacity_factor\":1.25"));
+}
+
+#[test]
+fn an_arm_of_a_case_is_that_of_its_word() {
+    let script = |size: &str| {
+        format!(
+            "SIZE={size}\nTP=1\ncase $SIZE in\n  7b|8b) TP=2 ;;\n  70b)\n    TP=4\n    ;;\n  *) TP=8 ;;\nesac\n(cd x && ls)\n\
+             torchrun pretrain_gpt.py {MODEL} --tensor-model-parallel-size $TP\n"
+        )
+    };
+    for (size, tensor) in [("7b", 2), ("8b", 2), ("70b", 4), ("405b", 8)] {
+        let layout = read(&script(size), PlanForm::MegatronArguments).expect(size).plan.layout;
+        assert_eq!(layout.tensor, tensor, "{size}");
+    }
+    let error = read(&script("$1"), PlanForm::MegatronArguments).expect_err("the size is not known");
+    assert!(error.contains("TP"), "{error}");
+}

@@ -155,7 +155,7 @@ impl Family for Moe {
             experts: 8,
             top_k: 2,
             moe_every: 1,
-            capacity_factor: CapacityFactor::default(),
+            capacity_factor: CapacityFactor::BALANCED,
             rope_theta: 1_000_000,
             tied_embeddings: false,
         };

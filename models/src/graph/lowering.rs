@@ -56,7 +56,7 @@ impl Operator {
             group: size(Extent::Group),
             head_dimension: features,
             // Values have a loop of their own if their heads have other features.
-            value_dimension: NonZeroU32::new(u32::try_from(columns).unwrap_or(u32::MAX))
+            value_dimension: NonZeroU32::new(u32::try_from(columns).expect("a head has less than 2^32 features"))
                 .filter(|_| self.loops.iter().any(|one| one.role == Extent::Columns)),
             causal,
             scaled,

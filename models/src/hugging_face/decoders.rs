@@ -2,7 +2,7 @@
 
 use super::fields::{ConfigError, Fields, inexpressible};
 use super::rotary::rotary;
-use crate::families::{Decoder, FeedForward, Mixtures};
+use crate::families::{CapacityFactor, Decoder, FeedForward, Mixtures};
 use crate::model::Model;
 use serde_json::{Value, json};
 
@@ -90,7 +90,10 @@ pub(super) fn mixtral(fields: &mut Fields) -> Result<Model, ConfigError> {
 pub(super) fn router(fields: &mut Fields) -> Result<(), ConfigError> {
     fields.neutral(&["router_aux_loss_coef"]);
     fields.must_be_off("output_router_logits", "no auxiliary loss balances the experts")?;
-    fields.note("an expert has slots for 1.25 times balanced routing (`capacity_factor`), and Transformers drops no token");
+    fields.note(
+        "an expert has slots for balanced routing (`capacity_factor: 1`): Transformers drops no token, and our own executor those \
+         beyond it",
+    );
     Ok(())
 }
 
@@ -104,7 +107,7 @@ pub(super) fn mixtures([experts, top_k, ffn]: [usize; 3]) -> Mixtures {
         shared_gate: false,
         every: 1,
         first: 0,
-        capacity_factor: Default::default(),
+        capacity_factor: CapacityFactor::BALANCED,
         router_bias: false,
         expert_bias: false,
         unnormalised_gates: false,

@@ -1,7 +1,7 @@
 //! The best layout for each number of devices, and for each memory limit: scaling curves and Pareto
 //! fronts.
 
-use super::{PlanJob, PlanJobError, plan_job};
+use super::{PlanJob, PlanJobError, plan_job, usual_headroom};
 use crate::error::PlannerError;
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
@@ -168,7 +168,7 @@ fn point(job: &PlanJob<'_>, (devices, memory): (usize, Option<Bytes>), end: Opti
         topology: &topology,
         devices: Some(devices),
         memory_limit: memory.or(job.memory_limit),
-        // A smaller limit leaves as much free as is asked.
+        // A limit has what is left free taken off.
         headroom: if memory.is_some() { Some(0.0) } else { job.headroom },
         keeps_node_order: true,
         top: 1,
@@ -201,8 +201,10 @@ fn point(job: &PlanJob<'_>, (devices, memory): (usize, Option<Bytes>), end: Opti
     }))
 }
 
-/// Memory limit of a device: the smallest device's memory, or the job's limit if that is less.
+/// Memory limit of a device: the smallest device's memory without what is left free, or the job's
+/// limit if that is less.
 fn least_memory(job: &PlanJob<'_>) -> Bytes {
-    let least = Topology::least_memory(job.topology);
+    let free = job.headroom.unwrap_or_else(|| usual_headroom(&job.base.stack, job.memory_limit));
+    let least = Bytes::new((Topology::least_memory(job.topology).value() * (1.0 - free)) as u64);
     job.memory_limit.map_or(least, |limit| limit.min(least))
 }

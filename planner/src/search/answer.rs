@@ -14,6 +14,9 @@ pub struct Candidate {
     pub plan: Plan,
     /// Its prediction.
     pub prediction: Prediction,
+    /// What the search minimises: seconds of a step, or of its slow end, or with the failures of a
+    /// run; price per hour times seconds; joules.
+    pub value: f64,
 }
 
 /// What a search did. `--json` prints it as `search`.

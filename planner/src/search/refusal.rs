@@ -1,6 +1,6 @@
 //! The error of a search that found no layout.
 
-use crate::error::{PlannerError, USUAL_HINT};
+use crate::error::{PlannerError, fixes_anything, usual_hint};
 use crate::space::{Request, StackLimits};
 use foretell_program::Offload;
 use foretell_topologies::Architecture;
@@ -20,14 +20,14 @@ pub(super) fn nothing_found(
     if let Some(needed) = needed {
         let offload = hint_to_offload(request);
         let less = hint_to_choose_less(request);
-        let hint = format!("use more devices, a smaller global batch, or a smaller model; {less}{offload}");
+        let hint = format!("use more devices, a smaller global batch, or a smaller model{less}{offload}");
         return PlannerError::out_of_memory(request, needed, limit, hint);
     }
     match contradiction(request, blocks) {
         Some((reason, hint)) => PlannerError::no_layout(request, reason, hint),
         None => match reason {
             Some(reason) => PlannerError::impossible(request, &reason),
-            None => PlannerError::no_layout(request, String::new(), USUAL_HINT),
+            None => PlannerError::no_layout(request, String::new(), &usual_hint(request)),
         },
     }
 }
@@ -58,8 +58,9 @@ fn contradiction(request: &Request<'_>, blocks: usize) -> Option<(String, &'stat
 /// fields.
 fn hint_to_choose_less(request: &Request<'_>) -> String {
     match StackLimits::of(&request.base.stack).and_then(|limits| Some((limits.wider()?, limits.reason()))) {
-        Some((wider, reason)) => format!("or choose a stack that splits more, such as `--stack {wider}`: {reason}"),
-        None => "`--fix` less".into(),
+        Some((wider, reason)) => format!("; or choose a stack that splits more, such as `--stack {wider}`: {reason}"),
+        None if fixes_anything(request) => "; or `--fix` less".into(),
+        None => String::new(),
     }
 }
 

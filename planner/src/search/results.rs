@@ -69,7 +69,7 @@ impl Searcher<'_> {
             {
                 plan.layout.recompute = Recompute::None;
             }
-            Candidate { plan, prediction }
+            Candidate { plan, prediction, value: self.incumbents.list[place].value }
         };
         let candidates: Vec<Candidate> = predicted.into_iter().map(candidate).collect();
         // Without candidates the best is the other search's value. That is a time wherever the

@@ -76,8 +76,13 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     let least = looked.iter().filter_map(|looked| looked.needed).min();
     let mut fitting: Vec<Fitting> = looked.into_iter().flat_map(|looked| looked.fitting).collect();
     let simulated = fitting.len();
-    // Among equals the first in the order of layouts, which has the fewest ranks.
-    fitting.sort_by(|one, other| one.value.total_cmp(&other.value));
+    // Layouts that probably run out are an answer where there is no other. Among equals the first in
+    // the order of layouts, which has the fewest ranks.
+    let is_risky = |layout: &Fitting| layout.prediction.probably_runs_out();
+    fitting.sort_by(|one, other| is_risky(one).cmp(&is_risky(other)).then(one.value.total_cmp(&other.value)));
+    if let Some(risky) = fitting.iter().position(is_risky).filter(|&first| first > 0) {
+        fitting.truncate(risky);
+    }
     let least_value = fitting.first().map(|fastest| fastest.value);
     prefer_simple(&mut fitting, request.simplicity_margin);
     if let Some(value) = request.must_beat {
@@ -115,7 +120,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     let candidates = fitting
         .into_iter()
         .take(request.top.max(1))
-        .map(|layout| Candidate { plan: layout.plan, prediction: layout.prediction })
+        .map(|layout| Candidate { plan: layout.plan, prediction: layout.prediction, value: layout.value })
         .collect();
     let planned = Planned { candidates, value, search };
     Ok(Some(if is_cut_off { planned.cut_off() } else { planned }))

@@ -41,7 +41,7 @@ impl DeviceKinds {
         }
         let memory = kinds.iter().map(|&kind| {
             let kind = &topology.device_kinds()[kind];
-            let free = if kind.architecture == Architecture::Gpu { headroom } else { 0.0 };
+            let free = if kind.architecture == Architecture::Cpu { 0.0 } else { headroom };
             Bytes::new((kind.memory.value() * (1.0 - free)) as u64)
         });
         let memory_limits: Vec<Bytes> = memory.map(|memory| limit.map_or(memory, |limit| limit.min(memory))).collect();

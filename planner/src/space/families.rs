@@ -12,7 +12,7 @@ use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 pub(super) const ALWAYS_CONSIDERED: usize = 4;
 
 /// Most micro-batches of such a step: with more, it takes too long to simulate.
-pub(super) const MOST_SMALL_MICRO_BATCHES: usize = 512;
+pub(super) const MOST_SMALL_MICRO_BATCHES: usize = 4096;
 
 /// Most micro-batches of a step whose micro-batch is larger, unless the user fixes it or the
 /// pipeline is long. At 128 even a fixed cost of each micro-batch of 1 % is spread over few of
@@ -73,7 +73,8 @@ impl Space<'_> {
         if !is_possible || !has_equal_shares && unequal_shares.is_empty() {
             return families;
         }
-        let expert_tensors = [None, Some(1)].into_iter().filter(|split| split.is_none() || expert > 1 && tensor > 1);
+        let has_experts = self.model.experts.is_some();
+        let expert_tensors = [None, Some(1)].into_iter().filter(|split| split.is_none() || has_experts && tensor > 1);
         let usual: &[ContextMethod] = match (context, tensor) {
             (1, _) => &[ContextMethod::Gather],
             // Heads are sharded over one axis only.

@@ -144,6 +144,10 @@ impl Space<'_> {
             ),
             of_sizes("expert", &expert, experts, false, others, fixed.expert.is_some()),
         ];
+        if self.model.experts.is_some() && sizes.tensor.iter().any(|&size| size > 1) {
+            let reason = "others split each expert into fewer parts than the rest of the layer";
+            stated.push(dimension("expert_tensor", "1, tensor".into(), None, reason.into(), false));
+        }
         if context.iter().any(|&size| size > 1) {
             stated.push(dimension(
                 "context_order",

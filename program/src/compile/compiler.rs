@@ -139,6 +139,7 @@ impl<'a> Compiler<'a> {
         assert_sound_in_debug(&evaluation);
         assert_sound_in_debug(&training);
         let other_steps: Vec<Program> = programs.by_ref().take(cycle.program_count() - 1).collect();
+        other_steps.iter().for_each(assert_sound_in_debug);
         let mut sessions = Vec::new();
         while let (Some(snapshot), Some(send), Some(receive), Some(add), Some(update)) =
             (programs.next(), programs.next(), programs.next(), programs.next(), programs.next())

@@ -60,18 +60,29 @@ pub struct Session {
     pub update: Program,
 }
 
+impl Session {
+    /// The Programs, in the order of their fields.
+    fn programs(&self) -> [&Program; 5] {
+        [&self.snapshot, &self.send, &self.receive, &self.add, &self.update]
+    }
+}
+
 impl Compiled {
     /// The Programs of all steps, by number.
     pub fn step_programs(&self) -> Vec<&Program> {
         std::iter::once(&self.training).chain(&self.other_steps).collect()
     }
 
-    /// Checks the Programs of all steps and of the evaluation, as [`Program::check`] does.
+    /// Checks the Programs of all steps, of the evaluation and of sessions, as [`Program::check`] does.
     ///
     /// # Errors
     /// The first fault that is found.
+    ///
+    /// Messages of a [`Session`] are those of two Programs, one of the servers and one of a worker.
+    /// So the lists of its Programs are checked alone.
     pub fn check(&self) -> Result<(), Unsound> {
-        self.step_programs().into_iter().chain([&self.evaluation]).try_for_each(Program::check)
+        self.step_programs().into_iter().chain([&self.evaluation]).try_for_each(Program::check)?;
+        self.sessions.iter().flat_map(Session::programs).try_for_each(Program::check_lists)
     }
 
     /// The size of each stage's largest arena, over training and evaluation.

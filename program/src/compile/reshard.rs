@@ -233,6 +233,7 @@ impl Crossings {
         }
         let Some(&first) = ranks.first() else { return routes };
         let mut peer_ids: FxHashMap<(Direction, usize), PeerId> = FxHashMap::default();
+        // No rank has an entry where nothing crosses between the layouts of two stages.
         let peers_of_first = self.of_rank.get(first.0).into_iter().flat_map(|transfers| &transfers.peers);
         for (&direction, peers) in peers_of_first {
             for slot in 0..peers.len() {
@@ -247,7 +248,7 @@ impl Crossings {
         }
         for Transfer { direction, tensor, slot, start, extent } in self.transfers(first) {
             let fragments = if direction.sends { &mut routes.sends } else { &mut routes.receives };
-            let Some(&peer) = peer_ids.get(&(direction, slot)) else { continue };
+            let peer = peer_ids[&(direction, slot)];
             fragments.entry((tensor, direction.stage)).or_default().push(Fragment { peer, start, extent });
         }
         routes
@@ -261,7 +262,7 @@ impl RankTransfers {
     }
 
     fn sorted(&self) -> Vec<Transfer> {
-        let slot = |direction: &Direction, peer: &Rank| self.peers.get(direction).map_or(0, |peers| peers.range(..peer).count());
+        let slot = |direction: &Direction, peer: &Rank| self.peers[direction].range(..peer).count();
         let transfer = |(direction, tensor, peer, Region { start, extent }): &(Direction, TensorId, Rank, Region)| Transfer {
             direction: *direction,
             tensor: *tensor,

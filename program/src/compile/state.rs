@@ -436,7 +436,7 @@ fn bucket_kind(placements: Placements) -> Placements {
 /// The first block that reads a parameter, whatever stages read it.
 fn first_block(lowering: &Lowering, parameter: TensorId) -> usize {
     let readers = lowering.consumers[parameter.0].iter();
-    readers.map(|&id| lowering.graph.operators[id.0].block).min().unwrap_or(0)
+    readers.map(|&id| lowering.graph.operators[id.0].block).min().expect("invariant: an operator reads each parameter")
 }
 
 /// The stages whose operators read a parameter, ascending.

@@ -130,6 +130,11 @@ impl Prediction {
         self.chance_of_running_out.is_some()
     }
 
+    /// Whether running out of memory is likelier than not, where that chance is known.
+    pub fn probably_runs_out(&self) -> bool {
+        self.chance_of_running_out.is_some_and(|chance| chance > 0.5)
+    }
+
     /// Replaces the memory. A prediction has that of the training Program alone; call this for a
     /// run that also evaluates.
     #[must_use]

@@ -47,10 +47,10 @@ pub(crate) fn lower<'a>(
         // has the most work, the last.
         let uneven = uneven_groups(source, &lists[stage]);
         let members_in = |group: GroupId| {
-            let members = || source.groups.get(group.0 as usize).map_or(0, |group| group.members(&program.mesh, rank).len());
+            let members = || source.groups[group.0 as usize].members(&program.mesh, rank).len();
             match uneven.contains(&group) {
                 true if costs.balances_parts(kind) => balanced_parts(members()),
-                true => [members().saturating_sub(1); 2],
+                true => [members() - 1; 2],
                 false => [0, 0],
             }
         };

@@ -168,7 +168,7 @@ fn frozen_share(list: &StageProgram) -> f64 {
 
 /// Returns the buffer that another is a view of, or the other itself.
 fn root(list: &StageProgram, mut id: BufferId) -> BufferId {
-    while let Some(parent) = list.buffers.get(id.0 as usize).and_then(|buffer| buffer.parent) {
+    while let Some(parent) = list.buffer(id).parent {
         id = parent;
     }
     id

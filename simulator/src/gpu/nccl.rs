@@ -5,6 +5,9 @@
 //! constants are those of that file (`baseLat`, `hwLat`), and the bandwidths are measured ones of
 //! the links.
 //!
+//! All-gathers and reduce-scatters have a ring alone: PAT (NCCL 2.23) supports one GPU a node
+//! (NVIDIA/nccl#1473), and so is left out.
+//!
 //! A group is described by its number of members and their distribution over nodes. Groups of one
 //! layout that communicate at the same time share a node's network equally.
 

@@ -92,6 +92,11 @@ impl SampleLengths {
         (shortest > 0).then_some(Self { sorted: lengths, most })
     }
 
+    /// The number of samples; of a distribution, that of its quantiles.
+    pub fn count(&self) -> usize {
+        self.sorted.len()
+    }
+
     /// Lengths of a log-normal distribution, none above `most`.
     pub fn log_normal(mean: usize, p95: usize, most: usize) -> Self {
         let lengths = Lengths::new(mean, Some(p95), most);

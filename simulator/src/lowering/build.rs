@@ -177,7 +177,7 @@ impl<'a> Draft<'a> {
             let members = |group: &GroupId| {
                 let coordinates = program.mesh.coordinates(rank.rank);
                 let mesh = program.mesh.stage_at(coordinates);
-                let Some(group) = list.groups.get(group.0 as usize) else { return [0; 2] };
+                let group = &list.groups[group.0 as usize];
                 if costs.balances_parts(rank.kind) {
                     balanced_parts(group.axes.iter().map(|&axis| mesh.size(axis)).product())
                 } else {

@@ -36,11 +36,11 @@ pub enum PlanCostError {
         kind: String,
     },
     /// A setting that only traced operators know, where a job has none.
-    #[error("`{setting}`: {reason}")]
+    #[error("{setting}: {reason}")]
     #[diagnostic(code(plan::unknown_operators), help("{hint}"))]
     UnknownOperators {
-        /// The setting, as a plan file states it.
-        setting: String,
+        /// The setting, with the field of a plan file and the option that state it.
+        setting: &'static str,
         /// Why its operators are not known.
         reason: String,
         /// What to change.
@@ -107,12 +107,13 @@ fn is_traced(costs: &CostModel, plan: &Plan, model: &Model) -> bool {
 /// tables know where there is none.
 fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, PlanCostError> {
     let stack = plan.stack.name();
-    let unknown =
-        |setting: String, reason: String, hint: &'static str| Err(PlanCostError::UnknownOperators { setting, reason, hint });
+    let unknown = |setting: &'static str, reason: String, hint: &'static str| {
+        Err(PlanCostError::UnknownOperators { setting, reason, hint })
+    };
     if plan.layout.offload == Offload::State && !is_traced(costs, plan, model) {
         let reason = format!("the operators of `{stack}` were not traced for this job");
         let hint = "use `offload: optimizer`, or `stack: hf-deepspeed` with a model whose operators are known there";
-        return unknown("layout.offload: state".into(), reason, hint);
+        return unknown("state on hosts (`offload: state`)", reason, hint);
     }
     let Some(kind) = (0..costs.kind_count()).find(|&kind| costs.tables(kind).is_some()) else {
         return match plan.workload.stated_kernels() {
@@ -120,7 +121,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
             Some("adapter_dropout") if !plan.stack.is_own() => Ok(vec![WITHOUT_DROPOUT.into()]),
             Some(field) => {
                 let reason = format!("`stack: {stack}` does not tell such kernels apart");
-                unknown(format!("workload.{field}"), reason, "use `stack: hf-trainer` on GPUs of the catalogue, or leave it out")
+                unknown(setting_of(field), reason, "use the stack `hf-trainer` on GPUs of the catalogue, or leave it out")
             }
             None => Ok(Vec::new()),
         };
@@ -131,7 +132,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     match (traced_plan(plan, model, costs, kind), needs_table) {
         (Ok(traced), _) => Ok(traced.assumptions),
         (Err(Untraced { reason }), Some(field)) => unknown(
-            format!("workload.{field}"),
+            setting_of(field),
             format!("the operators of `{stack}` are not known for {reason}"),
             "leave it out, or use what was traced: docs/reference/operator-tables.md",
         ),
@@ -142,6 +143,20 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
             let dropout = plan.workload.adapter_dropout.then(|| WITHOUT_DROPOUT.into());
             Ok([profile].into_iter().chain(dropout).collect())
         }
+    }
+}
+
+/// A setting of a plan's `workload`, as its reader or the user of `plan` knows it.
+fn setting_of(field: &str) -> &'static str {
+    match field {
+        "preference" => "training on preferences (`workload.preference`, `--method dpo` and its like)",
+        "base_bits" => "frozen weights in few bits (`workload.base_bits`, `--method qlora`, `--base-bits`)",
+        "paged_moments" => "moments in paged memory (`workload.paged_moments`, `--optimizer paged-adamw-8bit`)",
+        "attention" => "the kernel of attention (`workload.attention`, `--attention`)",
+        "loss" => "the kernel of the loss (`workload.loss`, `--loss`)",
+        "updates_in_backward" => "updates in the backward pass (`workload.updates_in_backward`)",
+        "adapter_dropout" => "dropout of adapters (`workload.adapter_dropout`, `--adapter dropout=`)",
+        other => unreachable!("no kernel is stated by `{other}`"),
     }
 }
 

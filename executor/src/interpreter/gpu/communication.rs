@@ -65,7 +65,8 @@ pub(in crate::interpreter) fn connect(
                 channel.receive(&mut id)?;
                 (2, 1)
             }
-            _ => continue,
+            (StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) | StreamKey::Storage, _) => continue,
+            (key, _) => unreachable!("the runner of stream {stream} is not that of {key:?}"),
         };
         communications[stream] = GpuCommunication::Direct(collectives.join(&id, size, position)?);
     }

@@ -194,7 +194,11 @@ impl Engine {
         // SAFETY: the status is that of a complete request.
         let code = unsafe { (self.library.get_count)(&status, self.library.byte, &mut count) };
         self.library.check(code, || "count the bytes of a message".into())?;
-        Ok(Some(usize::try_from(count).unwrap_or(0)))
+        // `MPI_UNDEFINED`, which is negative, is no number of bytes.
+        let bytes = usize::try_from(count).map_err(|_| {
+            TransportError::system("count the bytes of a message", std::io::Error::other(format!("MPI counts {count}")))
+        })?;
+        Ok(Some(bytes))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -26,7 +26,7 @@ const KNOWN: [&str; 14] = [
 ];
 
 /// Settings that change neither the time of a step nor its memory, or only how buffers are cut.
-const NEUTRAL: [&str; 58] = [
+const NEUTRAL: [&str; 60] = [
     "steps_per_print",
     "wall_clock_breakdown",
     "memory_breakdown",
@@ -76,6 +76,8 @@ const NEUTRAL: [&str; 58] = [
     "zero_optimization.offload_optimizer.buffer_*",
     "zero_optimization.offload_optimizer.pipeline*",
     "zero_optimization.offload_optimizer.fast_init",
+    "bf16.hysteresis",
+    "seq_parallel_communication_data_type",
     "fp16.hysteresis",
     "fp16.consecutive_hysteresis",
     "fp16.min_loss_scale",
@@ -175,6 +177,8 @@ pub(in super::super) fn read_config(
     trainer: &Trainer,
 ) -> Result<Plan, FrameworkError> {
     stated.rename("bfloat16.enabled", "bf16.enabled")?;
+    // The Trainer turns what is `auto` here off.
+    stated.usual("amp.enabled", &json!("auto"));
     for (name, why) in REFUSED {
         if stated.has_section(name) && !stated.has(&format!("{name}.enabled")) {
             let hint = "leave it out of the file to plan the job without it".into();

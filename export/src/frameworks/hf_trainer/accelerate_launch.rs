@@ -50,9 +50,12 @@ pub(super) struct AccelerateLaunch {
 impl AccelerateLaunch {
     /// Reads a launcher's words; `None` if they say nothing of the job.
     pub(super) fn of_words(words: &[String]) -> Option<Self> {
-        let start = words.windows(2).position(|pair| pair[0].ends_with("accelerate") && pair[1] == "launch");
+        let by_command = words.windows(2).position(|pair| pair[0].ends_with("accelerate") && pair[1] == "launch");
+        let names = ["accelerate-launch", "accelerate.commands.launch"];
+        let by_module = words.iter().position(|word| names.iter().any(|name| word.ends_with(name)));
+        let start = by_command.map(|at| at + 2).or_else(|| by_module.map(|at| at + 1));
         let mut launch = Self::default();
-        for (flag, value) in flags(words.get(start? + 2..)?) {
+        for (flag, value) in flags(words.get(start?..)?) {
             match (flag.as_str(), KINDS.iter().find(|(name, _)| *name == flag)) {
                 ("config_file", _) => launch.file = value,
                 (_, Some((_, kind))) => _ = launch.settings.insert("distributed_type".into(), (*kind).into()),

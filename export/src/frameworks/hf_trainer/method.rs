@@ -5,7 +5,7 @@ use super::super::FrameworkError;
 use super::super::stated::Stated;
 use super::Tool;
 use foretell_program::{Lora, NamePatterns, Plan};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Names of one setting in the files of the three tools.
 const RENAMED: [(&str, &str); 9] = [
@@ -21,7 +21,7 @@ const RENAMED: [(&str, &str); 9] = [
 ];
 
 /// Settings that change how adapters begin or are scaled, or which constants four bits have.
-const NEUTRAL: [&str; 22] = [
+const NEUTRAL: [&str; 23] = [
     "lora_alpha",
     "lora_r",
     "lora_dropout",
@@ -33,6 +33,7 @@ const NEUTRAL: [&str; 22] = [
     "lora_model_dir",
     "lora_task_type",
     "lora_name",
+    "loraplus_*",
     "adapter_name_or_path",
     "create_new_adapter",
     "use_rslora",
@@ -48,8 +49,21 @@ const NEUTRAL: [&str; 22] = [
 
 /// Reads the method of training.
 pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
+    // InternVL's 0 is none.
+    stated.usual("use_llm_lora", &json!(0));
+    stated.usual("use_llm_lora", &json!("0"));
+    if !stated.is_taken("use_llm_lora") {
+        stated.rename("use_llm_lora", "lora_r")?;
+    }
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
+    }
+    // Firefly's word for the method.
+    match stated.text("train_mode")?.as_deref() {
+        None | Some("lora") => {}
+        Some("qlora") => stated.provide("load_in_4bit", true.into()),
+        Some("full") => stated.neutral(&["lora_r"]),
+        Some(_) => return Err(stated.unknown("train_mode", "modes: full, lora, qlora")),
     }
     stated.refuse_with(
         &["gptq", "bnb_config_kwargs.load_in_8bit"],
@@ -58,7 +72,7 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
     )?;
     stated.refuse(&["lora_on_cpu"], "adapters lie in device memory in a plan")?;
     stated.refuse(
-        &["peft_use_dora", "loraplus_*", "relora*", "use_badam", "lora_layers_to_transform", "lora_target_parameters"],
+        &["peft_use_dora", "relora*", "use_badam", "lora_layers_to_transform", "lora_target_parameters"],
         "of adapters, plain LoRA and QLoRA are planned",
     )?;
     let bits = frozen_bits(stated)?;
@@ -127,7 +141,8 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
     }
     // Scripts of others (FastChat's `train_lora.py`) have no switch: a rank means adapters.
     let says_neither = ["use_peft"].iter().chain(&OF_OTHERS).all(|switch| stated.peek(switch).is_none());
-    let is_meant = tool == Tool::Trainer && says_neither && stated.stated_of(&["lora_r"]).len() == 1;
+    let is_meant =
+        tool == Tool::Trainer && says_neither && stated.stated_of(&["lora_r"]).len() == 1 && !stated.is_taken("lora_r");
     if is_meant {
         stated.assume(format!(
             "`training.lora`: {}; `--use_lora False` says that all parameters are trained",
@@ -168,8 +183,12 @@ const FREEZES_TEXT: [(&str, bool); 5] = [
 
 /// Reads which parts of a model of images and text are trained.
 pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
-    for (name, freezing) in FREEZES_TEXT {
-        if stated.flag(name)? == Some(freezing) {
+    // Beside adapters all else is frozen. InternVL's backbone is the part that sees images.
+    let has_adapters = plan.training.lora.is_some();
+    let is_of_vision = |name: &str| name == "freeze_backbone" && stated.peek("freeze_llm").is_some();
+    let of_text: Vec<(&str, bool)> = FREEZES_TEXT.into_iter().filter(|(name, _)| !is_of_vision(name)).collect();
+    for (name, freezing) in of_text {
+        if stated.flag(name)? == Some(freezing) && !has_adapters {
             return Err(stated.frozen_text(name));
         }
     }
@@ -177,6 +196,7 @@ pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> R
     let sees = ["image_max_pixels", "video_max_pixels", "image_resolution", "freeze_multi_modal_projector", "media_dir"];
     let is_usual = tool == Tool::LlamaFactory && sees.iter().any(|name| stated.peek(name).is_some());
     let mut freezes = is_usual.then_some(true);
+    freezes = stated.flag("freeze_backbone")?.or(freezes);
     for (name, freezing) in FREEZES_VISION {
         if let Some(value) = stated.flag(name)? {
             freezes = Some(value == freezing);

@@ -1,7 +1,7 @@
 //! Names of a Trainer's settings, and of those that TRL, Axolotl and LLaMA-Factory add.
 
 /// Arguments that change neither the time of a step nor its memory.
-pub(super) const NEUTRAL: [&str; 123] = [
+pub(super) const NEUTRAL: [&str; 124] = [
     "output_dir",
     "overwrite_output_dir",
     "do_*",
@@ -93,6 +93,7 @@ pub(super) const NEUTRAL: [&str; 123] = [
     "shuffle_dataset",
     "train_on_inputs",
     "optim_args",
+    "optim_args.*",
     "label_smoothing_factor",
     "model_type",
     "processor_type",

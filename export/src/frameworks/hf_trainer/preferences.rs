@@ -77,6 +77,10 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
     if preference.is_some() {
         stated.neutral(&OF_LOSSES);
     }
+    // FlagEmbedding's switch; what is beside it has no effect then.
+    if stated.flag("knowledge_distillation")? == Some(false) {
+        stated.neutral(&["kd_*"]);
+    }
     let mut found = stated.stated_of(&OTHER_MODELS);
     found.retain(|name| !stated.is_taken(name));
     if preference.is_none()
@@ -119,6 +123,10 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
             "dpo" if is_orpo => Ok(Some(Preference::Orpo)),
             "dpo" => match stated.text("pref_loss")?.as_deref() {
                 None | Some("sigmoid" | "hinge" | "ipo" | "kto_pair") => Ok(Some(Preference::Dpo)),
+                Some("simpo") => {
+                    stated.assume("`workload.preference` orpo: SimPO has its passes, without a reference model");
+                    Ok(Some(Preference::Orpo))
+                }
                 Some(_) => unknown(stated, "pref_loss"),
             },
             "kto" => Ok(Some(Preference::Kto)),
@@ -132,6 +140,10 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
         return match kind.as_str() {
             "dpo" | "ipo" => Ok(Some(Preference::Dpo)),
             "orpo" => Ok(Some(Preference::Orpo)),
+            "simpo" => {
+                stated.assume("`workload.preference` orpo: SimPO has its passes, without a reference model");
+                Ok(Some(Preference::Orpo))
+            }
             "kto" => Ok(Some(Preference::Kto)),
             _ => unknown(stated, "rl"),
         };

@@ -44,8 +44,16 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
                 let stated = Stated::parse(&text, "the settings as YAML")?;
                 return Ok(Given { stated, launch: None, script: None });
             }
+            if let Some(foreign) = started.foreign {
+                return Err(FrameworkError::Form {
+                    reason: format!("{foreign} starts the job, and its arguments are not read"),
+                    hint: "give the job as TrainingArguments in YAML or JSON (`per_device_train_batch_size: 1`, ...), or as the command of \
+                           a script that takes a Trainer's arguments"
+                        .into(),
+                });
+            }
             match other {
-                Err(error) if !is_script => Err(error),
+                Err(error) if !is_script && !looks_like_shell(text) => Err(error),
                 _ => Err(FrameworkError::Form {
                     reason: "the script starts no Python script with arguments of a Trainer".into(),
                     hint:
@@ -55,6 +63,11 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
             }
         }
     }
+}
+
+/// Whether a text is a script, although no first line says so.
+fn looks_like_shell(text: &str) -> bool {
+    text.lines().any(|line| line.trim_end().ends_with('\\') || line.trim_start().starts_with("export "))
 }
 
 /// The flags with the settings of the file that `--config` names, as TRL's and the

@@ -7,7 +7,7 @@ pub(super) use read::read;
 
 use super::super::FrameworkError;
 use super::{Arguments, FRAMEWORK};
-use foretell_models::{Decoder, DropoutRate, Gpt, Mixtures, Model, NormKind, PositionKind};
+use foretell_models::{CapacityFactor, Decoder, DropoutRate, Gpt, Mixtures, Model, NormKind, PositionKind};
 
 /// The flags of a model.
 pub(super) fn arguments(model: &Model) -> Result<Arguments, FrameworkError> {
@@ -109,13 +109,15 @@ fn decoder_arguments(decoder: &Decoder) -> Arguments {
             ("num-experts", mixtures.experts.to_string()),
             ("moe-router-topk", mixtures.top_k.to_string()),
             ("moe-ffn-hidden-size", mixtures.ffn.to_string()),
-            ("moe-expert-capacity-factor", f64::from(mixtures.capacity_factor).to_string()),
-            ("moe-pad-expert-input-to-capacity", String::new()),
             ("moe-token-dispatcher-type", "alltoall".into()),
             ("moe-router-load-balancing-type", "none".into()),
             ("moe-grouped-gemm", String::new()),
             ("moe-layer-freq", layer_frequency(layers, &mixtures)),
         ]);
+        if mixtures.capacity_factor != CapacityFactor::BALANCED {
+            arguments.push(("moe-expert-capacity-factor", f64::from(mixtures.capacity_factor).to_string()));
+            arguments.push(("moe-pad-expert-input-to-capacity", String::new()));
+        }
         if let Some(shared) = mixtures.shared_ffn {
             arguments.push(("moe-shared-expert-intermediate-size", shared.to_string()));
         }

@@ -36,6 +36,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         stated.usual(name, &json!("fp32"));
     }
     let (model, sequence_is_stated) = model::read(&mut stated, surroundings)?;
+    stated.usual("ds-sequence-parallel-size", &json!("1"));
     stated.neutral(&NEUTRAL);
     let mut layout = read_layout(&mut stated, ranks)?;
     layout.recompute = read_recompute(&mut stated)?;

@@ -50,15 +50,26 @@ pub(super) enum Joined {
 }
 
 /// An `if` or a loop that is open.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Branch {
     taken: Taken,
     /// Whether an arm before this one was taken.
     earlier: Taken,
     /// Whether the commands are those of a condition.
     is_testing: bool,
+    /// Whether it is a loop, which may be run again.
+    is_loop: bool,
+    /// The word that the arms of a `case` are for; `None` of others.
+    subject: Option<String>,
     /// The condition so far.
     condition: Taken,
+}
+
+impl Branch {
+    /// A branch whose first commands are run or not.
+    fn of(taken: Taken) -> Self {
+        Self { taken, earlier: Taken::No, is_testing: false, is_loop: false, subject: None, condition: Taken::Unknown }
+    }
 }
 
 /// The open branches, from the outermost to the innermost.
@@ -73,10 +84,11 @@ impl Branches {
 
     /// Takes note of a word at the beginning of a command. Returns whether it is a keyword.
     pub(super) fn keyword(&mut self, word: &str) -> bool {
-        let unknown = Branch { taken: Taken::Unknown, earlier: Taken::No, is_testing: false, condition: Taken::Unknown };
+        let unknown = Branch::of(Taken::Unknown);
         match word {
             "if" => self.0.push(Branch { is_testing: true, ..unknown }),
-            "case" | "for" | "while" | "until" | "select" => self.0.push(unknown),
+            "while" => self.0.push(Branch { is_testing: true, is_loop: true, ..unknown }),
+            "for" | "until" | "select" => self.0.push(unknown),
             "fi" | "esac" | "done" => _ = self.0.pop(),
             "then" => self.begin_arm(None),
             "else" => self.begin_arm(Some(Taken::Yes)),
@@ -85,10 +97,39 @@ impl Branches {
                     (branch.is_testing, branch.condition) = (true, Taken::Unknown);
                 }
             }
-            "do" | "{" | "}" | "export" | "local" | "declare" | "readonly" | "time" | "exec" => {}
+            "do" => {
+                // What a loop does once it may do again.
+                if let Some(branch) = self.0.last_mut().filter(|branch| branch.is_loop) {
+                    branch.is_testing = false;
+                    branch.taken = if branch.condition == Taken::No { Taken::No } else { Taken::Unknown };
+                }
+            }
+            "{" | "}" | "export" | "local" | "declare" | "readonly" | "time" | "exec" => {}
             _ => return false,
         }
         true
+    }
+
+    /// Takes note of `case SUBJECT in`. Arms follow.
+    pub(super) fn case(&mut self, subject: String) {
+        self.0.push(Branch { subject: Some(subject), ..Branch::of(Taken::No) });
+    }
+
+    /// Whether arms of a `case` follow.
+    pub(super) fn has_arms(&self) -> bool {
+        self.0.last().is_some_and(|branch| branch.subject.is_some())
+    }
+
+    /// Begins the arm of some patterns.
+    pub(super) fn arm(&mut self, patterns: &[String]) {
+        let Some(subject) = self.0.last().and_then(|branch| branch.subject.as_deref()) else { return };
+        let is_open = |text: &str| text.contains(['$', '*', '?', '[', '`']);
+        let condition = match patterns {
+            [any] if any == "*" => Taken::Yes,
+            _ if is_open(subject) || patterns.iter().any(|pattern| is_open(pattern)) => Taken::Unknown,
+            _ => patterns.iter().any(|pattern| pattern == subject).into(),
+        };
+        self.begin_arm(Some(condition));
     }
 
     fn begin_arm(&mut self, condition: Option<Taken>) {
@@ -98,6 +139,11 @@ impl Branches {
             branch.taken = branch.earlier.not().and(condition);
             branch.earlier = branch.earlier.or(branch.taken);
         }
+    }
+
+    /// Whether the commands are those of a loop's condition.
+    pub(super) fn tests_loop(&self) -> bool {
+        self.0.last().is_some_and(|branch| branch.is_loop && branch.is_testing)
     }
 
     /// Takes note of the result of a command, which may be a condition's.

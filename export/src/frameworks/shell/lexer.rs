@@ -121,6 +121,17 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
                 word.get_or_insert_default().is_quoted = true;
             }
             (None, '#') if word.is_none() => while characters.next_if(|&next| next != '\n').is_some() {},
+            (None, '<') if let Some(text) = placeholder(&characters) => {
+                word.get_or_insert_default().pieces.push(Piece::Literal(format!("<{text}>")));
+                (0..=text.chars().count()).for_each(|_| _ = characters.next());
+            }
+            (None, '<') if let Some((assignment, rest)) = document(&tokens, word.as_ref(), &characters) => {
+                end_word!();
+                tokens.push(Token::End);
+                tokens.extend(self::tokens(&assignment));
+                tokens.push(Token::End);
+                characters = rest;
+            }
             (None, '>' | '<') => {
                 // A redirection, with the number before it and the file behind it.
                 if word.as_ref().and_then(Word::literal).is_some_and(|text| text.chars().all(|digit| digit.is_ascii_digit())) {
@@ -157,6 +168,49 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
     tokens
 }
 
+/// The words of `<PATH TO DATA>`, which stands for what the reader is to write there. `None` of a
+/// redirection, behind whose file a blank or the line's end follows.
+fn placeholder(behind: &Characters<'_>) -> Option<String> {
+    let line: String = behind.clone().take_while(|&next| next != '\n').collect();
+    let (text, _) = line.split_once('>')?;
+    let is_text = text.chars().all(|letter| is_name(letter) || " -./:,".contains(letter));
+    let begins = text.starts_with(|first: char| first.is_ascii_alphabetic());
+    (is_text && begins && !text.ends_with(' ')).then(|| text.to_owned())
+}
+
+/// What `read NAME <<END` assigns, as an assignment, and the script behind the text's end; nothing is
+/// assigned by the text of another command. `None` where no text begins.
+fn document<'a>(before: &[Token], last: Option<&Word>, behind: &Characters<'a>) -> Option<(String, Characters<'a>)> {
+    let mut rest = behind.clone();
+    rest.next_if_eq(&'<')?;
+    if rest.peek() == Some(&'<') {
+        return None;
+    }
+    let is_indented = rest.next_if_eq(&'-').is_some();
+    let mut next_line = || -> Option<String> {
+        rest.peek()?;
+        Some(rest.by_ref().take_while(|&next| next != '\n').collect())
+    };
+    let first = next_line()?;
+    let end = first.split_whitespace().next()?.trim_matches(['"', '\'', '\\']).to_owned();
+    let mut body = String::new();
+    while let Some(line) = next_line() {
+        if (if is_indented { line.trim() } else { line.trim_end() }) == end {
+            break;
+        }
+        body.push_str(&line);
+        body.push('\n');
+    }
+    let literal = |token: &Token| if let Token::Word(word) = token { word.literal().map(str::to_owned) } else { None };
+    let start = before.iter().rposition(|token| !matches!(token, Token::Word(_))).map_or(0, |at| at + 1);
+    let words: Vec<String> = before[start..].iter().filter_map(literal).collect();
+    let name = last.and_then(Word::literal).map(str::to_owned).or_else(|| words.last().cloned());
+    let is_read = words.first().is_some_and(|word| word == "read");
+    let assigned = name.filter(|name| is_read && name.chars().all(is_name));
+    let assignment = assigned.map_or_else(String::new, |name| format!("{name}=\"{}\"", body.replace('"', "\\\"")));
+    Some((assignment, rest))
+}
+
 /// Reads what follows a `$`. `None` if it stands for itself.
 fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
     let plain = |name: String| Piece::Variable { name, default: None, is_quoted, is_all: true };
@@ -184,6 +238,10 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
         '@' | '*' => {
             characters.next();
             Some(plain("@".into()))
+        }
+        '#' => {
+            characters.next();
+            Some(plain("#".into()))
         }
         first if is_name(first) => {
             let mut name = String::new();

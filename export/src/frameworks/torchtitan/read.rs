@@ -2,7 +2,7 @@
 
 use super::super::stated::{Account, Notation, Stated};
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
-use super::{MODELS, SELECTIVE, STACK, UNCLIPPED, flavors};
+use super::{MODELS, READ_MODELS, SELECTIVE, STACK, UNCLIPPED};
 use foretell_models::Model;
 use foretell_program::{ContextMethod, Layout, Optimizer, Plan, PlanError, Recompute, Schedule, Stack, Training};
 use foretell_units::DataType;
@@ -150,15 +150,8 @@ fn read_model(stated: &mut Stated) -> Result<(Option<Model>, Option<String>), Fr
     let is_meant = |one: &(&str, &str, &str, &str)| {
         one.1 == module && (config.as_deref() == Some(one.2) || (config.is_none() && flavor.as_deref() == Some(one.3)))
     };
-    let model = match MODELS.into_iter().find(is_meant) {
-        Some((name, ..)) => Some(Model::named(name).map_err(PlanError::from)?),
-        // A configuration is named by module and flavor: `qwen3_1_7b`.
-        None => {
-            let of_config = config.as_deref().and_then(|name| name.strip_prefix(&format!("{module}_")));
-            let of_config = of_config.map(|flavor| flavor.replace('_', ".").to_uppercase());
-            flavors::find(&module, &of_config.or_else(|| flavor.clone()).unwrap_or_default())
-        }
-    };
+    let known = MODELS.into_iter().chain(READ_MODELS).find(is_meant);
+    let model = known.map(|(name, ..)| Model::named(name).map_err(PlanError::from)).transpose()?;
     let Some(model) = model else {
         let name = format!("{module} {}", config.or(flavor).unwrap_or_default());
         return Ok((None, Some(name.trim().to_string()).filter(|name| !name.is_empty())));

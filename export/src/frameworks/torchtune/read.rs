@@ -9,7 +9,8 @@ use foretell_units::DataType;
 use serde_json::{Value, json};
 
 /// Settings that change neither the time of a step nor its memory.
-const NEUTRAL: [&str; 32] = [
+const NEUTRAL: [&str; 33] = [
+    "dataloader.*",
     "output_dir",
     "model_dir",
     "tokenizer.*",
@@ -104,8 +105,9 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     let known = MODELS
         .iter()
         .find(|(_, _, own, _)| *own == builder || own.replace("3_1_", "3_") == builder || own.replace("3_1_", "3_3_") == builder);
+    let known = known.map(|(name, ..)| *name).or_else(|| Model::named_on_hub(&hub_name(&builder)));
     let (model, unknown_model) = match known {
-        Some((name, ..)) => {
+        Some(name) => {
             let model = Model::named(name).map_err(PlanError::from)?;
             let length = sequence.or(surroundings.sequence);
             if length.is_none() {
@@ -256,4 +258,15 @@ fn read_adapters(stated: &mut Stated, method: Option<bool>, plan: &mut Plan) -> 
     plan.workload.adapter_dropout = stated.number("model.lora_dropout")?.is_some_and(|rate| rate > 0.0);
     plan.workload.base_bits = (is_quantised || stated.is_on("model.quantize_base")?).then_some(4);
     Ok(())
+}
+
+/// A builder's name as the hub would write it: `qwen2.5-7b` of `qwen2_5_7b`.
+fn hub_name(builder: &str) -> String {
+    let mut name = String::new();
+    for part in builder.split('_') {
+        let is_release = part.len() == 1 && part.starts_with(|digit: char| digit.is_ascii_digit());
+        let separator = if is_release && name.ends_with(|digit: char| digit.is_ascii_digit()) { "." } else { "-" };
+        name = if name.is_empty() { part.into() } else { format!("{name}{separator}{part}") };
+    }
+    name
 }

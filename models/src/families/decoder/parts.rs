@@ -218,6 +218,11 @@ pub struct CapacityFactor(f64);
 // The number is never NaN.
 impl Eq for CapacityFactor {}
 
+impl CapacityFactor {
+    /// As many slots as balanced routing needs: what a framework that drops no token computes.
+    pub const BALANCED: Self = Self(1.0);
+}
+
 impl Default for CapacityFactor {
     /// The usual factor of GShard (Lepikhin et al. 2021) and Switch Transformer.
     fn default() -> Self {

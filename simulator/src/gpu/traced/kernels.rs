@@ -173,7 +173,7 @@ fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Eleme
         "mm" | "bmm" | "_grouped_mm" | "_scaled_mm" => 0,
         "addmm" | "baddbmm" => 1,
         "convolution" | "convolution_backward" => return convolution(operator, values, name),
-        _ => return None,
+        _ => return of_experts(operator, values, name),
     };
     let (left, right) = (operator.inputs.get(first)?, operator.inputs.get(first + 1)?);
     let output = operator.outputs.first()?;
@@ -201,6 +201,35 @@ fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Eleme
         output_bytes: output.element.bytes() as f64,
     };
     Some((product, left.element))
+}
+
+/// Liger's fused kernels of experts, and which dimension of each expert's weight they contract: the
+/// middle one, the last one, or none where they sum the weight's gradient over tokens.
+const OF_EXPERTS: [(&str, Option<usize>); 6] = [
+    ("_fused_up_proj_swiglu_kernel", Some(2)),
+    ("_fused_down_proj_kernel", Some(2)),
+    ("_moe_bwd_down_proj_kernel", Some(1)),
+    ("_moe_bwd_dX_expanded_kernel", Some(1)),
+    ("_moe_bwd_dW1_kernel", None),
+    ("_moe_bwd_dW2_kernel", None),
+];
+
+/// The grouped product that one of Liger's kernels of experts is. Its operands, which stand among
+/// its inputs as Triton's do, are all experts' weights and rows of tokens that are sorted by expert.
+fn of_experts(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(Product, Element)> {
+    let (_, contracted) = OF_EXPERTS.iter().find(|(kernel, _)| *kernel == name)?;
+    let weight = operator.inputs.iter().find(|input| input.dimensions.len() == 3)?;
+    let shape = weight.shape(values);
+    let matrices = operator.inputs.iter().filter(|input| input.dimensions.len() == 2);
+    let tokens = matrices.map(|input| input.shape(values)[0]).fold(0.0, f64::max) / shape[0];
+    let (rows, contracted, columns) = match contracted {
+        Some(2) => (tokens, shape[2], shape[1]),
+        Some(_) => (tokens, shape[1], shape[2]),
+        None => (shape[1], tokens, shape[2]),
+    };
+    let [batch, rows, contracted, columns] = [shape[0], rows, contracted, columns].map(|size| size.max(1.0).round() as usize);
+    let bytes = weight.element.bytes() as f64;
+    Some((Product { batch, rows, columns, contracted, operand_bytes: bytes, output_bytes: bytes }, weight.element))
 }
 
 /// A convolution as the product that it is; the backward one has two, of the input and of the
@@ -256,6 +285,26 @@ mod tests {
         near(cast("h100-pcie-80g", Element::F32, Element::F16, "134217728", false), 552.6);
         let at_once = cast("h100-pcie-80g", Element::F32, Element::F16, "134217728", true);
         assert!(at_once < 500.0, "{at_once} us");
+    }
+
+    #[test]
+    fn fused_kernels_of_experts_have_the_operations_of_their_products() {
+        let (rows, up, down) = (&["512", "192"], &["8", "384", "64"], &["8", "64", "192"]);
+        let of = |name: &str, inputs: Vec<TracedTensor>| {
+            let operator = TracedOperator { name: format!("triton.{name}"), inputs, outputs: Vec::new(), causal: false };
+            flops(&operator, &[])
+        };
+        let floats = |sizes: &[&str]| tensor(Element::Bf16, sizes);
+        let of_up = 2.0 * 512.0 * 384.0 * 64.0;
+        let of_down = 2.0 * 512.0 * 64.0 * 192.0;
+        assert!((of("_fused_up_proj_swiglu_kernel", vec![floats(&["256", "64"]), floats(up), floats(rows)]) - of_up).abs() < 1.0);
+        assert!(
+            (of("_moe_bwd_dW1_kernel", vec![floats(&["256", "64"]), floats(&["512", "384"]), floats(up)]) - of_up).abs() < 1.0
+        );
+        assert!(
+            (of("_moe_bwd_down_proj_kernel", vec![floats(&["256", "64"]), floats(down), floats(rows)]) - of_down).abs() < 1.0
+        );
+        assert!(of("_moe_router_scatter_kernel", vec![floats(rows)]) < 1.0);
     }
 
     #[test]

@@ -228,7 +228,10 @@ fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize)
     };
     let exact = |factor: f32| factor.to_string().parse::<f64>().expect("invariant: a number's text is a number");
     let capacity = stated.number("moe-expert-capacity-factor")?.map(exact);
-    let capacity_factor = capacity.map_or(Ok(CapacityFactor::default()), CapacityFactor::try_from);
+    if capacity.is_none() {
+        stated.assume("`capacity_factor` 1: without `--moe-expert-capacity-factor` Megatron drops no token, and routing is taken as balanced");
+    }
+    let capacity_factor = capacity.map_or(Ok(CapacityFactor::BALANCED), CapacityFactor::try_from);
     Ok(Mixtures {
         experts,
         top_k: stated.size("moe-router-topk")?.unwrap_or(2),
