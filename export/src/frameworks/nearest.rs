@@ -16,7 +16,8 @@ pub(super) struct Nearest {
 }
 
 impl Nearest {
-    /// Starts from a plan, without what no framework expresses.
+    /// Starts from a plan, without what no framework expresses. Preferences are refused: exporters
+    /// whose framework trains on them take them out before.
     pub(super) fn new(plan: &Plan, framework: &'static str, stack: &str) -> Result<Self, FrameworkError> {
         let layout = plan.layout.clone().normalised();
         if layout.stages.is_some() {
@@ -24,6 +25,15 @@ impl Nearest {
                 framework,
                 reason: "all of its stages have the same mesh".into(),
                 hint: "fix `data`, `tensor` and `context` with `foretell plan --fix`, and export that plan".into(),
+            });
+        }
+        if let Some(preference) = plan.workload.preference {
+            return Err(FrameworkError::Method {
+                framework,
+                method: preference.name(),
+                reason: "the files that are written for it start training on texts, and a plan on preferences is another job",
+                hint: "`--to trl`, `axolotl` or `llama-factory` write the job, beside Accelerate's or DeepSpeed's settings, and \
+                       `torchtune` does for `dpo`",
             });
         }
         // The stack's own overlap and buckets apply.
