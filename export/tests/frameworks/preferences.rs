@@ -82,7 +82,8 @@ fn is_trained(plan: &Plan, framework: Framework) -> bool {
     match framework {
         Framework::Trl => !is_of_one,
         Framework::Axolotl => {
-            !is_of_one && !(is_sharded && plan.workload.base_bits.is_some() && preference != Preference::Reward)
+            let is_refused = is_sharded && plan.workload.base_bits.is_some() && preference != Preference::Reward;
+            !(is_of_one || is_refused)
         }
         Framework::LlamaFactory => true,
         Framework::Torchtune => preference == Preference::Dpo,

@@ -128,15 +128,16 @@ pub(super) fn comment(plan: &Plan, preference: Preference) -> String {
 pub(super) const ORPO_SCRIPT: &str = r#""""Trains by ORPO with TRL's experimental trainer: orpo.py --config trl.yaml --model_name_or_path ... --dataset_name ..."""
 
 import torch
+from accelerate import PartialState
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import ModelConfig, ScriptArguments, TrlParser, get_kbit_device_map, get_peft_config, get_quantization_config
+from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 
 def main(script, arguments, model):
     quantization = get_quantization_config(model)
-    options = {"device_map": get_kbit_device_map(), "quantization_config": quantization} if quantization else {}
+    options = {"device_map": {"": PartialState().local_process_index}, "quantization_config": quantization} if quantization else {}
     dtype = model.dtype if model.dtype in ("auto", None) else getattr(torch, model.dtype)
     loaded = AutoModelForCausalLM.from_pretrained(
         model.model_name_or_path, revision=model.model_revision, attn_implementation=model.attn_implementation, dtype=dtype, **options
