@@ -31,9 +31,8 @@ impl Nearest {
             return Err(FrameworkError::Method {
                 framework,
                 method: preference.name(),
-                reason: "the files that are written for it start training on texts, and a plan on preferences is another job",
-                hint: "`--to trl`, `axolotl` or `llama-factory` write the job, beside Accelerate's or DeepSpeed's settings, and \
-                       `torchtune` does for `dpo`",
+                reason: "its files start training on texts, which is another job",
+                hint: "export it `--to trl`, `axolotl` or `llama-factory`, whose files state Accelerate's and DeepSpeed's settings too",
             });
         }
         // The stack's own overlap and buckets apply.

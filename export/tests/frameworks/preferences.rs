@@ -126,7 +126,10 @@ fn frameworks_without_a_trainer_of_preferences_refuse_them() {
             let error = exported(&llama(), &preference_plan(preference, 8, false), framework).expect_err("another job");
             assert!(matches!(error, FrameworkError::Method { .. }), "{framework:?}: {error}");
             let error = one_line(&error);
-            assert!(error.contains(&format!("`{}`", preference.name())) && error.contains("hint: `--to trl`"), "{error}");
+            assert!(
+                error.contains(&format!("`{}`", preference.name())) && error.contains("hint: export it `--to trl`"),
+                "{error}"
+            );
         }
     }
     for preference in [Preference::Orpo, Preference::Kto, Preference::Reward] {
