@@ -22,9 +22,9 @@ nodes: {nodes}
 global_batch: 64
 precision: bf16
 optimizer: adamw
-training: {{learning_rate: 0.0003, weight_decay: 0.1, clip_norm: 1.0}}
+training: {{learning_rate: 0.0003, weight_decay: 0.1, clip_norm: 1.0{lora}}}
 layout: {layout}
-"""
+{more}"""
 CASES = {
     "megatron": ("llama3-8b", 2, "{data: 2, tensor: 2, pipeline: 4, zero: 1, sequence_parallel: true, cuts: [7, 9, 9, 9], recompute: selective}"),
     "megatron-interleaved": ("mixtral-8x7b", 2, "{data: 1, expert: 4, pipeline: 2, tensor: 2, virtual_stages: 2, schedule: interleaved, zero: 1}"),
@@ -40,6 +40,19 @@ CASES = {
     "llamafactory": ("llama3-8b", 1, "{data: 8, zero: 0, micro_batch: 2, recompute: full}"),
     "torchtune": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, recompute: full}"),
 }
+
+# Jobs on preferences: the methods of each tool. All parameters are trained, adapters, and adapters
+# on one device.
+METHODS = ["dpo", "orpo", "kto", "reward"]
+ON_PREFERENCES = {
+    "trl": METHODS,
+    "axolotl": METHODS,
+    "llamafactory": METHODS,
+    "torchtune": ["dpo"],
+}
+FULL, ADAPTERS = "{data: 8, zero: 3, micro_batch: 2, recompute: full}", "{data: 8, zero: 0, micro_batch: 2, recompute: full}"
+ONE_DEVICE = "{data: 1, micro_batch: 2, recompute: full}"
+LORA = ', lora: {rank: 16, alpha: 32, targets: ["*"]}'
 
 # Names of `--to` that are not those of the Python package.
 TO = {"llamafactory": "llama-factory"}
@@ -134,17 +147,28 @@ def of_yaml(path):
 
 
 def trl(folder, _):
-    from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
+    import importlib
+
+    from trl import ModelConfig, ScriptArguments, TrlParser
 
     document = of_yaml(folder / "trl.yaml")
     plain = {name: value for name, value in document.items() if name not in ("fsdp", "fsdp_config", "deepspeed")}
     config = folder / "parsed.yaml"
     config.write_text(json.dumps({**plain, "bf16": False, "use_cpu": True}))
-    fields = {field.name for field in __import__("dataclasses").fields(SFTConfig)}
-    assert {"fsdp", "fsdp_config", "deepspeed"} <= fields
+    script = re.search(r"-m trl\.scripts\.(\w+)", (folder / "run.sh").read_text())
+    if script:
+        parser = importlib.import_module(f"trl.scripts.{script[1]}").make_parser()
+    else:
+        # The exported script of a trainer that has none: its imports hold, and its parser is this.
+        specification = importlib.util.spec_from_file_location("orpo", folder / "orpo.py")
+        own = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(own)
+        parser = TrlParser((ScriptArguments, own.ORPOConfig, ModelConfig))
     words = ["--config", str(config), "--model_name_or_path", "model", "--dataset_name", "data"]
-    _, arguments, _ = TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(args=words)
-    print("  ", arguments.per_device_train_batch_size, arguments.max_length, arguments.gradient_checkpointing, arguments.learning_rate)
+    _, arguments, model, *_ = parser.parse_args_and_config(args=words, fail_with_unknown_args=True)
+    assert {"fsdp", "fsdp_config", "deepspeed"} <= {field.name for field in __import__("dataclasses").fields(arguments)}
+    print("  ", type(arguments).__name__, arguments.per_device_train_batch_size, arguments.max_length, arguments.gradient_checkpointing,
+          arguments.learning_rate, model.lora_task_type if model.use_peft else None)
 
 
 def axolotl(folder, _):
@@ -153,9 +177,10 @@ def axolotl(folder, _):
     document = of_yaml(folder / "axolotl.yaml")
     datasets = [{"path": "data", "type": "alpaca"}]
     config = AxolotlInputConfig(base_model="model", datasets=datasets, **document)
+    method = config.rl.value if config.rl else ("reward" if config.reward_model else "sft")
     unknown = set(document) - set(AxolotlInputConfig.model_fields)
     assert not unknown, unknown
-    print("  ", config.micro_batch_size, config.sequence_len, config.optimizer, config.fsdp_config)
+    print("  ", method, config.adapter, config.micro_batch_size, config.sequence_len, config.optimizer, bool(config.fsdp_config))
 
 
 def llamafactory(folder, _):
@@ -166,16 +191,26 @@ def llamafactory(folder, _):
     plain = {name: value for name, value in document.items() if name not in ("fsdp", "fsdp_config", "deepspeed")}
     parser = HfArgumentParser((ModelArguments, DataArguments, TrainingArguments, FinetuningArguments))
     parsed = parser.parse_dict({**plain, "bf16": False, "model_name_or_path": "model", "dataset": "data", "template": "llama3"})
-    print("  ", parsed[2].per_device_train_batch_size, parsed[1].cutoff_len, parsed[0].disable_gradient_checkpointing, parsed[3].finetuning_type)
+    print("  ", parsed[2].per_device_train_batch_size, parsed[1].cutoff_len, parsed[0].disable_gradient_checkpointing, parsed[3].finetuning_type,
+          parsed[3].stage, parsed[3].pref_loss, parsed[3].use_ref_model)
 
 
 def torchtune(folder, _):
     from omegaconf import OmegaConf
+    from torchtune._recipe_registry import get_all_recipes
     from torchtune.config import validate
 
     config = OmegaConf.load(folder / "torchtune.yaml")
     validate(config)
-    print("  ", config.batch_size, config.tokenizer.max_seq_len, config.optimizer.lr, config.enable_activation_checkpointing)
+    words = (folder / "run.sh").read_text().replace("\\\n", " ").split("tune run ")[1].split()
+    [recipe] = [recipe for recipe in get_all_recipes() if recipe.name in words]
+    # `tune run` refuses torchrun's flags for recipes of one device.
+    assert recipe.supports_distributed == ("--nnodes" in words), recipe.name
+    source = pathlib.Path(__import__("torchtune").__file__).parents[1] / "recipes" / recipe.file_path
+    read = set(re.findall(r"cfg\.(?!get\b)(\w+)", source.read_text()))
+    missing = read - set(config) - {"profiler", "keys", "pop", "epochs_run"}
+    assert not missing, missing
+    print("  ", recipe.name, config.loss._component_.rsplit(".", 1)[1], config.batch_size, config.tokenizer.max_seq_len, config.optimizer.lr, config.enable_activation_checkpointing)
 
 
 def main():
@@ -186,13 +221,19 @@ def main():
     arguments = parser.parse_args()
     foretell = str(pathlib.Path(arguments.foretell).resolve())
     with tempfile.TemporaryDirectory() as scratch:
-        for name, (model, nodes, layout) in CASES.items():
+        cases = {name: (PLAN.format(model=model, nodes=nodes, layout=layout, lora="", more="")) for name, (model, nodes, layout) in CASES.items()}
+        for tool, methods in ON_PREFERENCES.items():
+            for method in methods:
+                more = f"stack: trl\nworkload: {{preference: {method}}}\n"
+                for kind, layout, lora in [("full", FULL, ""), ("lora", ADAPTERS, LORA), ("one", ONE_DEVICE, LORA)]:
+                    cases[f"{tool}-{method}-{kind}"] = PLAN.format(model="llama3-8b", nodes=1, layout=layout, lora=lora, more=more)
+        for name, text in cases.items():
             framework = name.split("-")[0]
             if arguments.only not in (None, framework):
                 continue
             folder = pathlib.Path(scratch) / name
             plan = pathlib.Path(scratch) / f"{name}.yaml"
-            plan.write_text(PLAN.format(model=model, nodes=nodes, layout=layout))
+            plan.write_text(text)
             subprocess.run([foretell, "export", "--plan", plan, "--to", TO.get(framework, framework), "-o", folder], check=True)
             globals()[framework](folder, arguments.megatron_lm)
             print(f"{name}: accepted")

@@ -323,3 +323,15 @@ fn traced_steps_answer_questions_about_other_hardware_energy_and_goodput() {
     assert!(energy("frugal.yaml") <= 1.001 * energy("best.yaml"));
     assert!(step(&plan(&["--objective", "goodput"])) < 1.05 * step(&usual));
 }
+
+#[test]
+fn a_method_of_other_software_is_not_executed_and_named() {
+    let scratch = Scratch::new();
+    for method in ["qlora", "dpo"] {
+        let output = scratch.run(&["run", "--model", "gpt2", "--topology", "local", "--method", method]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(&format!("`{method}`: our executor has no such method")), "{error}");
+        assert!(error.contains("`--method lora` to execute"), "{error}");
+    }
+}

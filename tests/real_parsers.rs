@@ -53,10 +53,38 @@ fn accepts(framework: &str, modules: &str, expected: &[&str]) {
 
 #[test]
 fn the_tools_of_fine_tuning_read_the_exported_jobs() {
-    accepts("trl", "trl, peft", &["trl: accepted", "trl-zero: accepted"]);
-    accepts("axolotl", "axolotl.utils.schemas.config", &["axolotl: accepted"]);
-    accepts("llamafactory", "llamafactory.hparams", &["llamafactory: accepted"]);
-    accepts("torchtune", "torchtune.config", &["torchtune: accepted"]);
+    let of_trl = [
+        "trl: accepted",
+        "trl-zero: accepted",
+        "DPOConfig 2 8192 False 0.0003 None",
+        "ORPOConfig 2 8192 True 0.0003 CAUSAL_LM",
+        "KTOConfig 2 8192 True 0.0003 CAUSAL_LM",
+        "RewardConfig 2 8192 True 0.0003 SEQ_CLS",
+    ];
+    accepts("trl", "trl, peft", &of_trl);
+    let of_axolotl = [
+        "axolotl: accepted",
+        "dpo None 2 8192 adamw_torch_fused True",
+        "orpo lora 2 8192 adamw_torch_fused False",
+        "kto lora 2 8192 adamw_torch_fused False",
+        "reward lora 2 8192 adamw_torch_fused False",
+    ];
+    accepts("axolotl", "axolotl.utils.schemas.config", &of_axolotl);
+    let of_llama_factory = [
+        "llamafactory: accepted",
+        "2 8192 False lora dpo sigmoid True",
+        "2 8192 False lora dpo orpo False",
+        "2 8192 False lora kto sigmoid False",
+        "2 8192 False lora rm sigmoid False",
+    ];
+    accepts("llamafactory", "llamafactory.hparams", &of_llama_factory);
+    let of_torchtune = [
+        "torchtune: accepted",
+        "full_dpo_distributed DPOLoss 2 8192 0.0003 True",
+        "lora_dpo_distributed DPOLoss 2 8192 0.0003 True",
+        "lora_dpo_single_device DPOLoss 2 8192 0.0003 True",
+    ];
+    accepts("torchtune", "torchtune.config", &of_torchtune);
 }
 
 #[test]

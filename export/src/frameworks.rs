@@ -175,6 +175,19 @@ pub enum FrameworkError {
         /// What else can be done.
         hint: String,
     },
+    /// The framework does not train by the plan's method.
+    #[error("{framework} does not train by `{method}`: {reason}")]
+    #[diagnostic(code(framework::method), help("{hint}"))]
+    Method {
+        /// The framework.
+        framework: &'static str,
+        /// The method, as on the command line.
+        method: &'static str,
+        /// What it lacks.
+        reason: &'static str,
+        /// What else can be done.
+        hint: &'static str,
+    },
     /// The framework refuses the plan's sizes.
     #[error("{framework} refuses this plan: {reason}")]
     #[diagnostic(code(framework::refused), help("{hint}"))]

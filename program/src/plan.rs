@@ -353,6 +353,14 @@ impl Plan {
         if self.global_batch > MOST_SAMPLES {
             return refuse("global_batch", "more than 4,294,967,296 samples in a step", "use a smaller global batch");
         }
+        if let Some(method) = self.workload.method_of_others().filter(|_| self.stack.is_own()) {
+            return refuse(
+                method,
+                "our executor has no such method: it trains all parameters (`full`), or adapters beside weights of the plan's \
+                 precision (`lora`)",
+                "use `--method full` or `--method lora` to execute the plan, or `--stack` to plan it for other software",
+            );
+        }
         if self.stack.is_own() && !self.workload.is_usual() {
             return refuse(
                 "workload",

@@ -23,6 +23,12 @@ pub fn execute(
     stated: Option<&PathBuf>,
     folder: &RunFolder,
 ) -> Result<TrainedSteps, Failure> {
+    if let Some(preference) = loaded.plan.workload.preference {
+        let message = format!("the Trainer that is started here trains on texts, and not by `{}`", preference.name());
+        let hint =
+            "plan with `--method full` or `--method lora` to execute it here, or write TRL's job with `foretell export --to trl`";
+        return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint(hint).in_file(&loaded.path));
+    }
     let request = Request::of(loaded, steps.unwrap_or(STEPS))?;
     let costs = predict::costs(Some(profile), &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs).map_err(|untraced| {

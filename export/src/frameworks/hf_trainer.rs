@@ -78,7 +78,7 @@ const OF_TRL: [&str; 9] = [
 const OF_OTHERS: [&str; 3] = ["lora_rank", "train_mode", "with_tracking"];
 
 /// How the names of TRL's scripts begin, and of those that are written like them.
-const TRL_SCRIPTS: [&str; 6] = ["sft", "run_sft", "dpo", "run_dpo", "reward", "orpo"];
+const TRL_SCRIPTS: [&str; 7] = ["sft", "run_sft", "dpo", "run_dpo", "reward", "orpo", "kto"];
 
 /// Settings of which every file of a Trainer has at least one.
 const KNOWN: [&str; 8] =
@@ -142,6 +142,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         has_deepspeed |= is_followed;
     }
     method::read(&mut stated, tool, &mut plan)?;
+    plan.workload.adapter_dropout &= preferences::keeps_dropout(&mut stated, tool, preference)?;
     method::read_frozen(&mut stated, tool, &mut plan)?;
     kernels::read(&mut stated, &mut plan)?;
     // DeepSpeed keeps a copy in single precision, FSDP widens what is not computed in pure bf16,

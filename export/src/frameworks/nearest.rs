@@ -16,7 +16,8 @@ pub(super) struct Nearest {
 }
 
 impl Nearest {
-    /// Starts from a plan, without what no framework expresses.
+    /// Starts from a plan, without what no framework expresses. Preferences are refused: exporters
+    /// whose framework trains on them take them out before.
     pub(super) fn new(plan: &Plan, framework: &'static str, stack: &str) -> Result<Self, FrameworkError> {
         let layout = plan.layout.clone().normalised();
         if layout.stages.is_some() {
@@ -24,6 +25,14 @@ impl Nearest {
                 framework,
                 reason: "all of its stages have the same mesh".into(),
                 hint: "fix `data`, `tensor` and `context` with `foretell plan --fix`, and export that plan".into(),
+            });
+        }
+        if let Some(preference) = plan.workload.preference {
+            return Err(FrameworkError::Method {
+                framework,
+                method: preference.name(),
+                reason: "its files start training on texts, which is another job",
+                hint: "export it `--to trl`, `axolotl` or `llama-factory`, whose files state Accelerate's and DeepSpeed's settings too",
             });
         }
         // The stack's own overlap and buckets apply.

@@ -66,6 +66,9 @@ pub(super) struct Started {
     pub(super) settings: Option<String>,
 }
 
+/// Where TRL's scripts lie in its package.
+const TRL_MODULES: &str = "trl.scripts.";
+
 /// Launchers with a command of their own, and the first word of it.
 fn is_foreign(launcher: &str, command: &str) -> bool {
     let launcher = launcher.rsplit('/').next().unwrap_or(launcher);
@@ -74,6 +77,8 @@ fn is_foreign(launcher: &str, command: &str) -> bool {
         "llamafactory-cli" | "axolotl" => command == "train",
         "trl" => matches!(command, "sft" | "dpo" | "grpo" | "kto" | "reward" | "rloo"),
         "tune" => command == "run",
+        // `torchrun -m trl.scripts.dpo`
+        "-m" => command.starts_with(TRL_MODULES),
         _ => false,
     }
 }
@@ -505,8 +510,9 @@ impl Script {
                 let arguments = words.get(at + 2..).unwrap_or_default();
                 // `llamafactory-cli train --stage sft ...`, `trl sft --config job.yaml`
                 let [launcher, job] = [at, at + 1].map(|at| words.get(at).cloned().unwrap_or_default());
-                if matches!(launcher.as_str(), "llamafactory-cli" | "trl") && is_flags(arguments) {
-                    let (script, arguments) = (if launcher == "trl" { job } else { launcher }, arguments.to_vec());
+                if matches!(launcher.as_str(), "llamafactory-cli" | "trl" | "-m") && is_flags(arguments) {
+                    let script = if launcher == "llamafactory-cli" { launcher } else { job.replacen(TRL_MODULES, "", 1) };
+                    let arguments = arguments.to_vec();
                     self.launches.push(Launch { script, launcher: words[..at].to_vec(), arguments });
                     return;
                 }

@@ -2,6 +2,7 @@
 //! other frameworks.
 
 mod read;
+mod recipe;
 
 pub(super) use read::import;
 
@@ -11,6 +12,7 @@ use super::{FrameworkError, Job, JobFiles};
 use foretell_models::Model;
 use foretell_program::{Lora, LossKernel, MomentFormat, Offload, Optimizer, Plan, PlannedWorkload, Recompute};
 use foretell_units::DataType;
+use recipe::Recipe;
 use serde_json::Value;
 
 const VERSION: &str = "torchtune 0.6.1";
@@ -18,6 +20,10 @@ const VERSION: &str = "torchtune 0.6.1";
 const STACK: &str = "torchtune";
 
 const FRAMEWORK: &str = "torchtune";
+
+/// The schedule of the learning rate in torchtune's own files for DPO.
+const SCHEDULE: &str = "lr_scheduler:\n  _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup\n  \
+                        num_warmup_steps: 20\n";
 
 /// Models of our zoo, and torchtune's: the package, the builder, and the tokenizer.
 const MODELS: [(&str, &str, &str, &str); 7] = [
@@ -65,32 +71,15 @@ impl Targets {
 
 pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let (package, builder, tokenizer) = find_model(job.model)?;
-    let mut plan = job.plan.clone();
-    let lora = plan.training.lora.take();
-    let workload = std::mem::take(&mut plan.workload);
+    recipe::check(job.plan.workload.preference)?;
+    let (plan, lora, workload) = taken_out(job.plan);
     let mut nearest = Nearest::new(&plan, FRAMEWORK, STACK)?;
     restrict(&mut nearest)?;
-    put_method(&mut nearest, lora, workload);
+    put_method(&mut nearest, lora, workload)?;
     let Nearest { plan, differences, .. } = nearest;
-    let [nodes, per_node] = job.nodes()?;
     let sequence = job.model.sample().tokens().map(|(length, _)| length);
-    let recipe = match (&plan.training.lora, nodes * per_node) {
-        (Some(_), 1) => "lora_finetune_single_device",
-        (Some(_), _) => "lora_finetune_distributed",
-        (None, 1) => "full_finetune_single_device",
-        (None, _) => "full_finetune_distributed",
-    };
     let text = text(&plan, [package, builder, tokenizer], sequence)?;
-    let run = format!(
-        "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node with MASTER_ADDR set. The argument is the\n\
-         # folder of the model's weights and tokenizer.\n\
-         # Check `checkpointer` and `tokenizer` in torchtune.yaml first.\nset -e\n\
-         here=$(dirname \"$(readlink -f \"$0\")\")\n\
-         tune run --nnodes {nodes} --nproc_per_node {per_node} --rdzv_backend c10d \\\n  \
-         --rdzv_endpoint \"${{MASTER_ADDR:-localhost}}:${{MASTER_PORT:-29500}}\" \\\n  \
-         {recipe} --config \"$here/torchtune.yaml\" model_dir=\"$1\" \"${{@:2}}\"\n",
-        job.name
-    );
+    let run = Recipe::of(&plan, job.ranks()?).script(job)?;
     Ok(JobFiles {
         version: VERSION,
         files: vec![("torchtune.yaml".into(), text), ("run.sh".into(), run)],
@@ -98,6 +87,20 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
         plan,
         differences,
     })
+}
+
+/// Takes the method out of a plan, and leaves what no recipe states.
+fn taken_out(plan: &Plan) -> (Plan, Option<Lora>, PlannedWorkload) {
+    let mut rest = plan.clone();
+    let lora = rest.training.lora.take();
+    let usual = PlannedWorkload::default();
+    let workload = &mut rest.workload;
+    (workload.base_bits, workload.adapter_dropout) = (usual.base_bits, usual.adapter_dropout);
+    (workload.attention, workload.loss) = (usual.attention, usual.loss);
+    (workload.no_master_copy, workload.moments) = (usual.no_master_copy, usual.moments);
+    (workload.paged_moments, workload.updates_in_backward) = (usual.paged_moments, usual.updates_in_backward);
+    workload.preference = None;
+    (rest, lora, plan.workload.clone())
 }
 
 /// Finds torchtune's name of a model of any sequence length.
@@ -147,8 +150,8 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Puts adapters and kernels into the plan, as far as recipes have them.
-fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorkload) {
+/// Puts adapters, kernels and preferences into the plan, as far as recipes have them.
+fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorkload) -> Result<(), FrameworkError> {
     let lora = lora.filter(|lora| {
         let is_known = Targets::of(lora).is_some();
         if !is_known {
@@ -162,23 +165,46 @@ fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorklo
     let is_narrow = nearest.plan.precision == DataType::Bf16;
     let plan = &mut nearest.plan;
     plan.training.lora = lora;
+    plan.workload.preference = workload.preference;
     plan.workload.base_bits = workload.base_bits.filter(|_| has_adapters);
     plan.workload.adapter_dropout = workload.adapter_dropout && has_adapters;
     plan.workload.loss = workload.loss;
     plan.workload.moments = workload.moments;
     plan.workload.no_master_copy = is_narrow;
+    if has_adapters && workload.base_bits == Some(8) {
+        nearest.replace(|plan| &mut plan.workload.base_bits, Some(4), "quantised weights have four bits");
+    }
     if workload.no_master_copy != is_narrow {
         nearest.differences.push("parameters are kept in the format in which they are trained, without a wider copy".into());
     }
     if workload.attention.is_some() {
         nearest.differences.push("attention is PyTorch's own".into());
     }
-    if workload.loss == LossKernel::Liger {
+    if workload.preference.is_some() {
+        nearest.replace(|plan| &mut plan.workload.loss, LossKernel::Plain, "the loss of DPO takes all logits at once");
+        if has_adapters {
+            nearest.replace(|plan| &mut plan.training.clip_norm, None, "the recipes of DPO with adapters do not clip gradients");
+        }
+    }
+    if nearest.plan.workload.loss == LossKernel::Liger {
         nearest.replace(|plan| &mut plan.workload.loss, LossKernel::Chunked, "the loss is in chunks of the sequence");
     }
     if matches!(workload.moments, MomentFormat::Half | MomentFormat::Factored) || nearest.plan.optimizer == Optimizer::Sgd {
         nearest.replace(|plan| &mut plan.workload.moments, MomentFormat::Single, "the optimizer's moments are in its own format");
     }
+    let is_paged = workload.paged_moments && nearest.plan.workload.moments == MomentFormat::EightBit;
+    let plan = &nearest.plan;
+    // The recipes that update so refuse to accumulate and to clip.
+    let updates =
+        workload.updates_in_backward && !has_adapters && plan.micro_batches()? == 1 && plan.training.clip_norm.is_none();
+    (nearest.plan.workload.paged_moments, nearest.plan.workload.updates_in_backward) = (is_paged, updates);
+    if workload.paged_moments != is_paged {
+        nearest.differences.push("the optimizer's moments stay in device memory".into());
+    }
+    if workload.updates_in_backward != updates {
+        nearest.differences.push("parameters are updated after the backward pass".into());
+    }
+    Ok(())
 }
 
 /// The text of a recipe.
@@ -233,30 +259,45 @@ fn text(plan: &Plan, [package, builder, tokenizer]: [&str; 3], sequence: Option<
             )
         }
     };
+    let is_on_preferences = plan.workload.preference.is_some();
     let loss = match plan.workload.loss {
+        _ if is_on_preferences => "torchtune.rlhf.loss.DPOLoss",
         LossKernel::Plain => "torch.nn.CrossEntropyLoss",
         _ => "torchtune.modules.loss.CEWithChunkedOutputLoss",
     };
-    let clip = training.clip_norm.map_or_else(|| "null".into(), number);
-    let sequence = sequence.map_or_else(|| "null".into(), |length| length.to_string());
-    Ok(format!(
-        "# {VERSION}\nmodel_dir: /path/to/model\noutput_dir: output\n{model}\ntokenizer:\n  _component_: torchtune.models.{tokenizer}\n  \
-         path: ${{model_dir}}/tokenizer.model\n  max_seq_len: {sequence}\ncheckpointer:\n  \
-         _component_: torchtune.training.FullModelHFCheckpointer\n  checkpoint_dir: ${{model_dir}}\n  checkpoint_files:\n    \
-         filename_format: model-{{}}-of-{{}}.safetensors\n    max_filename: \"00004\"\n  output_dir: ${{output_dir}}\n  model_type: {}\n\
-         resume_from_checkpoint: false\ndataset:\n  _component_: torchtune.datasets.alpaca_dataset\n  packed: true\nseed: null\nshuffle: true\n\
-         batch_size: {}\ngradient_accumulation_steps: {}\noptimizer:\n  _component_: {optimizer}loss:\n  _component_: {loss}\n\
-         clip_grad_norm: {clip}\nfsdp_reshard_after_forward: {}\nfsdp_cpu_offload: {}\nenable_activation_checkpointing: {}\n\
-         enable_activation_offloading: {}\ncompile: false\nepochs: 1\nmax_steps_per_epoch: 50\ndevice: cuda\ndtype: {}\nmetric_logger:\n  \
-         _component_: torchtune.training.metric_logging.DiskLogger\n  log_dir: ${{output_dir}}/logs\nlog_every_n_steps: 1\n\
-         log_peak_memory_stats: true\n",
+    let dataset = match is_on_preferences {
+        true => "torchtune.datasets.stack_exchange_paired_dataset",
+        false => "torchtune.datasets.alpaca_dataset\n  packed: true",
+    };
+    let checkpoint = format!(
+        "  _component_: torchtune.training.FullModelHFCheckpointer\n  checkpoint_dir: ${{model_dir}}\n  checkpoint_files:\n    \
+         filename_format: model-{{}}-of-{{}}.safetensors\n    max_filename: \"00004\"\n  output_dir: ${{output_dir}}\n  model_type: {}\n",
         if package.starts_with("mistral") {
             "MISTRAL"
         } else if package.starts_with("llama3") {
             "LLAMA3"
         } else {
             "LLAMA2"
-        },
+        }
+    );
+    let of_preferences = match (is_on_preferences, &plan.training.lora) {
+        (false, _) => String::new(),
+        // The recipes of DPO demand a schedule, and switch adapters off for the reference.
+        (true, Some(_)) => SCHEDULE.into(),
+        (true, None) => format!("{SCHEDULE}# The reference: a frozen copy of the model.\nref_checkpointer:\n{checkpoint}"),
+    };
+    let updates = if plan.workload.updates_in_backward { "optimizer_in_bwd: true\n" } else { "" };
+    let clip = training.clip_norm.map_or_else(|| "null".into(), number);
+    let sequence = sequence.map_or_else(|| "null".into(), |length| length.to_string());
+    Ok(format!(
+        "# {VERSION}\nmodel_dir: /path/to/model\noutput_dir: output\n{model}\ntokenizer:\n  _component_: torchtune.models.{tokenizer}\n  \
+         path: ${{model_dir}}/tokenizer.model\n  max_seq_len: {sequence}\ncheckpointer:\n{checkpoint}{of_preferences}\
+         resume_from_checkpoint: false\ndataset:\n  _component_: {dataset}\nseed: null\nshuffle: true\n\
+         batch_size: {}\ngradient_accumulation_steps: {}\noptimizer:\n  _component_: {optimizer}loss:\n  _component_: {loss}\n\
+         clip_grad_norm: {clip}\nfsdp_reshard_after_forward: {}\nfsdp_cpu_offload: {}\nenable_activation_checkpointing: {}\n\
+         enable_activation_offloading: {}\ncompile: false\nepochs: 1\nmax_steps_per_epoch: 50\ndevice: cuda\ndtype: {}\nmetric_logger:\n  \
+         _component_: torchtune.training.metric_logging.DiskLogger\n  log_dir: ${{output_dir}}/logs\nlog_every_n_steps: 1\n\
+         log_peak_memory_stats: true\n{updates}",
         layout.micro_batch,
         plan.micro_batches()?,
         layout.zero != 2,

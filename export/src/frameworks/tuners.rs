@@ -2,6 +2,8 @@
 //! LLaMA-Factory. Each states a Trainer's arguments, some under names of its own, and what is
 //! trained. Jobs of DeepSpeed have its configuration beside them.
 
+mod preferences;
+
 use super::accelerate::{self, method};
 use super::nearest::Nearest;
 use super::{FrameworkError, Job, JobFiles, deepspeed, hf_stack};
@@ -51,10 +53,14 @@ impl Tuner {
 /// The file beside a job of DeepSpeed.
 const DEEPSPEED_FILE: &str = "deepspeed.json";
 
+/// The script beside TRL's file for ORPO.
+const ORPO_FILE: &str = "orpo.py";
+
 pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkError> {
     let is_zero = hf_stack::DEEPSPEED[..2].contains(&job.plan.stack.name())
         || matches!(job.plan.layout.offload, Offload::Optimizer | Offload::Both);
-    let (plan, method) = method::taken_out(job.plan);
+    let (mut plan, method) = method::taken_out(job.plan);
+    let preference = plan.workload.preference.take();
     let mut nearest = Nearest::new(&plan, tuner.framework(), hf_stack::FSDP2)?;
     if is_zero {
         restrict_zero(&mut nearest)?;
@@ -63,6 +69,10 @@ pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkE
     }
     method::put_back(method, &mut nearest);
     restrict_method(&mut nearest, tuner, is_zero);
+    nearest.plan.workload.preference = preference;
+    if let Some(preference) = preference {
+        preferences::restrict(preference, &mut nearest, tuner, is_zero)?;
+    }
     let layout = &nearest.plan.layout;
     let (accepted, read_back) = match is_zero {
         true => (&hf_stack::DEEPSPEED[..1], hf_stack::of_deepspeed(layout, "hf-deepspeed")),
@@ -72,9 +82,13 @@ pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkE
     let Nearest { plan, differences, .. } = nearest;
     let sequence = job.model.sample().tokens().map(|(length, _)| length);
     let settings = settings(&plan, tuner, sequence, is_zero)?;
-    let mut files = vec![(tuner.file().into(), text(tuner, &settings))];
+    let comment = preference.map(|preference| preferences::comment(&plan, preference)).unwrap_or_default();
+    let mut files = vec![(tuner.file().into(), text(tuner, &comment, &settings))];
     if is_zero {
         files.push((DEEPSPEED_FILE.into(), deepspeed::configuration_text(&plan)?));
+    }
+    if tuner == Tuner::Trl && preferences::trl_script(preference).is_none() {
+        files.push((ORPO_FILE.into(), preferences::ORPO_SCRIPT.into()));
     }
     files.push(("run.sh".into(), script(job, tuner)?));
     Ok(JobFiles { version: tuner.version(), files, command: command(tuner).into(), plan, differences })
@@ -103,6 +117,8 @@ fn restrict_method(nearest: &mut Nearest, tuner: Tuner, is_zero: bool) {
             false,
             "DeepSpeed keeps parameters in single precision beside others",
         );
+        // Moments in single precision have no pages.
+        nearest.plan.workload.paged_moments = false;
     }
     let is_narrow = nearest.plan.precision == DataType::Bf16;
     if tuner == Tuner::Axolotl {
@@ -143,6 +159,9 @@ fn settings(plan: &Plan, tuner: Tuner, sequence: Option<usize>, is_zero: bool) -
         Tuner::Trl => _ = settings.insert("gradient_checkpointing".into(), json!(by_trainer)),
         Tuner::Axolotl => of_axolotl(plan, &mut settings, by_trainer),
         Tuner::LlamaFactory => of_llama_factory(plan, &mut settings, by_trainer),
+    }
+    if let Some(preference) = plan.workload.preference {
+        preferences::state(plan, preference, tuner, &mut settings);
     }
     Ok(settings)
 }
@@ -249,9 +268,9 @@ fn yaml(value: &Value) -> String {
     }
 }
 
-/// The text of a tool's file.
-fn text(tuner: Tuner, settings: &Map<String, Value>) -> String {
-    let mut text = format!("# {}\n", tuner.version());
+/// The text of a tool's file, with a comment on its job.
+fn text(tuner: Tuner, comment: &str, settings: &Map<String, Value>) -> String {
+    let mut text = format!("# {}\n{comment}", tuner.version());
     for (name, value) in settings {
         match value {
             Value::Object(section) => {
@@ -287,10 +306,15 @@ fn script(job: &Job<'_>, tuner: Tuner) -> Result<String, FrameworkError> {
          --master_addr \"${{MASTER_ADDR:-localhost}}\" --master_port \"${{MASTER_PORT:-29500}}\""
     );
     let run = match tuner {
-        Tuner::Trl => format!(
-            "# The arguments are the model and the data set, and further ones of `trl sft`.\n{here}\
-             torchrun {launch} \\\n  -m trl.scripts.sft --config trl.yaml --model_name_or_path \"$1\" --dataset_name \"$2\" \"${{@:3}}\"\n"
-        ),
+        Tuner::Trl => {
+            let script = preferences::trl_script(job.plan.workload.preference);
+            let module = script.map_or_else(|| ORPO_FILE.into(), |name| format!("-m trl.scripts.{name}"));
+            let meant = script.map_or_else(|| ORPO_FILE.into(), |name| format!("trl {name}"));
+            format!(
+                "# The arguments are the model and the data set, and further ones of `{meant}`.\n{here}\
+                 torchrun {launch} \\\n  {module} --config trl.yaml --model_name_or_path \"$1\" --dataset_name \"$2\" \"${{@:3}}\"\n"
+            )
+        }
         Tuner::Axolotl => format!(
             "# The argument is the model. Write your `datasets` into axolotl.yaml first.\n{here}\
              axolotl train axolotl.yaml --base-model \"$1\" --launcher torchrun -- {launch}\n"

@@ -6,5 +6,6 @@ mod kineto;
 mod launches;
 mod mutations;
 mod plans;
+mod preferences;
 mod scripts;
 mod spellings;

@@ -22,11 +22,11 @@ const FORMS: [(Framework, PlanForm, &str); 8] = [
     (Framework::Torchtune, PlanForm::Torchtune, "torchtune.yaml"),
 ];
 
-fn exported(model: &Model, plan: &Plan, framework: Framework) -> Result<JobFiles, FrameworkError> {
+pub(crate) fn exported(model: &Model, plan: &Plan, framework: Framework) -> Result<JobFiles, FrameworkError> {
     export_job(&Job { name: "model", model, plan, devices_per_node: 8 }, framework)
 }
 
-fn file<'a>(job: &'a JobFiles, name: &str) -> &'a str {
+pub(crate) fn file<'a>(job: &'a JobFiles, name: &str) -> &'a str {
     &job.files.iter().find(|(file, _)| file == name).expect("such a file").1
 }
 
@@ -85,7 +85,7 @@ prop_compose! {
 }
 
 /// The plan with what a reader always states.
-fn stated(plan: &Plan) -> Plan {
+pub(crate) fn stated(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
     plan.training.learning_rate = Some(plan.learning_rate_at(0, RunLength { steps: 1, steps_per_epoch: 1 }));
     plan.layout = plan.layout.normalised();

@@ -88,6 +88,16 @@ impl PlannedWorkload {
         stated.into_iter().find(|(_, is_stated)| *is_stated).map(|(name, _)| name)
     }
 
+    /// The method of fine-tuning that these facts are of, which only other software trains by.
+    pub(super) fn method_of_others(&self) -> Option<&'static str> {
+        match (self.preference, self.base_bits) {
+            (Some(preference), _) => Some(preference.name()),
+            (None, Some(4)) => Some("qlora"),
+            (None, Some(_)) => Some("lora with base_bits"),
+            (None, None) => None,
+        }
+    }
+
     /// Whether nothing is stated.
     pub fn is_usual(&self) -> bool {
         *self == Self::default()

@@ -2,7 +2,7 @@
 //! beside `TrainingArguments`.
 
 use super::super::nearest::Nearest;
-use foretell_program::{AttentionKernel, Lora, LossKernel, MomentFormat, NamePatterns, Plan, PlannedWorkload};
+use foretell_program::{AttentionKernel, Lora, LossKernel, MomentFormat, NamePatterns, Optimizer, Plan, PlannedWorkload};
 use serde_json::{Map, Value, json};
 
 /// The part of a plan that [`put_back`] writes.
@@ -21,6 +21,7 @@ pub(in super::super) fn taken_out(plan: &Plan) -> (Plan, Method) {
     (workload.base_bits, workload.adapter_dropout) = (usual.base_bits, usual.adapter_dropout);
     (workload.attention, workload.loss) = (usual.attention, usual.loss);
     (workload.no_master_copy, workload.moments) = (usual.no_master_copy, usual.moments);
+    workload.paged_moments = usual.paged_moments;
     (rest, method)
 }
 
@@ -43,9 +44,15 @@ pub(in super::super) fn put_back(method: Method, nearest: &mut Nearest) {
     // PyTorch's own is what the libraries take.
     plan.workload.attention = workload.attention.filter(|kernel| *kernel != AttentionKernel::Sdpa);
     plan.workload.moments = workload.moments;
-    if workload.moments == MomentFormat::Half {
-        plan.workload.moments = MomentFormat::Single;
+    if workload.moments == MomentFormat::Half || (workload.moments != MomentFormat::Single && plan.optimizer == Optimizer::Sgd) {
+        nearest.plan.workload.moments = MomentFormat::Single;
         nearest.differences.push("the optimizer's moments are in single precision".into());
+    }
+    // Of optimizers with pages, that of eight bits is written.
+    let is_paged = workload.paged_moments && nearest.plan.workload.moments == MomentFormat::EightBit;
+    nearest.plan.workload.paged_moments = is_paged;
+    if workload.paged_moments != is_paged {
+        nearest.differences.push("the optimizer's moments stay in device memory".into());
     }
     let is_wide = nearest.plan.layout.zero > 0 || has_adapters;
     nearest.plan.workload.no_master_copy = workload.no_master_copy && !is_wide;

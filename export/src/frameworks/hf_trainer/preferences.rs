@@ -54,11 +54,12 @@ const OTHER_MODELS: [&str; 42] = [
 ];
 
 /// Of these, settings that change a loss and neither a model nor a pass.
-const OF_LOSSES: [&str; 14] = [
+const OF_LOSSES: [&str; 15] = [
     "beta",
     "max_prompt_length",
     "max_completion_length",
     "dpo_beta",
+    "rl_beta",
     "dpo_label_smoothing",
     "dpo_use_weighting",
     "kto_*",
@@ -83,6 +84,10 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
     }
     let mut found = stated.stated_of(&OTHER_MODELS);
     found.retain(|name| !stated.is_taken(name));
+    // Of TRL's trainers, that of texts alone has no such switch.
+    if preference.is_none() && tool == Tool::Trl && stated.has("disable_dropout") {
+        found.push("disable_dropout".into());
+    }
     if preference.is_none()
         && let Some(loss) = stated.text("loss_type")?
         && !["nll", "dft", "chunked_nll"].contains(&loss.as_str())
@@ -99,9 +104,23 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
             stated.written(first)
         ),
         hint: format!(
-            "leave out {}, or plan the job with `foretell plan --method dpo`, `orpo`, `kto`, `reward`, `grpo` or `ppo`",
+            "leave out {}, give the script that starts the job if its name says the kind (`trl dpo --config FILE`), or plan the job \
+             with `foretell plan --method dpo`, `orpo`, `kto`, `reward`, `grpo` or `ppo`",
             names.join(", ")
         ),
+    })
+}
+
+/// Whether a tool leaves the adapters' dropout on. Trainers on preferences switch it off, unless
+/// TRL's `disable_dropout` is off; LLaMA-Factory's of reward models does not.
+pub(super) fn keeps_dropout(stated: &mut Stated, tool: Tool, preference: Option<Preference>) -> Result<bool, FrameworkError> {
+    let Some(preference) = preference else { return Ok(true) };
+    let is_disabled = stated.flag("disable_dropout")?;
+    Ok(match tool {
+        Tool::Trl => is_disabled == Some(false),
+        Tool::Trainer => is_disabled != Some(true),
+        Tool::Axolotl => false,
+        Tool::LlamaFactory => preference == Preference::Reward,
     })
 }
 
@@ -133,6 +152,9 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
             "rm" => Ok(Some(Preference::Reward)),
             _ => unknown(stated, "stage"),
         };
+    }
+    if tool == Tool::Axolotl && stated.flag("reward_model")? == Some(true) {
+        return Ok(Some(Preference::Reward));
     }
     if tool == Tool::Axolotl
         && let Some(kind) = stated.text("rl")?

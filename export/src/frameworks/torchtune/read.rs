@@ -4,7 +4,9 @@ use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
 use super::{ATTENTION, FEED_FORWARD, HEAD, MODELS, STACK};
 use foretell_models::Model;
-use foretell_program::{Layout, Lora, LossKernel, MomentFormat, Offload, Optimizer, Plan, PlanError, Recompute, Stack, Training};
+use foretell_program::{
+    Layout, Lora, LossKernel, MomentFormat, Offload, Optimizer, Plan, PlanError, Preference, Recompute, Stack, Training,
+};
 use foretell_units::DataType;
 use serde_json::{Value, json};
 
@@ -90,11 +92,15 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     plan.workload.no_master_copy = plan.precision == DataType::Bf16;
     read_adapters(&mut stated, method, &mut plan)?;
     plan.workload.loss = match stated.text("loss._component_")?.as_deref() {
+        Some(name) if name.ends_with(".DPOLoss") || name.ends_with(".RSOLoss") => {
+            read_preference(&mut stated, &mut plan);
+            LossKernel::Plain
+        }
         Some(name) if name.contains("Chunked") || name.contains("LinearCrossEntropy") => LossKernel::Chunked,
         None => LossKernel::Plain,
         Some(name) if name.ends_with("CrossEntropyLoss") => LossKernel::Plain,
         Some(_) => {
-            return Err(stated.unknown("loss._component_", "losses of next tokens: CEWithChunkedOutputLoss, CrossEntropyLoss"));
+            return Err(stated.unknown("loss._component_", "losses: CEWithChunkedOutputLoss, CrossEntropyLoss, DPOLoss"));
         }
     };
     if stated.is_on("compile")? {
@@ -119,6 +125,20 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         None => (None, Some(component.clone())),
     };
     Ok(ImportedPlan { model, unknown_model, sequence, ..ImportedPlan::new(plan, stated.finish()?) })
+}
+
+/// Reads what the recipes of DPO have beside the others.
+fn read_preference(stated: &mut Stated, plan: &mut Plan) {
+    plan.workload.preference = Some(Preference::Dpo);
+    stated.neutral(&["loss.beta", "loss.label_smoothing", "loss.gamma"]);
+    match &plan.training.lora {
+        None => stated.neutral(&["ref_checkpointer.*"]),
+        Some(_) if plan.training.clip_norm.take().is_some() => {
+            let clip = stated.written("clip_grad_norm");
+            stated.assume(format!("{clip}: the recipes of DPO with adapters do not clip gradients"));
+        }
+        Some(_) => {}
+    }
 }
 
 fn read_layout(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<Layout, FrameworkError> {
