@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn the_grid_spans_the_lengths_in_units() {
         let lengths = SampleLengths::measured(vec![10, 300, 5000]).expect("they are lengths");
-        let data = DataLengths { lengths, positions: 2048, batching: Batching::Pad };
+        let data = DataLengths { lengths, samples: None, positions: 2048, batching: Batching::Pad };
         let grid = data.grid(2);
         assert_eq!((grid.first(), grid.last()), (Some(&128), Some(&2048)));
         assert!(grid.iter().all(|length| length.is_multiple_of(128)) && grid.is_sorted(), "{grid:?}");

@@ -17,6 +17,7 @@ fn assert_as_before(name: &str, text: &str) {
 fn row(layout: &Layout, step: f64, mfu: Option<f64>) -> LayoutRow {
     LayoutRow {
         dimensions: layout.dimensions(),
+        objective: None,
         step: Seconds::new(step),
         rate: 32.0 / step,
         flops_of_device: FlopsPerSecond::new(164.6e12),

@@ -26,7 +26,7 @@ const KNOWN: [&str; 14] = [
 ];
 
 /// Settings that change neither the time of a step nor its memory, or only how buffers are cut.
-const NEUTRAL: [&str; 60] = [
+const NEUTRAL: [&str; 64] = [
     "steps_per_print",
     "wall_clock_breakdown",
     "memory_breakdown",
@@ -77,6 +77,10 @@ const NEUTRAL: [&str; 60] = [
     "zero_optimization.offload_optimizer.pipeline*",
     "zero_optimization.offload_optimizer.fast_init",
     "bf16.hysteresis",
+    "bf16.initial_scale_power",
+    "bf16.loss_scale*",
+    "bf16.min_loss_scale",
+    "bf16.auto_cast",
     "seq_parallel_communication_data_type",
     "fp16.hysteresis",
     "fp16.consecutive_hysteresis",

@@ -21,7 +21,7 @@ const RENAMED: [(&str, &str); 9] = [
 ];
 
 /// Settings that change how adapters begin or are scaled, or which constants four bits have.
-const NEUTRAL: [&str; 23] = [
+const NEUTRAL: [&str; 24] = [
     "lora_alpha",
     "lora_r",
     "lora_dropout",
@@ -34,6 +34,7 @@ const NEUTRAL: [&str; 23] = [
     "lora_task_type",
     "lora_name",
     "loraplus_*",
+    "lora_namespan_exclude",
     "adapter_name_or_path",
     "create_new_adapter",
     "use_rslora",
@@ -59,7 +60,12 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
         stated.rename(older, newer)?;
     }
     // Firefly's word for the method.
-    match stated.text("train_mode")?.as_deref() {
+    let mode = stated.text("train_mode")?;
+    if mode.as_deref().is_some_and(|mode| mode != "full") && !stated.has("lora_r") {
+        stated.assume("`training.lora.rank` 64: Firefly's default of `lora_rank`");
+        stated.provide("lora_r", json!(64));
+    }
+    match mode.as_deref() {
         None | Some("lora") => {}
         Some("qlora") => stated.provide("load_in_4bit", true.into()),
         Some("full") => stated.neutral(&["lora_r"]),
@@ -169,8 +175,14 @@ const FREEZES_VISION: [(&str, bool); 5] = [
 
 /// Settings that say whether the layers between images and text are trained. They are few, and
 /// frozen with the tower or not at all.
-const OF_PROJECTOR: [&str; 5] =
-    ["freeze_multi_modal_projector", "tune_mm_mlp", "tune_mm_mlp_adapter", "tune_mm_projector", "freeze_aligner"];
+const OF_PROJECTOR: [&str; 6] = [
+    "freeze_merger",
+    "freeze_multi_modal_projector",
+    "tune_mm_mlp",
+    "tune_mm_mlp_adapter",
+    "tune_mm_projector",
+    "freeze_aligner",
+];
 
 /// Settings that freeze the language model, and the value that does.
 const FREEZES_TEXT: [(&str, bool); 5] = [

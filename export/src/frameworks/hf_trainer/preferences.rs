@@ -79,8 +79,9 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
         stated.neutral(&OF_LOSSES);
     }
     // FlagEmbedding's switch; what is beside it has no effect then.
-    if stated.flag("knowledge_distillation")? == Some(false) {
-        stated.neutral(&["kd_*"]);
+    let is_off = stated.peek("knowledge_distillation").is_some_and(|value| matches!(value.as_str(), Some("False" | "false")));
+    if is_off {
+        stated.neutral(&["knowledge_distillation", "kd_*"]);
     }
     let mut found = stated.stated_of(&OTHER_MODELS);
     found.retain(|name| !stated.is_taken(name));
