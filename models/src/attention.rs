@@ -68,7 +68,8 @@ pub struct Attention {
     pub causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
     pub scaled: bool,
-    /// Keys that a causal query sees: itself and those just before it. `None`: all before it.
+    /// Keys that a query sees: itself and those just before it, and as many after it if it is not
+    /// causal. `None`: all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
     /// Relative positions that are added to the scores.
@@ -285,7 +286,12 @@ impl Attention {
             return queries * keys * seeing;
         }
         if !self.causal {
-            return queries * keys;
+            let seen = match self.window.map(|window| window as f64).filter(|&window| window < keys) {
+                // As many keys on each side, but for the queries near the ends.
+                Some(window) => (2.0 * window - 1.0 - window * (window - 1.0) / keys).min(keys),
+                None => keys,
+            };
+            return queries * seen;
         }
         // A ring's own part is in the order of positions.
         if let Some(order) = self.zigzag.filter(|_| self.ring.is_none()) {
@@ -423,6 +429,10 @@ mod tests {
         assert_eq!((0..4).map(|index| part.for_member(index).scores()).sum::<f64>(), window.scores());
         assert_eq!(part.scores() * 4.0, window.scores());
         assert_eq!(Attention { window: Some(24), ..whole }.scores(), whole.scores());
+        // Without a direction a window of 5 leaves 9 keys, less 4, 3, 2 and 1 at each end.
+        let around = Attention { causal: false, ..window };
+        assert_eq!(around.scores(), 24.0 * 9.0 - 20.0);
+        assert_eq!(Attention { window: Some(24), ..around }.scores(), 24.0 * 24.0);
     }
 
     #[test]

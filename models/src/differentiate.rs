@@ -10,7 +10,7 @@ use crate::adapters::is_adapter;
 use crate::graph::{
     Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Tensor, TensorId,
 };
-use crate::kernel::{GradientReads, PlannedKind};
+use crate::kernel::{GradientReads, PlannedKind, ScanRule};
 use crate::storage::Storage;
 use std::collections::BTreeMap;
 
@@ -165,7 +165,12 @@ impl Backward {
             }
             OperatorKind::Scan { rule, chunk } => {
                 let reads = std::iter::once(dy).chain(forward.inputs.iter().cloned()).collect();
-                self.joint_gradient(id, OperatorKind::ScanGradient { rule, chunk }, reads, &[0, 1, 2], &[3]);
+                let (inputs, parameters): (&[usize], &[usize]) = match rule {
+                    ScanRule::FixedDecay => (&[0, 1], &[]),
+                    rule if rule.has_strengths() => (&[0, 1, 2, 4], &[3]),
+                    _ => (&[0, 1, 2], &[3]),
+                };
+                self.joint_gradient(id, OperatorKind::ScanGradient { rule, chunk }, reads, inputs, parameters);
             }
             OperatorKind::Split => {
                 let mut reads = vec![dy];

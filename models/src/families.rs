@@ -13,6 +13,7 @@ mod images;
 mod llama;
 mod lstm;
 mod mlp;
+mod modern_bert;
 mod moe;
 mod network;
 mod resnet;
@@ -30,6 +31,7 @@ pub use images::Stem;
 pub use llama::Llama;
 pub use lstm::LstmSeq2seq;
 pub use mlp::Mlp;
+pub use modern_bert::ModernBert;
 pub use moe::Moe;
 pub use network::{
     Network, NetworkBlock, NetworkInput, NetworkLayer, NetworkOperation, NetworkStorage, NetworkWindow, NetworkWork,

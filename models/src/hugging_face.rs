@@ -6,6 +6,7 @@
 //! text model is read ([`images_and_text`]). It must not know layouts or devices: it ends with a
 //! model.
 
+mod cohere;
 mod decoders;
 mod encoders;
 mod fields;
@@ -13,6 +14,7 @@ mod hybrids;
 mod images;
 mod images_and_text;
 mod language;
+mod lightning;
 mod mixtures;
 mod nearest;
 mod others;
@@ -41,7 +43,7 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read: the name, the Transformers class that is planned, the reader.
-const READERS: [(&str, &str, Reader); 60] = [
+const READERS: [(&str, &str, Reader); 71] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),
     ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
@@ -70,6 +72,11 @@ const READERS: [(&str, &str, Reader); 60] = [
     ("bamba", "BambaForCausalLM", hybrids::bamba),
     ("falcon_h1", "FalconH1ForCausalLM", hybrids::falcon_h1),
     ("nemotron_h", "NemotronHForCausalLM", hybrids::nemotron_h),
+    ("kimi_linear", "KimiLinearForCausalLM", lightning::kimi_linear),
+    ("minimax", "MiniMaxForCausalLM", lightning::minimax),
+    // The same model in the files of its authors.
+    ("minimax_m1", "MiniMaxM1ForCausalLM", lightning::minimax_m1),
+    ("minimax_text_01", "MiniMaxText01ForCausalLM", lightning::minimax_m1),
     ("mamba2", "Mamba2ForCausalLM", hybrids::mamba2),
     ("mistral", "MistralForCausalLM", decoders::mistral),
     ("mixtral", "MixtralForCausalLM", decoders::mixtral),
@@ -94,12 +101,19 @@ const READERS: [(&str, &str, Reader); 60] = [
     ("phi", "PhiForCausalLM", language::phi),
     ("phi3", "Phi3ForCausalLM", decoders::phi3),
     ("gpt_neox", "GPTNeoXForCausalLM", language::gpt_neox),
+    ("gptj", "GPTJForCausalLM", language::gptj),
+    ("starcoder2", "Starcoder2ForCausalLM", language::starcoder2),
+    ("mpt", "MptForCausalLM", language::mpt),
+    ("cohere", "CohereForCausalLM", cohere::cohere),
+    ("cohere2", "Cohere2ForCausalLM", cohere::cohere2),
     ("opt", "OPTForCausalLM", language::opt),
     ("bloom", "BloomForCausalLM", language::bloom),
     ("falcon", "FalconForCausalLM", language::falcon),
     ("bert", "BertForMaskedLM", encoders::bert),
     ("roberta", "RobertaForMaskedLM", encoders::roberta),
     ("xlm-roberta", "XLMRobertaForMaskedLM", encoders::roberta),
+    ("distilbert", "DistilBertForMaskedLM", encoders::distilbert),
+    ("modernbert", "ModernBertForMaskedLM", encoders::modernbert),
     ("t5", "T5ForConditionalGeneration", encoders::t5),
     ("vit", "ViTForImageClassification", images::vit),
     ("resnet", "ResNetForImageClassification", images::resnet),

@@ -2,7 +2,9 @@
 
 use crate::builder::GraphOptions;
 use crate::error::ModelError;
-use crate::families::{Bert, Check, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Network, Resnet, T5, Vgg, Vit};
+use crate::families::{
+    Bert, Check, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp, ModernBert, Moe, Network, Resnet, T5, Vgg, Vit,
+};
 use crate::graph::{Graph, Tensor};
 use crate::optimizer::Optimizer;
 use crate::published::PUBLISHED;
@@ -29,6 +31,7 @@ pub enum Model {
     #[serde(rename = "lstm-seq2seq")]
     LstmSeq2seq(LstmSeq2seq),
     Bert(Bert),
+    ModernBert(ModernBert),
     Network(Network),
 }
 
@@ -47,6 +50,7 @@ macro_rules! with_family {
             Model::T5($sizes) => $value,
             Model::LstmSeq2seq($sizes) => $value,
             Model::Bert($sizes) => $value,
+            Model::ModernBert($sizes) => $value,
             Model::Network($sizes) => $value,
         }
     };
@@ -67,6 +71,7 @@ macro_rules! of_all_families {
             named(T5::$list(), Model::T5),
             named(LstmSeq2seq::$list(), Model::LstmSeq2seq),
             named(Bert::$list(), Model::Bert),
+            named(ModernBert::$list(), Model::ModernBert),
             named(Network::$list(), Model::Network),
         ]
         .into_iter()
@@ -213,6 +218,7 @@ impl Model {
             Model::Moe(sizes) => sizes.sequence = length,
             Model::Decoder(sizes) => sizes.sequence = length,
             Model::Bert(sizes) => sizes.sequence = length,
+            Model::ModernBert(sizes) => sizes.sequence = length,
             _ => return None,
         }
         Some(model)

@@ -37,7 +37,7 @@ fn every_config_has_the_parameters_that_transformers_counts() {
 fn every_model_type_has_a_case() {
     let cases = cases();
     // Others' readers, and types with tests of their own.
-    let elsewhere = ["xlm-roberta", "kimi_k2", "mimo", "deepseek_v32", "glm_moe_dsa"];
+    let elsewhere = ["xlm-roberta", "kimi_k2", "mimo", "deepseek_v32", "glm_moe_dsa", "minimax_m1", "minimax_text_01"];
     for name in hugging_face_types().filter(|name| !elsewhere.contains(name)) {
         let is_of = |case: &Value| case["whole"]["model_type"] == name || case["whole"]["text_config"]["model_type"] == name;
         assert!(cases.iter().any(is_of), "{name}");
@@ -444,7 +444,7 @@ fn an_unknown_type_is_read_as_another_where_that_is_asked_for() {
     for (fields, expected) in [
         (json!({"num_local_experts": 8, "num_experts_per_tok": 2}), "--as mixtral` reads"),
         (json!({"num_local_experts": 8, "experts_per_token": 2}), "mixtures: {experts: 8, top_k: 2, ffn: 160}"),
-        (json!({"model_type": "modernbert", "hidden_act": "gelu", "tie_word_embeddings": true}), "--as bert` reads"),
+        (json!({"model_type": "nomic_bert", "hidden_act": "gelu", "tie_word_embeddings": true}), "--as bert` reads"),
     ] {
         let mut other = config.clone();
         other.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());

@@ -55,7 +55,8 @@ fn models() -> impl Strategy<Value = Model> {
             first_position: 0,
             token_types: 2,
             dropout: DropoutRate::TENTH,
-            attention_dropout: DropoutRate::TENTH
+            attention_dropout: DropoutRate::TENTH,
+            keeps_attention_output: false
         })),
         Just(Model::Vit(Vit {
             layers: 2,
@@ -105,6 +106,7 @@ fn hybrid(delta: bool, norm: usize, key_heads: usize) -> Decoder {
         convolution: if delta { 0 } else { 3 },
         convolution_bias: true,
         bias: delta,
+        rank: None,
         norm: [LinearNorm::None, LinearNorm::Whole, LinearNorm::Groups, LinearNorm::Heads][norm % 4],
         chunk: 4,
     };

@@ -168,6 +168,7 @@ fn bert(sizes: &Sizes) -> Model {
         token_types: 2,
         dropout: Default::default(),
         attention_dropout: Default::default(),
+        keeps_attention_output: false,
     })
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct AttentionKind {
     pub(crate) causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
     pub(crate) scaled: bool,
-    /// Keys that a causal query sees. `None`: all before it.
+    /// Keys that a query sees on each side, itself among them. `None`: all.
     pub(crate) window: Option<usize>,
     /// Relative positions, with their table.
     pub(crate) relative: Option<(RelativePositions, TensorId)>,

@@ -36,39 +36,45 @@ impl GraphBuilder {
     }
 
     /// Adds a scan over keys and queries `[batch, sequence, heads, features]`, values
-    /// `[batch, sequence, heads, group, features]` and controls
-    /// `[batch, sequence, heads, group, controls]`. The result is like the values.
+    /// `[batch, sequence, heads, group, features]`, controls
+    /// `[batch, sequence, heads, group, controls]` and strengths `[batch, sequence, heads, group]`,
+    /// where the rule has them. The result is like the values.
     pub(crate) fn scan(
         &mut self,
         name: &str,
-        [keys, values, controls]: [TensorId; 3],
+        [keys, values]: [TensorId; 2],
+        [controls, strengths]: [Option<TensorId>; 2],
         rule: ScanRule,
         chunk: usize,
         initial: Initialisation,
     ) -> TensorId {
         let [key, value] = [keys, values].map(|tensor| self.dimensions(tensor));
-        let [control, scalar] =
-            [("controls", rule.controls()), ("scalars", rule.scalars())].map(|(name, size)| dimension(name, size));
-        let shape = vec![value[2].extent * value[3].extent, scalar.extent];
-        let scalars = self.parameter(format!("{name}.scalars"), vec![value[2], value[3], scalar], shape, initial);
+        let key_dimension = key[3].extent / 2;
+        let [control, scalar] = [("controls", rule.controls(key_dimension)), ("scalars", rule.scalars(key_dimension))]
+            .map(|(name, size)| dimension(name, size));
         let mut loops = sequence_loops(&value, Extent::Positions);
         loops.extend([shardable(&value[2], Extent::Heads), shardable(&value[3], Extent::Group)]);
         let half = dimension(key[3].name, key[3].extent / 2);
         loops.extend([whole(&half, Extent::Features), whole(&value[4], Extent::Columns)]);
-        loops.extend([
-            Loop { name: "keys_and_queries", ..whole(&key[3], Extent::Parts) },
-            whole(&control, Extent::Parts),
-            whole(&scalar, Extent::Parts),
-        ]);
-        let [both, control, scalar] = [6, 7, 8].map(|index| Some(LoopId(index)));
+        loops.extend([Loop { name: "keys_and_queries", ..whole(&key[3], Extent::Parts) }]);
+        let mut further = |one: &Dimension| {
+            loops.push(whole(one, Extent::Parts));
+            Some(LoopId(loops.len() - 1))
+        };
+        let [control_axis, scalar_axis] = [&control, &scalar].map(|one| (one.extent > 0).then(|| further(one)));
+        let both = Some(LoopId(6));
         let [batch, sequence, heads, group, _, features] = [0, 1, 2, 3, 4, 5].map(|index| Some(LoopId(index)));
         let of_values = vec![batch, sequence, heads, group, features];
-        let inputs = vec![
-            operand(keys, vec![batch, sequence, heads, both]),
-            operand(values, of_values.clone()),
-            operand(controls, vec![batch, sequence, heads, group, control]),
-            operand(scalars, vec![heads, group, scalar]),
-        ];
+        let mut inputs = vec![operand(keys, vec![batch, sequence, heads, both]), operand(values, of_values.clone())];
+        if let Some((controls, axis)) = controls.zip(control_axis) {
+            inputs.push(operand(controls, vec![batch, sequence, heads, group, axis]));
+        }
+        if let Some(axis) = scalar_axis {
+            let shape = vec![value[2].extent * value[3].extent, scalar.extent];
+            let scalars = self.parameter(format!("{name}.scalars"), vec![value[2], value[3], scalar], shape, initial);
+            inputs.push(operand(scalars, vec![heads, group, axis]));
+        }
+        inputs.extend(strengths.map(|strengths| operand(strengths, vec![batch, sequence, heads, group])));
         let y = self.activation(name, value, Storage::Precision);
         self.operator(name, OperatorKind::Scan { rule, chunk }, loops, inputs, vec![operand(y, of_values)]);
         y
@@ -77,20 +83,37 @@ impl GraphBuilder {
     /// Adds a norm of x over its last two dimensions, with a scale for each element of its last
     /// three: the groups of Mamba-2 normed apart.
     pub(crate) fn group_norm(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.scaled_norm(name, x, PlannedKind::Normalisation, [2, 3])
+    }
+
+    /// Adds a norm of x over its last dimension, with a scale for each element of its last `scaled`
+    /// and without a shift.
+    pub(crate) fn feature_norm(&mut self, name: &str, x: TensorId, scaled: usize) -> TensorId {
+        self.scaled_norm(name, x, PlannedKind::FeatureNorm, [1, scaled])
+    }
+
+    /// Adds a norm of x over its last `normed` dimensions, with a scale for each element of its last
+    /// `scaled`.
+    fn scaled_norm(&mut self, name: &str, x: TensorId, kind: PlannedKind, [normed, scaled]: [usize; 2]) -> TensorId {
         let dimensions = self.dimensions(x);
-        let scaled = dimensions.len() - 3;
+        let [rows, scaled] = [normed, scaled].map(|last| dimensions.len() - last);
         let shape = vec![dimensions[scaled..].iter().map(|one| one.extent).product()];
         let scale = self.parameter(format!("{name}.weight"), dimensions[scaled..].to_vec(), shape, Initialisation::Ones);
-        let mut loops: Vec<Loop> = dimensions[..=scaled].iter().map(|one| shardable(one, Extent::Rows)).collect();
-        loops.extend(dimensions[scaled + 1..].iter().map(|one| whole(one, Extent::Features)));
+        let mut loops: Vec<Loop> = dimensions[..rows].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.extend(dimensions[rows..].iter().map(|one| whole(one, Extent::Features)));
         let all = walk(0, dimensions.len());
         let inputs = vec![(x, all.clone()), (scale, all[scaled..].to_vec())];
-        self.planned(name, PlannedKind::Normalisation, loops, inputs, (dimensions, all))
+        self.planned(name, kind, loops, inputs, (dimensions, all))
     }
 
     /// Adds `y = x · σ(gate)` of equal tensors.
     pub(crate) fn gate(&mut self, name: &str, x: TensorId, gate: TensorId) -> TensorId {
         self.elementwise_planned(name, PlannedKind::Combination, &[x, gate])
+    }
+
+    /// Adds `y = x · σ(x)`.
+    pub(crate) fn silu(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.elementwise_planned(name, PlannedKind::Function, &[x])
     }
 
     /// Adds `y = max(0, x)²`.

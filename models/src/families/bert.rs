@@ -4,7 +4,7 @@
 
 use super::{Check, Family};
 use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, dimension};
-use crate::defaults::is_zero;
+use crate::defaults::{is_false, is_zero};
 use crate::dropout::DropoutRate;
 use crate::error::ModelError;
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
@@ -37,7 +37,8 @@ pub struct Bert {
     /// Row of the first position in the table: 2 in RoBERTa.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub first_position: usize,
-    /// Number of token types: the most texts of a sample.
+    /// Number of token types: the most texts of a sample. 0: there is no table of them, as in
+    /// DistilBERT.
     #[serde(default = "token_types", skip_serializing_if = "is_two")]
     pub token_types: usize,
     /// Dropout rate of the embedding and of what each layer adds to the residual stream.
@@ -46,6 +47,9 @@ pub struct Bert {
     /// Dropout rate of attention's probabilities.
     #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
     pub attention_dropout: DropoutRate,
+    /// Whether what attention adds to the residual stream is not dropped, as in DistilBERT.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub keeps_attention_output: bool,
 }
 
 const EPSILON: Epsilon = Epsilon::new(12);
@@ -85,6 +89,7 @@ impl Family for Bert {
             token_types: 2,
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE,
+            keeps_attention_output: false,
         };
         vec![("bert-base-uncased", bert(12, 768, 12)), ("bert-large-uncased", bert(24, 1024, 16))]
     }
@@ -102,6 +107,7 @@ impl Family for Bert {
             token_types: 2,
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE,
+            keeps_attention_output: false,
         };
         vec![("small-bert", small)]
     }
@@ -109,7 +115,12 @@ impl Family for Bert {
     fn validate(&self, check: &Check<'_>) -> Result<(), ModelError> {
         let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;
         let rows = self.position_rows.unwrap_or(sequence.saturating_add(self.first_position));
-        check.sizes(&[("vocab", vocab), ("sequence", sequence), ("position_rows", rows), ("token_types", self.token_types)])?;
+        check.sizes(&[
+            ("vocab", vocab),
+            ("sequence", sequence),
+            ("position_rows", rows),
+            ("token_types", self.token_types.max(1)),
+        ])?;
         if rows < sequence.saturating_add(self.first_position) {
             let reason = format!("a table of {rows} positions, and a sequence of {sequence} from {}", self.first_position);
             return check.refuse(reason, "use a shorter `sequence`, or more `position_rows`");
@@ -160,10 +171,14 @@ impl Family for Bert {
             let places = builder.embedding(module, places, positions_table);
             builder.add(&format!("{module}.sum"), words, places)
         };
-        let token_types = builder.input(InputKind::TokenTypes, positions.clone());
-        let types_table = table("token_type_embeddings", dimension("token_types", self.token_types), &mut builder);
-        let types = builder.embedding("bert.embeddings.token_type_embeddings", token_types, types_table);
-        let x = builder.add("bert.embeddings.sum", x, types);
+        let x = if self.token_types > 0 {
+            let token_types = builder.input(InputKind::TokenTypes, positions.clone());
+            let types_table = table("token_type_embeddings", dimension("token_types", self.token_types), &mut builder);
+            let types = builder.embedding("bert.embeddings.token_type_embeddings", token_types, types_table);
+            builder.add("bert.embeddings.sum", x, types)
+        } else {
+            x
+        };
         let x = builder.layer_norm("bert.embeddings.LayerNorm", x, EPSILON);
         let mut x = builder.dropout("bert.embeddings.dropout", x, self.dropout);
         for index in 0..self.layers {
@@ -193,7 +208,8 @@ fn layer(builder: &mut GraphBuilder, module: &str, sizes: &Bert, x: TensorId) ->
     let kind = AttentionKind { causal: false, scaled: true, window: None, relative: None, dropout: sizes.attention_dropout };
     let y = builder.attention(&name("attention.self"), projections, kind);
     let y = builder.linear(&name("attention.output.dense"), y, 2, &hidden, WEIGHTS, BIASES);
-    let y = builder.dropout(&name("attention.output.dropout"), y, sizes.dropout);
+    let dropout = if sizes.keeps_attention_output { DropoutRate::NONE } else { sizes.dropout };
+    let y = builder.dropout(&name("attention.output.dropout"), y, dropout);
     let x = builder.add(&name("attention.residual"), x, y);
     let x = builder.layer_norm(&name("attention.output.LayerNorm"), x, EPSILON);
 

@@ -54,7 +54,8 @@ pub struct Decoder {
     #[serde(default, skip_serializing_if = "is_false")]
     pub rank_bias: bool,
     /// Features of a head's rotary part, before its `head_dimension` other features. All heads have
-    /// the same rotary keys, as in DeepSeek's latent attention. `None`: no part is apart.
+    /// the same rotary keys, as in DeepSeek's latent attention. With `positions: none` it is not
+    /// rotated, as in Kimi Linear. `None`: no part is apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary_part: Option<usize>,
     /// Features of a head of values. `None`: `head_dimension`.
@@ -121,9 +122,15 @@ pub struct Decoder {
     /// Whether each part's output is normed too before it is added, as in Gemma 2.
     #[serde(default, skip_serializing_if = "is_false")]
     pub output_norms: bool,
+    /// Whether each head has a scale of its own in that norm, as in Command R+.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub query_key_scales_of_heads: bool,
     /// Whether the parts' inputs are not normed, as in OLMo 2.
     #[serde(default, skip_serializing_if = "is_false")]
     pub no_input_norms: bool,
+    /// Whether the residual stream is normed with the parts' inputs, as in MiniMax-01.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub residual_after_norm: bool,
     /// Whether the embedding is normed, as in BLOOM.
     #[serde(default, skip_serializing_if = "is_false")]
     pub embedding_norm: bool,
@@ -137,12 +144,19 @@ pub struct Decoder {
     /// period does. `None`: no layer does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_attention_every: Option<usize>,
+    /// Period of layers that do not rotate queries and keys, as in Command R7B. The last layer of a
+    /// period does not. `None`: all layers do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unrotated_every: Option<usize>,
     /// Whether attention's scores are capped softly, as in Gemma 2.
     #[serde(default, skip_serializing_if = "is_false")]
     pub score_cap: bool,
     /// Whether logits are capped softly, as in Gemma 2.
     #[serde(default, skip_serializing_if = "is_false")]
     pub logit_cap: bool,
+    /// Whether logits are multiplied by a number, as in Command R. Planned as a pass over them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub logit_scale: bool,
     /// Whether each head has a learned number among its scores that stands for no position
     /// (attention sinks), as in gpt-oss.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -214,14 +228,18 @@ impl Decoder {
             parallel_block: ParallelBlock::None,
             query_key_norm: false,
             query_key_norm_of_all_heads: false,
+            query_key_scales_of_heads: false,
             output_norms: false,
             no_input_norms: false,
+            residual_after_norm: false,
             embedding_norm: false,
             embedding_scale: false,
             window: None,
             full_attention_every: None,
+            unrotated_every: None,
             score_cap: false,
             logit_cap: false,
+            logit_scale: false,
             sinks: false,
             attention_gate: false,
             layer_kinds: Vec::new(),
@@ -271,6 +289,12 @@ impl Decoder {
         self.window.filter(|&window| !is_full && window < self.sequence)
     }
 
+    /// Whether a layer rotates queries and keys.
+    pub(crate) fn rotates(&self, layer: usize) -> bool {
+        let is_exempt = self.unrotated_every.is_some_and(|every| (layer + 1).is_multiple_of(every));
+        self.positions == PositionKind::Rotary && !is_exempt
+    }
+
     fn validate_sizes(&self, check: &Check<'_>) -> Result<(), ModelError> {
         let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;
         check.sizes(&[
@@ -290,6 +314,7 @@ impl Decoder {
             ("first_position", self.first_position.max(1)),
             ("window", self.window.unwrap_or(1)),
             ("full_attention_every", self.full_attention_every.unwrap_or(1)),
+            ("unrotated_every", self.unrotated_every.unwrap_or(1)),
         ])?;
         check.layers(layers.saturating_add(self.prediction_modules))?;
         check.key_heads(heads, self.kv_heads.unwrap_or(heads))
@@ -300,10 +325,14 @@ impl Decoder {
         if self.positions == PositionKind::Rotary && self.rotary_dimension.is_none() {
             check.pairs_of_features(self.rotary_part.unwrap_or(features))?;
         }
-        if self.rotary_part.is_some() && (self.positions != PositionKind::Rotary || self.rotary_dimension.is_some()) {
+        if self.unrotated_every.is_some() && (self.positions != PositionKind::Rotary || self.rotary_part.is_some()) {
+            return check.refuse("`unrotated_every` beside another choice of positions".into(), "leave out one of them");
+        }
+        let has_other_positions = !matches!(self.positions, PositionKind::Rotary | PositionKind::None);
+        if self.rotary_part.is_some() && (has_other_positions || self.rotary_dimension.is_some()) {
             return check.refuse(
                 "`rotary_part` beside another choice of positions".into(),
-                "leave out `rotary_dimension`, and let `positions` be rotary",
+                "leave out `rotary_dimension`, and let `positions` be rotary or none",
             );
         }
         if let Some(rotated) = self.rotary_dimension
@@ -412,7 +441,7 @@ impl Family for Decoder {
 
     fn repeated_layers(&self) -> Option<usize> {
         let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
-        let has_equal_windows = self.full_attention_every.is_none() || self.window.is_none();
+        let has_equal_windows = self.unrotated_every.is_none() && (self.full_attention_every.is_none() || self.window.is_none());
         (self.vision.is_none() && has_equal_layers && has_equal_windows && self.has_equal_kinds() && self.prediction_modules == 0)
             .then_some(self.layers)
     }
@@ -439,6 +468,9 @@ impl Family for Decoder {
             (has(|mixtures| mixtures.expert_bias), "`expert_bias`"),
             (self.score_cap, "`score_cap`"),
             (self.logit_cap, "`logit_cap`"),
+            (self.logit_scale, "`logit_scale`"),
+            (self.norm == NormKind::LayerWithoutShift, "`norm: layer_without_shift`"),
+            (self.query_key_norm && self.query_key_scales_of_heads, "`query_key_scales_of_heads`"),
             (has(|mixtures| mixtures.unnormalised_gates), "`unnormalised_gates`"),
             (has(|mixtures| mixtures.shared_gate && mixtures.shared_ffn.is_some()), "`shared_gate`"),
         ]

@@ -1,9 +1,9 @@
-//! BERT, RoBERTa and T5.
+//! BERT, RoBERTa, DistilBERT, ModernBERT and T5.
 
 use super::fields::{ConfigError, Fields, inexpressible};
-use crate::families::{Bert, T5};
+use crate::families::{Bert, ModernBert, NormKind, T5};
 use crate::model::Model;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(super) fn bert(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Bert(bert_parts(fields, 512, 2)?))
@@ -49,7 +49,115 @@ fn bert_parts(fields: &mut Fields, positions: usize, token_types: usize) -> Resu
         token_types: fields.size_or("type_vocab_size", token_types)?,
         dropout: fields.dropout(&[("hidden_dropout_prob", 0.1)])?,
         attention_dropout: fields.dropout(&[("attention_probs_dropout_prob", 0.1)])?,
+        keeps_attention_output: false,
     })
+}
+
+/// DistilBERT: BERT without token types, whose attention's output is not dropped.
+pub(super) fn distilbert(fields: &mut Fields) -> Result<Model, ConfigError> {
+    fields.neutral(&["qa_dropout", "seq_classif_dropout"]);
+    fields.must_be("activation", &[json!("gelu")], "the activation is a GELU")?;
+    fields.must_be_off("sinusoidal_pos_embds", "the table of positions is trained")?;
+    fields.must_be("tie_word_embeddings", &[json!(true)], "the head shares the embedding's weights")?;
+    fields.must_be("tie_weights_", &[json!(true)], "the head shares the embedding's weights")?;
+    let rows = fields.size_or("max_position_embeddings", 512)?;
+    let sequence = fields.asked_sequence().unwrap_or(rows);
+    let hidden = fields.size_or("dim", 768)?;
+    Ok(Model::Bert(Bert {
+        layers: fields.size_or("n_layers", 6)?,
+        hidden,
+        heads: fields.size_or("n_heads", 12)?,
+        ffn: Some(fields.size_or("hidden_dim", 3072)?).filter(|&ffn| ffn != 4 * hidden),
+        vocab: fields.size_or("vocab_size", 30_522)?,
+        sequence,
+        position_rows: Some(rows).filter(|&rows| rows != sequence),
+        first_position: 0,
+        token_types: 0,
+        dropout: fields.dropout(&[("dropout", 0.1)])?,
+        attention_dropout: fields.dropout(&[("attention_dropout", 0.1)])?,
+        keeps_attention_output: true,
+    }))
+}
+
+/// Reads the bases of the frequencies: of layers that see all positions, and of the others.
+fn modernbert_bases(fields: &mut Fields) -> Result<[usize; 2], ConfigError> {
+    let [mut full, mut local] =
+        [fields.number_or("global_rope_theta", 160_000.0)?, fields.number_or("local_rope_theta", 10_000.0)?];
+    if let Some(kinds) = fields.object("rope_parameters")? {
+        for (kind, rope) in &kinds {
+            let field = format!("rope_parameters.{kind}");
+            let base = match (kind.as_str(), rope) {
+                ("full_attention", Value::Object(rope)) => (&mut full, rope),
+                ("sliding_attention", Value::Object(rope)) => (&mut local, rope),
+                (_, Value::Null) => continue,
+                _ => return Err(fields.unknown(field)),
+            };
+            for (name, value) in base.1 {
+                match (name.as_str(), value) {
+                    ("rope_theta", value) => *base.0 = value.as_f64().unwrap_or(*base.0),
+                    ("rope_type", value) if *value == "default" => {}
+                    _ => return Err(inexpressible(&format!("{field}.{name}"), value, "frequencies are not scaled")),
+                }
+            }
+        }
+    }
+    fields.must_be("rope_scaling", &[], "frequencies are not scaled")?;
+    let whole = |name: &str, base: f64| match base.fract() == 0.0 && (1.0..=16_777_216.0).contains(&base) {
+        true => Ok(base as usize),
+        false => Err(inexpressible(name, &json!(base), "the base of the frequencies is a whole number from 1 to 16,777,216")),
+    };
+    Ok([whole("global_rope_theta", full)?, whole("local_rope_theta", local)?])
+}
+
+/// Reads which layers see all positions: the first of each period.
+fn modernbert_period(fields: &mut Fields) -> Result<usize, ConfigError> {
+    let every = fields.size_or("global_attn_every_n_layers", 3)?;
+    let Some(kinds) = fields.list("layer_types")? else { return Ok(every) };
+    let is_full = |kind: &Value| kind == "full_attention";
+    let every = kinds.iter().skip(1).position(is_full).map_or(kinds.len().max(1), |later| later + 1);
+    let is_periodic = kinds.iter().enumerate().all(|(layer, kind)| is_full(kind) == layer.is_multiple_of(every));
+    let are_known = kinds.iter().all(|kind| is_full(kind) || kind == "sliding_attention");
+    if is_periodic && are_known {
+        return Ok(every);
+    }
+    Err(inexpressible("layer_types", &json!(kinds), "the first of every n layers sees all positions, and the others a window"))
+}
+
+pub(super) fn modernbert(fields: &mut Fields) -> Result<Model, ConfigError> {
+    // Of classifiers, of generation, and of how batches are packed.
+    fields.neutral(&["classifier_pooling", "classifier_dropout", "sparse_pred_ignore_index", "initializer_cutoff_factor"]);
+    fields.neutral(&["reference_compile", "repad_logits_with_grad", "layer_norm_eps", "position_embedding_type"]);
+    fields.must_be("hidden_activation", &[json!("gelu")], "the feed-forward network of this type is a gated GELU")?;
+    fields.must_be("classifier_activation", &[json!("gelu")], "the activation is a GELU")?;
+    fields.must_be_off("sparse_prediction", "logits are made of all positions")?;
+    fields.must_be_off("deterministic_flash_attn", "attention is not made deterministic, which is slower")?;
+    for field in ["embedding_dropout", "attention_dropout", "mlp_dropout"] {
+        fields.must_be(field, &[json!(0.0), json!(0)], "nothing is dropped")?;
+    }
+    fields.must_be("tie_word_embeddings", &[json!(true)], "the head shares the embedding's weights")?;
+    let sequence = fields.sequence("max_position_embeddings", 8192)?;
+    // Half of it lies on each side.
+    let window = fields.size_or("local_attention", 128)? / 2 + 1;
+    let [rope_theta, local_rope_theta] = modernbert_bases(fields)?;
+    let has_shift = fields.flag_or("norm_bias", false)?;
+    Ok(Model::ModernBert(ModernBert {
+        layers: fields.size_or("num_hidden_layers", 22)?,
+        hidden: fields.size_or("hidden_size", 768)?,
+        heads: fields.size_or("num_attention_heads", 12)?,
+        ffn: fields.size_or("intermediate_size", 1152)?,
+        vocab: fields.size_or("vocab_size", 50_368)?,
+        sequence,
+        window: Some(window).filter(|&window| window < sequence),
+        full_attention_every: modernbert_period(fields)?,
+        rope_theta,
+        local_rope_theta,
+        norm: if has_shift { NormKind::Layer } else { NormKind::LayerWithoutShift },
+        norm_epsilon: fields.epsilon("norm_eps", 1e-5)?,
+        attention_bias: fields.flag_or("attention_bias", false)?,
+        ffn_bias: fields.flag_or("mlp_bias", false)?,
+        transform_bias: fields.flag_or("classifier_bias", false)?,
+        no_head_bias: !fields.flag_or("decoder_bias", true)?,
+    }))
 }
 
 /// Positions of T5's source and target in pre-training (Raffel et al. 2020, section 3.1), rounded

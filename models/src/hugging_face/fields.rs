@@ -127,7 +127,7 @@ fn may_decide(field: &str) -> bool {
 }
 
 /// Whether a value says that something is not there.
-fn is_off(value: &Value) -> bool {
+pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(list) => list.is_empty(),

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 /// Positions of a chunk of the gated delta rule (`chunk_gated_delta_rule` of
 /// flash-linear-attention and of Transformers).
-const DELTA_CHUNK: usize = 64;
+pub(super) const DELTA_CHUNK: usize = 64;
 
 /// The most layers that a file may list.
 const MOST_LAYERS: usize = 10_000;
 
 /// A layer type with the kind of its layer, when it has one.
-fn kinds_of(layers: &[Value], field: &str, known: &[(&str, LayerKind)]) -> Result<Vec<LayerKind>, ConfigError> {
+pub(super) fn kinds_of(layers: &[Value], field: &str, known: &[(&str, LayerKind)]) -> Result<Vec<LayerKind>, ConfigError> {
     if layers.len() > MOST_LAYERS {
         return Err(inexpressible(field, &json!(layers.len()), "a model has 10,000 layers at most"));
     }
@@ -27,7 +27,7 @@ fn kinds_of(layers: &[Value], field: &str, known: &[(&str, LayerKind)]) -> Resul
 }
 
 /// Refuses a list of layers of another length than the model.
-fn is_of_all_layers(listed: Option<usize>, layers: usize) -> Result<(), ConfigError> {
+pub(super) fn is_of_all_layers(listed: Option<usize>, layers: usize) -> Result<(), ConfigError> {
     match listed {
         Some(listed) if listed != layers => {
             Err(inexpressible("layer_types", &json!(format!("{listed} layers")), &format!("`num_hidden_layers` is {layers}")))
@@ -37,14 +37,14 @@ fn is_of_all_layers(listed: Option<usize>, layers: usize) -> Result<(), ConfigEr
 }
 
 /// The shortest list whose repetition gives the kinds of all layers.
-fn shortest(kinds: Vec<LayerKind>) -> Vec<LayerKind> {
+pub(super) fn shortest(kinds: Vec<LayerKind>) -> Vec<LayerKind> {
     let repeats = |period: &usize| kinds.iter().enumerate().all(|(layer, kind)| *kind == kinds[layer % period]);
     let period = (1..=kinds.len()).find(repeats).unwrap_or(kinds.len());
     kinds[..period].to_vec()
 }
 
 /// The names of a layer with attention and of one without, in version 5 and before.
-const KINDS: [(&str, LayerKind); 4] = [
+pub(super) const KINDS: [(&str, LayerKind); 4] = [
     ("linear_attention", LayerKind::Linear),
     ("mamba", LayerKind::Linear),
     ("full_attention", LayerKind::Attention),
@@ -73,6 +73,7 @@ fn qwen_parts(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, Confi
         convolution: fields.size_or("linear_conv_kernel_dim", 4)?,
         convolution_bias: false,
         bias: false,
+        rank: None,
         norm: LinearNorm::Heads,
         chunk: DELTA_CHUNK,
     };
@@ -176,6 +177,7 @@ fn mamba(fields: &mut Fields, names: &MambaFields, biases: [&str; 2]) -> Result<
         convolution,
         convolution_bias: fields.flag_or(biases[0], true)?,
         bias: fields.flag_or(biases[1], false)?,
+        rank: None,
         norm: if key_heads > 1 { LinearNorm::Groups } else { LinearNorm::Whole },
         chunk,
     })

@@ -1,10 +1,11 @@
-//! Decoders with layer norms: GPT-2, Phi, GPT-NeoX, OPT, BLOOM, Falcon.
+//! Decoders with layer norms: GPT-2, GPT-J, Phi, GPT-NeoX, StarCoder2, MPT, OPT, BLOOM, Falcon.
 
-use super::fields::{ConfigError, Fields, inexpressible};
+use super::decoders::windowed;
+use super::fields::{ConfigError, Fields, inexpressible, is_neutral, is_off};
 use super::rotary::rotary;
 use crate::families::{Decoder, FeedForward, Gpt, NormKind, ParallelBlock, PositionKind};
 use crate::model::Model;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 /// Reads an activation without a gate.
 fn activation(fields: &mut Fields, field: &str, default: &str) -> Result<FeedForward, ConfigError> {
@@ -114,6 +115,129 @@ pub(super) fn gpt_neox(fields: &mut Fields) -> Result<Model, ConfigError> {
         ..biased([layers, hidden, heads, ffn, vocab, sequence])
     };
     Ok(Model::Decoder(Decoder { rotary_dimension: rope.rotated(&decoder)?, ..decoder }))
+}
+
+/// GPT-J: the products of attention have no biases, and the head has one.
+pub(super) fn gptj(fields: &mut Fields) -> Result<Model, ConfigError> {
+    fields.neutral(&["summary_activation", "summary_first_dropout"]);
+    fields.neutral(&["summary_proj_to_labels", "summary_type", "summary_use_proj"]);
+    fields.must_be("rotary", &[json!(true)], "queries and keys are rotated")?;
+    fields.must_be("scale_attn_weights", &[json!(true)], "scores are scaled by a head's features")?;
+    let [layers, hidden, heads] =
+        [fields.size_or("n_layer", 28)?, fields.size_or("n_embd", 4096)?, fields.size_or("n_head", 16)?];
+    let vocab = fields.size_or("vocab_size", 50_400)?;
+    let sequence = fields.sequence("n_positions", 2048)?;
+    let ffn = fields.size_or("n_inner", 4 * hidden)?;
+    let rotated = fields.size_or("rotary_dim", 64)?;
+    let decoder = Decoder {
+        feed_forward: activation(fields, "activation_function", "gelu_new")?,
+        qkv_bias: false,
+        attention_output_bias: false,
+        head_bias: true,
+        parallel_block: ParallelBlock::OneNorm,
+        norm_epsilon: fields.epsilon("layer_norm_epsilon", 1e-5)?,
+        tied_embeddings: fields.flag_or("tie_word_embeddings", false)?,
+        dropout: fields.dropout(&[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)])?,
+        attention_dropout: fields.dropout(&[("attn_pdrop", 0.0)])?,
+        ..biased([layers, hidden, heads, ffn, vocab, sequence])
+    };
+    Ok(Model::Decoder(Decoder {
+        rotary_dimension: Some(rotated).filter(|&rotated| rotated != decoder.head_features()),
+        ..decoder
+    }))
+}
+
+pub(super) fn starcoder2(fields: &mut Fields) -> Result<Model, ConfigError> {
+    // Published files also have fields of older code. Its activation is `hidden_act`.
+    fields.neutral(&["activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"]);
+    fields.neutral(&["layer_norm_epsilon"]);
+    fields.must_be("mlp_type", &[json!("default")], "the feed-forward network has no gate")?;
+    fields.must_be("norm_type", &[json!("layer_norm")], "norms have a scale and a shift")?;
+    fields.must_be("scale_attn_weights", &[json!(true)], "scores are scaled by a head's features")?;
+    let [layers, hidden, heads] = [
+        fields.size_or("num_hidden_layers", 30)?,
+        fields.size_or("hidden_size", 3072)?,
+        fields.size_or("num_attention_heads", 24)?,
+    ];
+    let (ffn, vocab) = (fields.size_or("intermediate_size", 12_288)?, fields.size_or("vocab_size", 49_152)?);
+    let sequence = fields.sequence("max_position_embeddings", 4096)?;
+    let window = fields.optional("sliding_window")?;
+    let has_bias = fields.flag_or("use_bias", true)?;
+    let rope = rotary(fields, 10_000.0, 1.0)?;
+    let decoder = Decoder {
+        kv_heads: Some(fields.size_or("num_key_value_heads", 2)?).filter(|&kv_heads| kv_heads != heads),
+        feed_forward: activation(fields, "hidden_act", "gelu_pytorch_tanh")?,
+        qkv_bias: has_bias,
+        attention_output_bias: has_bias,
+        ffn_bias: has_bias,
+        rope_theta: rope.theta,
+        rope_scaling: rope.is_scaled,
+        norm_epsilon: fields.epsilon("norm_epsilon", 1e-5)?,
+        tied_embeddings: fields.flag_or("tie_word_embeddings", true)?,
+        dropout: fields.dropout(&[("residual_dropout", 0.0), ("embedding_dropout", 0.0)])?,
+        attention_dropout: fields.dropout(&[("attention_dropout", 0.0)])?,
+        ..biased([layers, hidden, heads, ffn, vocab, sequence])
+    };
+    let decoder = Decoder { rotary_dimension: rope.rotated(&decoder)?, ..decoder };
+    Ok(Model::Decoder(windowed(decoder, window)))
+}
+
+/// What MPT's attention must be, where a file says so: the field of `attn_config`, the values, the
+/// reason.
+fn mpt_attention(object: &Map<String, Value>) -> Result<(), ConfigError> {
+    let fixed = [
+        ("attn_type", json!("multihead_attention"), "each head has its own keys"),
+        ("alibi", json!(true), "positions are known by ALiBi, as in Transformers' class"),
+        ("qk_ln", json!(false), "queries and keys are not normed"),
+        ("prefix_lm", json!(false), "a position sees itself and those before it"),
+        ("attn_uses_sequence_id", json!(false), "a sample is one text"),
+        ("clip_qkv", Value::Null, "queries, keys and values are not clipped"),
+        ("rope", json!(false), "positions are known by ALiBi"),
+        ("attn_pdrop", json!(0), "nothing is dropped"),
+    ];
+    // These choose a kernel, or scale the scores, which costs nothing.
+    const FREE: [&str; 6] =
+        ["attn_impl", "softmax_scale", "alibi_bias_max", "kv_n_heads", "model_type", "chunk_size_feed_forward"];
+    for (name, value) in object.iter().filter(|(name, value)| !value.is_null() && !FREE.contains(&name.as_str())) {
+        let field = format!("attn_config.{name}");
+        match fixed.iter().find(|(known, _, _)| known == name) {
+            Some((_, allowed, _)) if value == allowed || (*allowed == 0 && value.as_f64() == Some(0.0)) => {}
+            Some((_, _, hint)) => return Err(inexpressible(&field, value, hint)),
+            None if is_neutral(name) || is_off(value) => {}
+            None => return Err(inexpressible(&field, value, "MPT's attention as in Transformers' class")),
+        }
+    }
+    Ok(())
+}
+
+/// MPT: ALiBi, no biases, and norms without a shift.
+pub(super) fn mpt(fields: &mut Fields) -> Result<Model, ConfigError> {
+    fields.neutral(&["init_device", "init_config", "initializer_range", "learned_pos_emb", "verbose", "loss_fn", "fc_type"]);
+    fields.neutral(&["ffn_config", "use_pad_tok_in_ffn"]);
+    fields.must_be("no_bias", &[json!(true)], "neither products nor norms have biases")?;
+    fields.must_be("expansion_ratio", &[json!(4)], "the feed-forward network is four times as wide")?;
+    fields.must_be("logit_scale", &[], "logits are not scaled")?;
+    fields.must_be("embedding_fraction", &[json!(1.0), json!(1)], "the whole gradient of the embedding counts")?;
+    let norms = [json!("low_precision_layernorm"), json!("layernorm")];
+    fields.must_be("norm_type", &norms, "norms are layer norms with a scale")?;
+    for field in ["resid_pdrop", "emb_pdrop"] {
+        fields.must_be(field, &[json!(0.0), json!(0)], "nothing is dropped")?;
+    }
+    if let Some(attention) = fields.object("attn_config")? {
+        mpt_attention(&attention)?;
+    }
+    let [layers, hidden, heads] =
+        [fields.size_or("n_layers", 24)?, fields.size_or("d_model", 2048)?, fields.size_or("n_heads", 16)?];
+    let vocab = fields.size_or("vocab_size", 50_368)?;
+    let sequence = fields.sequence("max_seq_len", 2048)?;
+    Ok(Model::Decoder(Decoder {
+        norm: NormKind::LayerWithoutShift,
+        positions: PositionKind::Alibi,
+        feed_forward: FeedForward::Gelu,
+        norm_epsilon: fields.epsilon("layer_norm_epsilon", 1e-5)?,
+        tied_embeddings: fields.flag_or("tie_word_embeddings", true)?,
+        ..Decoder::llama([layers, hidden, heads, 4 * hidden, vocab, sequence])
+    }))
 }
 
 /// Rows before the first position in OPT's table.

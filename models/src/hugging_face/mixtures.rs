@@ -33,14 +33,14 @@ pub(super) fn qwen2_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
 }
 
 /// Transformers' defaults of one of DeepSeek's versions.
-struct DeepseekDefaults {
-    sequence: usize,
-    experts: usize,
-    top_k: Option<usize>,
-    expert_ffn: usize,
-    shared_experts: usize,
-    dense_layers: usize,
-    normalises_gates: bool,
+pub(super) struct DeepseekDefaults {
+    pub(super) sequence: usize,
+    pub(super) experts: usize,
+    pub(super) top_k: Option<usize>,
+    pub(super) expert_ffn: usize,
+    pub(super) shared_experts: usize,
+    pub(super) dense_layers: usize,
+    pub(super) normalises_gates: bool,
 }
 
 pub(super) fn deepseek_v2(fields: &mut Fields) -> Result<Model, ConfigError> {
@@ -131,7 +131,7 @@ fn limited_groups(fields: &mut Fields, [groups, chosen]: [usize; 2]) -> Result<(
 }
 
 /// Reads what both versions have.
-fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Result<Decoder, ConfigError> {
+pub(super) fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     // Heads of keys are those of queries, whatever the file says: keys are made from the rank.
     fields.neutral(&["num_key_value_heads", "head_dim", "qk_head_dim", "ep_size"]);

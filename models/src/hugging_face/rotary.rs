@@ -55,8 +55,12 @@ pub(super) fn rotary(fields: &mut Fields, theta: f64, share: f64) -> Result<Rota
         is_scaled |= is_scaling(name, &object)?;
     }
     let mut whole = theta.round();
-    if whole < 1.0 || (whole - theta).abs() > 1e-6 {
-        return Err(inexpressible("rope_theta", &json!(theta), "the base of the frequencies is a whole number of at least 1"));
+    if whole < 1.0 {
+        return Err(inexpressible("rope_theta", &json!(theta), "the base of the frequencies is at least 1"));
+    }
+    // StarCoder2 3B has 999999.44.
+    if (whole - theta).abs() > 1e-6 {
+        fields.note(format!("`rope_theta` {theta} is taken as {whole}: the base of the frequencies changes no time"));
     }
     if whole > MOST_THETA {
         fields.note(format!("`rope_theta` {whole} is taken as {MOST_THETA}: the base of the frequencies changes no time"));

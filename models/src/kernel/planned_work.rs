@@ -30,6 +30,8 @@ pub enum PlannedKind {
     Slice,
     /// A norm over a part of the dimensions. Scale and shift come after what is normed.
     Normalisation,
+    /// A norm of each position over its last dimension, with a scale and without a shift.
+    FeatureNorm,
     /// Means or other statistics of windows, or of whole dimensions.
     Pool,
     /// Matrix products of two activations.
@@ -55,7 +57,7 @@ impl PlannedKind {
     /// Whether each position of a sequence is worked on alone.
     pub(crate) fn works_by_position(self) -> bool {
         match self {
-            Self::ShareAmongHeads | Self::GateRows | Self::Function | Self::Sum | Self::Combination => true,
+            Self::ShareAmongHeads | Self::GateRows | Self::Function | Self::Sum | Self::Combination | Self::FeatureNorm => true,
             Self::Softmax
             | Self::Rearrangement
             | Self::Reshape
@@ -72,7 +74,7 @@ impl PlannedKind {
         match self {
             Self::Function | Self::Softmax => GradientReads::Itself,
             Self::GateRows | Self::Combination | Self::MatrixProduct | Self::GroupedConvolution => GradientReads::Others,
-            Self::Normalisation => GradientReads::Normed,
+            Self::Normalisation | Self::FeatureNorm => GradientReads::Normed,
             Self::ShareAmongHeads | Self::Sum | Self::Rearrangement | Self::Reshape | Self::Slice | Self::Pool => {
                 GradientReads::Nothing
             }

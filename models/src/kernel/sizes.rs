@@ -230,23 +230,38 @@ pub enum ScanRule {
     /// As `state_space`, after what the state holds for the key is taken out: the gated delta rule
     /// (Yang et al. 2024).
     GatedDelta,
+    /// As `gated_delta`, with a decay for each feature of a key (Kimi Team 2025).
+    KimiDelta,
+    /// The state decays at a rate of each head that is not trained, and the product of key and value
+    /// is added: lightning attention (Qin et al. 2024).
+    FixedDecay,
 }
 
 impl ScanRule {
-    /// Numbers of a head at each position that control the update: the step, or decay and strength.
-    pub fn controls(self) -> usize {
+    /// Numbers of a head at each position that control the update: the step, decay and strength, or
+    /// a decay for each feature of a key.
+    pub fn controls(self, key_dimension: usize) -> usize {
         match self {
             Self::StateSpace => 1,
             Self::GatedDelta => 2,
+            Self::KimiDelta => key_dimension,
+            Self::FixedDecay => 0,
         }
+    }
+
+    /// Whether the strength of an update is a tensor of its own.
+    pub fn has_strengths(self) -> bool {
+        self == Self::KimiDelta
     }
 
     /// Parameters of a head: decay, bias of the step, and the weight of the value itself in
     /// Mamba-2.
-    pub fn scalars(self) -> usize {
+    pub fn scalars(self, key_dimension: usize) -> usize {
         match self {
             Self::StateSpace => 3,
             Self::GatedDelta => 2,
+            Self::KimiDelta => key_dimension + 1,
+            Self::FixedDecay => 0,
         }
     }
 }
@@ -291,12 +306,17 @@ impl Scan {
 
     /// Returns the elements of the controls.
     pub fn control_elements(&self) -> usize {
-        self.batch * self.positions * self.heads() * self.rule.controls()
+        self.batch * self.positions * self.heads() * self.rule.controls(self.key_dimension)
+    }
+
+    /// Returns the elements of the strengths, if they are a tensor of their own.
+    pub fn strength_elements(&self) -> usize {
+        if self.rule.has_strengths() { self.batch * self.positions * self.heads() } else { 0 }
     }
 
     /// Returns the parameters of all heads.
     pub fn scalar_elements(&self) -> usize {
-        self.heads() * self.rule.scalars()
+        self.heads() * self.rule.scalars(self.key_dimension)
     }
 
     /// Returns the operations of the forward pass, all of them in products.
@@ -309,8 +329,8 @@ impl Scan {
         let [chunk, keys, values] = [self.chunk, self.key_dimension, self.value_dimension].map(|extent| extent as f64);
         let state = keys * values;
         let by_head = match self.rule {
-            ScanRule::StateSpace => chunk * values + 2.0 * state,
-            ScanRule::GatedDelta => 2.0 * chunk * (keys + values) + chunk * chunk / 3.0 + 3.0 * state,
+            ScanRule::StateSpace | ScanRule::FixedDecay => chunk * values + 2.0 * state,
+            ScanRule::GatedDelta | ScanRule::KimiDelta => 2.0 * chunk * (keys + values) + chunk * chunk / 3.0 + 3.0 * state,
         };
         let by_key_head = chunk * keys;
         let positions = self.batch as f64 * self.positions as f64;

@@ -34,8 +34,16 @@ pub fn is_tied(model: &Model) -> bool {
 /// Whether a decoder has parts that no traced architecture has.
 fn has_later_parts(model: &Decoder) -> bool {
     let of_mixtures = model.mixtures.is_some_and(|mixtures| mixtures.router_bias || mixtures.expert_bias);
-    let of_norms = model.query_key_norm_of_all_heads || model.no_input_norms;
-    of_norms || of_mixtures || model.vision.is_some() || model.sinks || model.attention_gate || !model.layer_kinds.is_empty()
+    let of_norms = model.query_key_norm_of_all_heads || model.no_input_norms || model.residual_after_norm;
+    let of_norms = of_norms || model.query_key_scales_of_heads;
+    let of_logits = model.logit_scale || model.unrotated_every.is_some();
+    of_norms
+        || of_logits
+        || of_mixtures
+        || model.vision.is_some()
+        || model.sinks
+        || model.attention_gate
+        || !model.layer_kinds.is_empty()
 }
 
 fn of_decoder(model: &Decoder) -> Option<&'static str> {

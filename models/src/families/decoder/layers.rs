@@ -63,6 +63,16 @@ impl Layers<'_> {
         match self.sizes.norm {
             NormKind::Rms => self.builder.rms_norm(name, x, epsilon),
             NormKind::Layer => self.builder.layer_norm(name, x, epsilon),
+            NormKind::LayerWithoutShift => self.builder.feature_norm(name, x, 1),
+        }
+    }
+
+    /// Adds the norm of queries or keys, head by head. The last `of_head` dimensions are those of
+    /// heads.
+    fn head_norm(&mut self, name: &str, x: TensorId, of_head: usize) -> TensorId {
+        match self.sizes.query_key_scales_of_heads {
+            true => self.builder.feature_norm(name, x, of_head),
+            false => self.norm(name, x),
         }
     }
 
@@ -114,6 +124,9 @@ impl Layers<'_> {
             // A tanh and two products in one pass over the logits: the traffic of a scale.
             logits = self.builder.scale(&format!("{name}.cap"), logits, 1);
         }
+        if self.sizes.logit_scale {
+            logits = self.builder.scale(&format!("{name}.scale"), logits, 1);
+        }
         logits
     }
 
@@ -136,6 +149,7 @@ impl Layers<'_> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let kind = self.sizes.kind_of(layer);
         let normed = self.input_norm(&name("input_layernorm"), x);
+        let x = if self.sizes.residual_after_norm { normed } else { x };
         let y = match self.sizes.linear.filter(|_| kind.has_linear()) {
             Some(linear) => {
                 let y = self.linear_attention(layer, normed, &linear);
@@ -156,6 +170,7 @@ impl Layers<'_> {
             ParallelBlock::None => {
                 let x = self.builder.add(&name("self_attn.residual"), x, y);
                 let normed = self.input_norm(&name("post_attention_layernorm"), x);
+                let x = if self.sizes.residual_after_norm { normed } else { x };
                 let y = self.feed_forward(layer, normed);
                 let y = self.added(&name("mlp"), "post_feedforward_layernorm", y);
                 self.builder.add(&name("mlp.residual"), x, y)
@@ -209,16 +224,22 @@ impl Layers<'_> {
             q = self.builder.rms_norm_over(&name("q_norm"), q, epsilon, query_heads.len());
             k = self.builder.rms_norm_over(&name("k_norm"), k, epsilon, key_heads.len());
         } else if self.sizes.query_key_norm {
-            q = self.norm(&name("q_norm"), q);
-            k = self.norm(&name("k_norm"), k);
+            q = self.head_norm(&name("q_norm"), q, query_heads.len());
+            k = self.head_norm(&name("k_norm"), k, key_heads.len());
         }
         if let Some(rotary_part) = self.sizes.rotary_part {
             let features = [dimension("rotary", rotary_part)];
             let shared = self.linear(&name("kv_a_proj_rotary"), x, 1, &features, self.sizes.rank_bias);
-            let shared = self.builder.rope(&name("rotary_k"), shared, rope_theta, None);
-            q = self.builder.rope(&name("rotary_q"), q, rope_theta, Some(rotary_part));
+            let shared = match self.sizes.rotates(layer) {
+                true => {
+                    let shared = self.builder.rope(&name("rotary_k"), shared, rope_theta, None);
+                    q = self.builder.rope(&name("rotary_q"), q, rope_theta, Some(rotary_part));
+                    shared
+                }
+                false => shared,
+            };
             k = self.builder.share_among_heads(&name("shared_keys"), shared, k);
-        } else if self.sizes.positions == PositionKind::Rotary {
+        } else if self.sizes.rotates(layer) {
             q = self.builder.rope(&name("rotary_q"), q, rope_theta, rotary_dimension);
             k = self.builder.rope(&name("rotary_k"), k, rope_theta, rotary_dimension);
         }

@@ -60,8 +60,8 @@ pub enum LinearNorm {
     Heads,
 }
 
-/// Sizes of the layers with linear attention: Mamba-2 (Dao and Gu 2024) or the gated delta rule
-/// (Yang et al. 2024). A causal convolution of each feature comes before it, and a gate after it.
+/// Sizes of the layers with linear attention: Mamba-2 (Dao and Gu 2024), the gated delta rule
+/// (Yang et al. 2024) or lightning attention (Qin et al. 2024). A causal convolution of each feature comes before it, and a gate after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
@@ -84,6 +84,10 @@ pub struct LinearAttention {
     /// Whether the products have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
+    /// Features between the two products that the gate is made by, and the two that the decays of
+    /// `kimi_delta` are made by. `None`: each is made by one product.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
     /// Norm before the last product.
     #[serde(default)]
     pub norm: LinearNorm,
@@ -101,6 +105,7 @@ impl LinearAttention {
             ("linear.key_heads", key_heads),
             ("linear.key_dimension", key_dimension),
             ("linear.convolution", convolution.max(1)),
+            ("linear.rank", self.rank.unwrap_or(1)),
             ("linear.chunk", chunk),
         ])?;
         if !heads.is_multiple_of(key_heads) {

@@ -18,6 +18,8 @@ pub enum NormKind {
     Rms,
     /// Layer normalisation, with a scale and a shift.
     Layer,
+    /// Layer normalisation with a scale alone, as in MPT and Command R.
+    LayerWithoutShift,
 }
 
 /// The number that a norm adds to the variance: a power of ten.
@@ -30,7 +32,7 @@ impl NormEpsilon {
     pub const SIXTH: Self = Self(6);
 
     /// The number as kernels take it.
-    pub(super) fn epsilon(self) -> Epsilon {
+    pub(crate) fn epsilon(self) -> Epsilon {
         Epsilon::new(self.0)
     }
 }

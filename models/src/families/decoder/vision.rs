@@ -187,6 +187,7 @@ impl Layers<'_> {
         match kind {
             NormKind::Rms => self.builder.rms_norm(name, x, epsilon),
             NormKind::Layer => self.builder.layer_norm(name, x, epsilon),
+            NormKind::LayerWithoutShift => self.builder.feature_norm(name, x, 1),
         }
     }
 

@@ -19,7 +19,7 @@ fn name_and_family(kind: PlannedKind, gradient: bool) -> (&'static str, KernelFa
         PlannedKind::Rearrangement => ("rearrangement", "rearrangement_gradient", KernelFamily::Rearrangement),
         PlannedKind::Reshape => ("reshape", "reshape_gradient", KernelFamily::Rearrangement),
         PlannedKind::Slice => ("slice", "slice_gradient", KernelFamily::Rearrangement),
-        PlannedKind::Normalisation => ("normalisation", "normalisation_gradient", KernelFamily::Norm),
+        PlannedKind::Normalisation | PlannedKind::FeatureNorm => ("normalisation", "normalisation_gradient", KernelFamily::Norm),
         PlannedKind::Pool => ("pool", "pool_gradient", KernelFamily::Other),
         PlannedKind::MatrixProduct => ("matrix_product", "matrix_product_gradient", KernelFamily::Product),
         PlannedKind::GroupedConvolution => {

@@ -11,7 +11,7 @@ const GRADIENT: f64 = 2.5;
 fn spec<const OPERANDS: usize>(name: &'static str, sizes: &Scan, operands: [KernelOperand; OPERANDS]) -> KernelSpec {
     let Scan { rule, batch, positions, key_heads, group, key_dimension, value_dimension, chunk } = *sizes;
     KernelSpec {
-        flags: [rule == ScanRule::GatedDelta, false, false, false],
+        flags: [rule == ScanRule::GatedDelta, rule == ScanRule::KimiDelta, rule == ScanRule::FixedDecay, false],
         ..KernelSpec::new(
             name,
             KernelFamily::Attention,
@@ -22,26 +22,28 @@ fn spec<const OPERANDS: usize>(name: &'static str, sizes: &Scan, operands: [Kern
 }
 
 #[inline(always)]
-fn operands(sizes: &Scan) -> [KernelOperand; 4] {
+fn operands(sizes: &Scan) -> [KernelOperand; 5] {
+    let [controls, scalars, strengths] = [sizes.control_elements(), sizes.scalar_elements(), sizes.strength_elements()];
     [
         read("keys", sizes.key_elements()),
         read("values", sizes.value_elements()),
-        read("controls", sizes.control_elements()),
-        read("scalars", sizes.scalar_elements()),
+        read("controls", controls).when(controls > 0),
+        read("scalars", scalars).when(scalars > 0),
+        read("strengths", strengths).when(strengths > 0),
     ]
 }
 
 #[inline(always)]
 pub(in crate::kernel) fn scan(sizes: &Scan) -> KernelSpec {
-    let [keys, values, controls, scalars] = operands(sizes);
+    let [keys, values, controls, scalars, strengths] = operands(sizes);
     let flops = Some(sizes.flops());
-    let operands = [keys, values, controls, scalars, write("y", sizes.value_elements())];
+    let operands = [keys, values, controls, scalars, strengths, write("y", sizes.value_elements())];
     KernelSpec { flops, model_flops: flops, ..spec("scan", sizes, operands) }
 }
 
 #[inline(always)]
 pub(in crate::kernel) fn scan_gradient(sizes: &Scan) -> KernelSpec {
-    let [keys, values, controls, scalars] = operands(sizes);
+    let [keys, values, controls, scalars, strengths] = operands(sizes);
     KernelSpec {
         flops: Some(GRADIENT * sizes.flops()),
         model_flops: Some(2.0 * sizes.flops()),
@@ -54,10 +56,12 @@ pub(in crate::kernel) fn scan_gradient(sizes: &Scan) -> KernelSpec {
                 values,
                 controls,
                 scalars,
+                strengths,
                 write("dkeys", sizes.key_elements()),
                 write("dvalues", sizes.value_elements()),
-                write("dcontrols", sizes.control_elements()),
-                write("dscalars", sizes.scalar_elements()).single(),
+                write("dcontrols", controls.elements).when(controls.elements > 0),
+                write("dstrengths", strengths.elements).when(strengths.elements > 0),
+                write("dscalars", scalars.elements).when(scalars.elements > 0).single(),
             ],
         )
     }
