@@ -132,12 +132,14 @@ impl Model {
     pub fn named_on_hub(name: &str) -> Option<&'static str> {
         const ENDINGS: [&str; 6] = ["-instruct", "-it", "-chat", "-base", "-hf", "-v0.1"];
         let mut last = name.trim_end_matches('/').rsplit('/').next()?.to_ascii_lowercase();
-        while let Some(rest) = ENDINGS.iter().find_map(|ending| last.strip_suffix(ending)) {
+        let published = |last: &String| PUBLISHED.iter().find(|known| known.name == *last || known.hub.contains(last));
+        // An ending may be part of the zoo's name (`roberta-base`).
+        loop {
+            if let Some(published) = published(&last) {
+                return Some(&published.name);
+            }
+            let Some(rest) = ENDINGS.iter().find_map(|ending| last.strip_suffix(ending)) else { break };
             last = rest.into();
-        }
-        let published = PUBLISHED.iter().find(|known| known.name == last || known.hub.contains(&last));
-        if let Some(published) = published {
-            return Some(&published.name);
         }
         let last = last.strip_prefix("meta-").unwrap_or(&last);
         let last = last.strip_prefix("llama-").map_or_else(|| last.to_owned(), |rest| format!("llama{rest}"));

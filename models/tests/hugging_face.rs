@@ -223,6 +223,12 @@ fn names_on_the_hub_are_those_of_the_zoo() {
         ("google/gemma-2-9b-it", Some("gemma2-9b")),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", Some("tinyllama-1.1b")),
         ("meta-llama/Llama-3.2-1B-Instruct", Some("llama3.2-1b")),
+        ("FacebookAI/roberta-base", Some("roberta-base")),
+        ("answerdotai/ModernBERT-base", Some("modernbert-base")),
+        ("CohereForAI/c4ai-command-r-v01", Some("command-r")),
+        ("bigcode/starcoder2-15b-instruct-v0.1", Some("starcoder2-15b")),
+        ("EleutherAI/gpt-j-6b", Some("gpt-j-6b")),
+        ("mosaicml/mpt-7b-instruct", Some("mpt-7b")),
         ("someone/else-3b", None),
     ] {
         assert_eq!(Model::named_on_hub(hub), zoo, "{hub}");
