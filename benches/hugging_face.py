@@ -174,6 +174,19 @@ CASES = {
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=32, sliding_window=32)),
     "gemma2-9b": ("Gemma2Config", "Gemma2ForCausalLM", decoder(42, 3584, 16, 14336, 256000, 8192, num_key_value_heads=8, head_dim=256)),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", decoder(7, 64, 4, 160, 500, 128, num_key_value_heads=2, head_dim=32, sliding_window=32)),
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM", decoder(
+        8, 64, 4, 160, 500, 128, num_key_value_heads=2, head_dim=16, global_head_dim=32, sliding_window=32, vocab_size_per_layer_input=400,
+        hidden_size_per_layer_input=24, num_kv_shared_layers=4, use_double_wide_mlp=True, final_logit_softcapping=30.0,
+        layer_types=["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(8)])),
+    "gemma4-plain": ("Gemma4TextConfig", "Gemma4ForCausalLM", decoder(
+        6, 64, 4, 160, 500, 128, num_key_value_heads=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+        sliding_window=32, hidden_size_per_layer_input=0)),
+    "gemma4-e2b": ("Gemma4TextConfig", "Gemma4ForCausalLM", decoder(
+        35, 1536, 8, 6144, 262144, 131072, num_key_value_heads=1, head_dim=256, num_kv_shared_layers=20, use_double_wide_mlp=True,
+        final_logit_softcapping=30.0, layer_types=["full_attention" if layer % 5 == 4 else "sliding_attention" for layer in range(35)])),
+    "gemma4-31b": ("Gemma4TextConfig", "Gemma4ForCausalLM", decoder(
+        60, 5376, 32, 21504, 262144, 262144, num_key_value_heads=16, head_dim=256, num_global_key_value_heads=4, attention_k_eq_v=True,
+        sliding_window=1024, hidden_size_per_layer_input=0, final_logit_softcapping=30.0)),
     "phi": ("PhiConfig", "PhiForCausalLM", decoder(*SMALL)),
     "phi-2": ("PhiConfig", "PhiForCausalLM", decoder(32, 2560, 32, 10240, 51200, 2048, **rope(1e4, partial_rotary_factor=0.4))),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", decoder(*SMALL, pad_token_id=0)),

@@ -23,8 +23,8 @@ mod vit;
 
 pub use bert::Bert;
 pub use decoder::{
-    CapacityFactor, Decoder, FeedForward, JoinedPatches, LayerKind, LinearAttention, LinearNorm, Mixtures, NormEpsilon, NormKind,
-    ParallelBlock, PositionKind, Projector, VisionTower,
+    CapacityFactor, Decoder, FeedForward, FullAttention, JoinedPatches, LayerInputs, LayerKind, LinearAttention, LinearNorm,
+    Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind, Projector, SharedKeys, VisionTower,
 };
 pub use gpt::Gpt;
 pub use images::Stem;

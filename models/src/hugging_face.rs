@@ -10,6 +10,7 @@ mod cohere;
 mod decoders;
 mod encoders;
 mod fields;
+mod gemma4;
 mod hybrids;
 mod images;
 mod images_and_text;
@@ -43,7 +44,7 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read: the name, the Transformers class that is planned, the reader.
-const READERS: [(&str, &str, Reader); 71] = [
+const READERS: [(&str, &str, Reader); 72] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),
     ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
@@ -94,6 +95,7 @@ const READERS: [(&str, &str, Reader); 71] = [
     ("gemma", "GemmaForCausalLM", decoders::gemma),
     ("gemma2", "Gemma2ForCausalLM", decoders::gemma2),
     ("gemma3_text", "Gemma3ForCausalLM", decoders::gemma3),
+    ("gemma4_text", "Gemma4ForCausalLM", gemma4::gemma4),
     ("qwen2_vl_text", "Qwen2VLForConditionalGeneration", decoders::qwen2_vl),
     ("qwen2_5_vl_text", "Qwen2_5_VLForConditionalGeneration", decoders::qwen2_vl),
     ("qwen3_vl_text", "Qwen3VLForConditionalGeneration", decoders::qwen3_vl),
@@ -216,7 +218,11 @@ fn type_of(object: &serde_json::Map<String, serde_json::Value>) -> &str {
 /// What can be done with a configuration whose type has no reader.
 fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence: Option<usize>) -> String {
     const OTHERS: &str = "use a model of `foretell models`, a model file, or a trace (`foretell import torch`)";
+    let known = nearest::known(type_of(&object));
     images_and_text::enter_text(&mut object);
+    if let Some(missing) = known.or_else(|| nearest::known(type_of(&object))) {
+        return format!("{missing}; {OTHERS}");
+    }
     let others = nearest::other_layers(&object);
     if !others.is_empty() {
         let names = others.join("`, `");

@@ -266,3 +266,78 @@ fn minimax_m1_is_read_from_its_authors_file() {
     assert!(refusal(&config, "postnorm", json!(false)).contains("`postnorm: false`"));
     assert!(refusal(&config, "shared_intermediate_size", json!(64)).contains("`shared_intermediate_size: 64`"));
 }
+
+/// Layers of Gemma 4 E2B, whose last 20 share keys.
+fn gemma4() -> Value {
+    let kinds: Vec<&str> = (0..35).map(|layer| if layer % 5 == 4 { "full_attention" } else { "sliding_attention" }).collect();
+    json!({
+        "model_type": "gemma4_text", "attention_k_eq_v": false, "enable_moe_block": false, "final_logit_softcapping": 30.0,
+        "global_head_dim": 512, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256, "intermediate_size": 6144, "layer_types": kinds, "max_position_embeddings": 131_072,
+        "num_attention_heads": 8, "num_global_key_value_heads": null, "num_hidden_layers": 35, "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20, "rms_norm_eps": 1e-6, "sliding_window": 512, "tie_word_embeddings": true,
+        "use_bidirectional_attention": null, "use_double_wide_mlp": true, "vocab_size": 262_144,
+        "vocab_size_per_layer_input": 262_144, "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    })
+}
+
+#[test]
+fn gemma_4_has_other_heads_in_some_layers_and_shares_keys() {
+    let config = gemma4();
+    let model = read(&config, 4096);
+    assert_eq!(count(&model), 4_628_569_344);
+    let graph = model.graph("m", &GraphOptions::ONE).expect("it is sound");
+    let named = |part: &str| graph.tensors.iter().filter(|tensor| tensor.name.ends_with(part)).count();
+    assert_eq!((named("k_proj.weight"), named("q_proj.weight"), named("per_layer_projection.weight")), (15, 35, 35));
+    let attentions: Vec<_> = graph
+        .operators
+        .iter()
+        .filter_map(|operator| match operator.kernel(&operator.extents()) {
+            Kernel::Attention(attention) => Some((attention.head_dimension, attention.window)),
+            _ => None,
+        })
+        .collect();
+    let expected: Vec<_> = (0..35).map(|layer| if layer % 5 == 4 { (512, None) } else { (256, Some(512)) }).collect();
+    assert_eq!(attentions, expected);
+    assert!(refusal(&config, "enable_moe_block", json!(true)).contains("`gemma3_text`"));
+    assert!(refusal(&config, "use_bidirectional_attention", json!("all")).contains("`use_bidirectional_attention: \"all\"`"));
+    // A layer that shares keys needs one of its kind before it.
+    let mut all = config.clone();
+    all["num_kv_shared_layers"] = json!(33);
+    let error = one_line(&read(&all, 4096).graph("m", &GraphOptions::ONE).expect_err("no keys to share"));
+    assert!(error.contains("33 of 35 layers share keys"), "{error}");
+    // Newer files list the layers.
+    let mut listed = config.clone();
+    let heads: serde_json::Map<String, Value> =
+        (0..7).map(|layer| (format!("{}", 5 * layer + 4), json!({"head_dim": 512}))).collect();
+    listed["per_layer_config"] = heads.into();
+    assert_eq!(read(&listed, 4096), model);
+    listed["per_layer_config"]["4"] = json!({"head_dim": 64});
+    assert!(one_line(&from_hugging_face(&listed.to_string(), None).expect_err("two sizes")).contains("`per_layer_config: "));
+}
+
+#[test]
+fn a_refusal_says_what_is_missing_and_what_comes_nearest() {
+    let text = json!({
+        "model_type": "gemma3n_text", "num_hidden_layers": 35, "hidden_size": 2048, "num_attention_heads": 8,
+        "intermediate_size": [16384], "vocab_size": 262_400, "altup_num_inputs": 4, "laurel_rank": 64,
+    });
+    for (config, missing, nearest) in [
+        (json!({"model_type": "whisper", "d_model": 1280, "encoder_layers": 32}), "frames of audio", "`t5`"),
+        (
+            json!({"model_type": "clip", "projection_dim": 512, "text_config": {"hidden_size": 512}}),
+            "loss that compares",
+            "`bert`",
+        ),
+        (json!({"model_type": "siglip", "text_config": {}, "vision_config": {}}), "loss that compares", "`vit`"),
+        (json!({"model_type": "siglip_vision_model", "hidden_size": 768}), "loss that compares", "`vit`"),
+        (text.clone(), "AltUp", "`gemma4_text`"),
+        (json!({"model_type": "gemma3n", "text_config": text}), "AltUp", "`gemma4_text`"),
+    ] {
+        let error = one_line(&from_hugging_face(&config.to_string(), None).expect_err("no reader"));
+        assert!(error.contains(missing) && error.contains(nearest) && error.contains("cannot be read"), "{error}");
+    }
+}

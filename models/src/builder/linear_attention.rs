@@ -87,7 +87,7 @@ impl GraphBuilder {
     }
 
     /// Adds a norm of x over its last dimension, with a scale for each element of its last `scaled`
-    /// and without a shift.
+    /// and without a shift. With 0 it has no scale.
     pub(crate) fn feature_norm(&mut self, name: &str, x: TensorId, scaled: usize) -> TensorId {
         self.scaled_norm(name, x, PlannedKind::FeatureNorm, [1, scaled])
     }
@@ -97,12 +97,15 @@ impl GraphBuilder {
     fn scaled_norm(&mut self, name: &str, x: TensorId, kind: PlannedKind, [normed, scaled]: [usize; 2]) -> TensorId {
         let dimensions = self.dimensions(x);
         let [rows, scaled] = [normed, scaled].map(|last| dimensions.len() - last);
-        let shape = vec![dimensions[scaled..].iter().map(|one| one.extent).product()];
-        let scale = self.parameter(format!("{name}.weight"), dimensions[scaled..].to_vec(), shape, Initialisation::Ones);
         let mut loops: Vec<Loop> = dimensions[..rows].iter().map(|one| shardable(one, Extent::Rows)).collect();
         loops.extend(dimensions[rows..].iter().map(|one| whole(one, Extent::Features)));
         let all = walk(0, dimensions.len());
-        let inputs = vec![(x, all.clone()), (scale, all[scaled..].to_vec())];
+        let mut inputs = vec![(x, all.clone())];
+        if scaled < dimensions.len() {
+            let shape = vec![dimensions[scaled..].iter().map(|one| one.extent).product()];
+            let scale = self.parameter(format!("{name}.weight"), dimensions[scaled..].to_vec(), shape, Initialisation::Ones);
+            inputs.push((scale, all[scaled..].to_vec()));
+        }
         self.planned(name, kind, loops, inputs, (dimensions, all))
     }
 

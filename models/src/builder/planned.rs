@@ -55,6 +55,27 @@ impl GraphBuilder {
         self.planned(name, PlannedKind::ShareAmongHeads, loops, inputs, (dimensions, with(2)))
     }
 
+    /// Adds x `[batch, sequence, features]` with its features in two dimensions.
+    pub(crate) fn regrouped(&mut self, name: &str, x: TensorId, features: &[Dimension; 2]) -> TensorId {
+        let own = self.dimensions(x);
+        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
+        let mut loops: Vec<Loop> = own[..2].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.extend([&own[2], &features[0], &features[1]].map(whole));
+        let axes = |features: &[usize]| [&[0, 1], features].concat().iter().map(|&index| Some(LoopId(index))).collect();
+        let dimensions = [&own[..2], features].concat();
+        self.planned(name, PlannedKind::Reshape, loops, vec![(x, axes(&[2]))], (dimensions, axes(&[3, 4])))
+    }
+
+    /// Adds the features of one layer of x `[batch, sequence, layers, features]`.
+    pub(crate) fn without_layers(&mut self, name: &str, x: TensorId) -> TensorId {
+        let own = self.dimensions(x);
+        let mut loops: Vec<Loop> = own.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops[2] = Loop { shardable: false, ..shardable(&own[2], Extent::Parts) };
+        let axes = |axes: &[usize]| axes.iter().map(|&index| Some(LoopId(index))).collect();
+        let dimensions = vec![own[0], own[1], own[3]];
+        self.planned(name, PlannedKind::Slice, loops, vec![(x, axes(&[0, 1, 2, 3]))], (dimensions, axes(&[0, 1, 3])))
+    }
+
     /// Adds `σ(gate) · x` of x `[batch, sequence, features]` and a gate `[batch, sequence, 1]`.
     pub(crate) fn gate_rows(&mut self, name: &str, x: TensorId, gate: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);

@@ -6,12 +6,14 @@
 //! DeepSeek's models (DeepSeek-AI 2024). There is no auxiliary loss that balances the experts. It
 //! must not know how a graph is sharded or computed.
 
+mod layer_inputs;
 mod layers;
 mod linear;
 mod mixers;
 mod parts;
 mod vision;
 
+pub use layer_inputs::{FullAttention, LayerInputs, SharedKeys};
 pub use linear::{LayerKind, LinearAttention, LinearNorm};
 pub use parts::{CapacityFactor, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
 pub use vision::{JoinedPatches, Projector, VisionTower};
@@ -144,6 +146,22 @@ pub struct Decoder {
     /// period does. `None`: no layer does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_attention_every: Option<usize>,
+    /// Attention in layers that see all positions, where it differs from that of the others, as in
+    /// Gemma 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_attention: Option<FullAttention>,
+    /// Layers that use the keys and values of another, as in Gemma 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_keys: Option<SharedKeys>,
+    /// Whether values are normed head by head, without a scale, as in Gemma 4.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub value_norm: bool,
+    /// An embedding with features for each layer, as in Gemma 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_inputs: Option<LayerInputs>,
+    /// Whether what a layer gives is multiplied by a number, as in Gemma 4.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub layer_scales: bool,
     /// Period of layers that do not rotate queries and keys, as in Command R7B. The last layer of a
     /// period does not. `None`: all layers do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -236,6 +254,11 @@ impl Decoder {
             embedding_scale: false,
             window: None,
             full_attention_every: None,
+            full_attention: None,
+            shared_keys: None,
+            value_norm: false,
+            layer_inputs: None,
+            layer_scales: false,
             unrotated_every: None,
             score_cap: false,
             logit_cap: false,
@@ -285,8 +308,7 @@ impl Decoder {
 
     /// The window of a layer, if it hides any position.
     fn window_of(&self, layer: usize) -> Option<usize> {
-        let is_full = self.full_attention_every.is_some_and(|every| (layer + 1).is_multiple_of(every));
-        self.window.filter(|&window| !is_full && window < self.sequence)
+        self.window.filter(|&window| !self.is_full(layer) && window < self.sequence)
     }
 
     /// Whether a layer rotates queries and keys.
@@ -422,6 +444,7 @@ impl Family for Decoder {
         self.validate_sizes(check)?;
         self.validate_positions(check)?;
         self.validate_kinds(check)?;
+        self.validate_layer_inputs(check)?;
         if let Some(tower) = &self.vision {
             tower.validate(self, check)?;
         }
@@ -441,8 +464,15 @@ impl Family for Decoder {
 
     fn repeated_layers(&self) -> Option<usize> {
         let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
-        let has_equal_windows = self.unrotated_every.is_none() && (self.full_attention_every.is_none() || self.window.is_none());
-        (self.vision.is_none() && has_equal_layers && has_equal_windows && self.has_equal_kinds() && self.prediction_modules == 0)
+        let has_equal_windows = self.full_attention_every.is_none() || (self.window.is_none() && self.full_attention.is_none());
+        // With `layer_inputs` the embedding grows with the layers.
+        let has_equal_attention = self.unrotated_every.is_none() && self.shared_keys.is_none() && self.layer_inputs.is_none();
+        (self.vision.is_none()
+            && has_equal_layers
+            && has_equal_windows
+            && has_equal_attention
+            && self.has_equal_kinds()
+            && self.prediction_modules == 0)
             .then_some(self.layers)
     }
 
@@ -469,6 +499,10 @@ impl Family for Decoder {
             (self.score_cap, "`score_cap`"),
             (self.logit_cap, "`logit_cap`"),
             (self.logit_scale, "`logit_scale`"),
+            (self.value_norm, "`value_norm`"),
+            (self.shared_keys.is_some(), "`shared_keys`"),
+            (self.layer_inputs.is_some(), "`layer_inputs`"),
+            (self.layer_scales, "`layer_scales`"),
             (self.norm == NormKind::LayerWithoutShift, "`norm: layer_without_shift`"),
             (self.query_key_norm && self.query_key_scales_of_heads, "`query_key_scales_of_heads`"),
             (has(|mixtures| mixtures.unnormalised_gates), "`unnormalised_gates`"),

@@ -277,7 +277,7 @@ pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
 
 /// Reads what all Gemmas have. Their norms multiply by one more than the weight, which is the same
 /// norm with another initial weight.
-fn gemma_parts(fields: &mut Fields, sequence: usize, kv_heads: Option<usize>) -> Result<Decoder, ConfigError> {
+pub(super) fn gemma_parts(fields: &mut Fields, sequence: usize, kv_heads: Option<usize>) -> Result<Decoder, ConfigError> {
     let activations = [json!("gelu_pytorch_tanh"), json!("gelu"), json!("gelu_new")];
     for name in ["hidden_act", "hidden_activation"] {
         fields.must_be(name, &activations, "the feed-forward network of this type is a gated GELU by its tanh approximation")?;

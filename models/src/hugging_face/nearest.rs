@@ -22,6 +22,33 @@ const OTHER_LAYERS: [&str; 13] = [
     "global_head_dim",
 ];
 
+/// Types that people train and that have no reader, by the beginnings of their names: what of them is
+/// not planned, and what comes nearest.
+const KNOWN: [(&str, &str); 7] = [
+    (
+        "gemma3n",
+        "four residual streams that are predicted and corrected (AltUp), low-rank products beside attention (LAuReL) and sparse \
+         activations are not planned; `gemma4_text` comes nearest, which has its embeddings of layers and its shared keys",
+    ),
+    ("clip", TWO_TOWERS),
+    ("siglip", TWO_TOWERS),
+    ("chinese_clip", TWO_TOWERS),
+    ("metaclip", TWO_TOWERS),
+    ("whisper", AUDIO),
+    ("moonshine", AUDIO),
+];
+
+const TWO_TOWERS: &str = "a loss that compares each image of a batch with each text is not planned, nor are encoders of both side by \
+                          side; the families `vit` and `bert` come nearest, an encoder each";
+
+const AUDIO: &str = "convolutions over the frames of audio are not planned, nor is an encoder of samples that are no tokens; the family \
+                     `t5` comes nearest, an encoder and a decoder that attends to it";
+
+/// What is not planned of a type that people train, and what comes nearest.
+pub(super) fn known(name: &str) -> Option<&'static str> {
+    KNOWN.iter().find(|(beginning, _)| name.starts_with(beginning)).map(|(_, missing)| *missing)
+}
+
 /// Kinds of layers that decoders here have.
 const KINDS: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
 

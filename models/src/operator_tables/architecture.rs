@@ -37,8 +37,11 @@ fn has_later_parts(model: &Decoder) -> bool {
     let of_norms = model.query_key_norm_of_all_heads || model.no_input_norms || model.residual_after_norm;
     let of_norms = of_norms || model.query_key_scales_of_heads;
     let of_logits = model.logit_scale || model.unrotated_every.is_some();
+    let of_layers = model.full_attention.is_some() || model.shared_keys.is_some() || model.layer_inputs.is_some();
+    let of_layers = of_layers || model.value_norm || model.layer_scales;
     of_norms
         || of_logits
+        || of_layers
         || of_mixtures
         || model.vision.is_some()
         || model.sinks

@@ -11,13 +11,14 @@ pub(super) const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 /// Builds the forward graph.
 pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Graph {
-    let mut layers = Layers { builder: GraphBuilder::new(name, options), sizes };
+    let mut layers = Layers { builder: GraphBuilder::new(name, options), sizes, keys: [None; 2], layer_inputs: None };
     let positions = vec![dimension(BATCH, options.batch), dimension("sequence", sizes.sequence)];
     let seen = sizes.vision.map(|tower| layers.vision(options.batch, &tower));
     layers.builder.block("embedding", false);
     let table = layers.table("model.embed_tokens.weight");
     let tokens = layers.builder.input(InputKind::Tokens, positions.clone());
     let mut x = layers.embedding(tokens, table, &positions);
+    layers.layer_inputs = sizes.layer_inputs.map(|inputs| layers.layer_inputs(tokens, x, inputs));
     if let Some(seen) = seen {
         x = layers.builder.place_tokens("model.image_tokens", x, seen);
     }
@@ -47,6 +48,11 @@ pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Grap
 pub(super) struct Layers<'a> {
     pub(super) builder: GraphBuilder,
     pub(super) sizes: &'a Decoder,
+    /// Keys and values that later layers use: of the last layer with a window, and of the last that
+    /// sees all positions.
+    pub(super) keys: [Option<[TensorId; 2]>; 2],
+    /// The embedding that has features for each layer.
+    layer_inputs: Option<TensorId>,
 }
 
 impl Layers<'_> {
@@ -58,7 +64,7 @@ impl Layers<'_> {
     }
 
     /// Adds a norm.
-    fn norm(&mut self, name: &str, x: TensorId) -> TensorId {
+    pub(super) fn norm(&mut self, name: &str, x: TensorId) -> TensorId {
         let epsilon = self.sizes.norm_epsilon.epsilon();
         match self.sizes.norm {
             NormKind::Rms => self.builder.rms_norm(name, x, epsilon),
@@ -146,6 +152,18 @@ impl Layers<'_> {
     }
 
     fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
+        let mut x = self.usual_parts(layer, x);
+        if let Some(inputs) = self.layer_inputs.filter(|_| layer < self.sizes.layers) {
+            x = self.add_layer_input(layer, x, inputs);
+        }
+        match self.sizes.layer_scales {
+            true => self.builder.scale(&format!("model.layers.{layer}.layer_scalar"), x, 1),
+            false => x,
+        }
+    }
+
+    /// Adds attention and the feed-forward network, or what a layer has in their place.
+    fn usual_parts(&mut self, layer: usize, x: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let kind = self.sizes.kind_of(layer);
         let normed = self.input_norm(&name("input_layernorm"), x);
@@ -204,8 +222,8 @@ impl Layers<'_> {
         let Decoder { hidden, heads, rope_theta, rotary_dimension, qkv_bias, .. } = *self.sizes;
         let module = format!("model.layers.{layer}.self_attn");
         let name = |part: &str| format!("{module}.{part}");
-        let kv_heads = self.sizes.kv_heads.unwrap_or(heads);
-        let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", self.sizes.head_features())];
+        let kv_heads = self.sizes.kv_heads_of(layer);
+        let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", self.sizes.head_features_of(layer))];
         // Query head h attends to key head h / group, so the dimension of key heads comes first.
         let query_features = dimension("head_dimension", key_heads[1].extent + self.sizes.rotary_part.unwrap_or(0));
         let query_heads = match heads / kv_heads {
@@ -217,15 +235,29 @@ impl Layers<'_> {
         let query_input = self.low_rank(&name("q"), x, self.sizes.query_rank);
         let key_input = self.low_rank(&name("kv"), x, self.sizes.key_value_rank);
         let mut q = self.linear(&name("q_proj"), query_input, 1, &query_heads, qkv_bias);
-        let mut k = self.linear(&name("k_proj"), key_input, 1, &key_heads, qkv_bias);
-        let v = self.linear(&name("v_proj"), key_input, 1, &value_heads, qkv_bias);
+        let shared = self.shared_keys(layer);
+        let [mut k, mut v] = shared.unwrap_or_else(|| {
+            let k = self.linear(&name("k_proj"), key_input, 1, &key_heads, qkv_bias);
+            match self.sizes.has_keys_as_values(layer) {
+                true => [k, k],
+                false => [k, self.linear(&name("v_proj"), key_input, 1, &value_heads, qkv_bias)],
+            }
+        });
+        let has_own_keys = shared.is_none();
+        if self.sizes.value_norm && has_own_keys {
+            v = self.builder.feature_norm(&name("v_norm"), v, 0);
+        }
         if self.sizes.query_key_norm_of_all_heads {
             let epsilon = self.sizes.norm_epsilon.epsilon();
             q = self.builder.rms_norm_over(&name("q_norm"), q, epsilon, query_heads.len());
-            k = self.builder.rms_norm_over(&name("k_norm"), k, epsilon, key_heads.len());
+            if has_own_keys {
+                k = self.builder.rms_norm_over(&name("k_norm"), k, epsilon, key_heads.len());
+            }
         } else if self.sizes.query_key_norm {
             q = self.head_norm(&name("q_norm"), q, query_heads.len());
-            k = self.head_norm(&name("k_norm"), k, key_heads.len());
+            if has_own_keys {
+                k = self.head_norm(&name("k_norm"), k, key_heads.len());
+            }
         }
         if let Some(rotary_part) = self.sizes.rotary_part {
             let features = [dimension("rotary", rotary_part)];
@@ -241,7 +273,12 @@ impl Layers<'_> {
             k = self.builder.share_among_heads(&name("shared_keys"), shared, k);
         } else if self.sizes.rotates(layer) {
             q = self.builder.rope(&name("rotary_q"), q, rope_theta, rotary_dimension);
-            k = self.builder.rope(&name("rotary_k"), k, rope_theta, rotary_dimension);
+            if has_own_keys {
+                k = self.builder.rope(&name("rotary_k"), k, rope_theta, rotary_dimension);
+            }
+        }
+        if has_own_keys {
+            self.keep_keys(layer, [k, v]);
         }
         let kind = AttentionKind {
             causal: true,
@@ -287,7 +324,7 @@ impl Layers<'_> {
         };
         match self.sizes.mixtures.filter(is_mixture) {
             Some(mixtures) => self.mixture(&name("block_sparse_moe"), x, mixtures),
-            None => self.dense(&name("mlp"), x, self.sizes.ffn),
+            None => self.dense(&name("mlp"), x, self.sizes.ffn_of(layer)),
         }
     }
 
