@@ -1,8 +1,9 @@
 //! Properties of every Program, for random models and layouts.
 
 use foretell_models::{
-    Bert, Compression, Decoder, DropoutRate, FeedForward, Gpt, GraphOptions, LayerKind, LinearAttention, LinearNorm, Llama,
-    Mixtures, Mlp, Model, Resnet, SampleShape, ScanRule, Stem, Vit,
+    Bert, Compression, Decoder, DropoutRate, FeedForward, FullAttention, Gpt, GraphOptions, LayerInputs, LayerKind,
+    LinearAttention, LinearNorm, Llama, Mixtures, Mlp, Model, ModernBert, NormKind, ParallelBlock, PositionKind, Resnet,
+    SampleShape, ScanRule, SharedKeys, Stem, Vit,
 };
 use foretell_program::{
     AveragingGraph, Axis, BufferId, BufferRole, Compiled, ContextMethod, ContextOrder, DecayExemptions, Decentralised, Footprint,
@@ -73,6 +74,10 @@ fn models() -> impl Strategy<Value = Model> {
         (0usize..3, any::<bool>(), any::<bool>()).prop_map(|(first, tied, kv)| Model::Decoder(latent(first, tied, kv))),
         (any::<bool>(), 0usize..4, 1usize..3).prop_map(|(delta, norm, keys)| Model::Decoder(hybrid(delta, norm, keys))),
         any::<bool>().prop_map(|alternates| Model::Decoder(with_sinks(alternates))),
+        any::<bool>().prop_map(|has_norms| Model::Decoder(without_shifts(has_norms))),
+        any::<bool>().prop_map(|shares| Model::Decoder(with_layer_inputs(shares))),
+        any::<bool>().prop_map(|has_latents| Model::Decoder(other_scans(has_latents))),
+        any::<bool>().prop_map(|has_window| Model::ModernBert(modern_bert(has_window))),
         proptest::sample::select(NETWORKS.map(network).to_vec()),
         // Every family has an example, also those that are not listed here.
         proptest::sample::select(Model::examples().map(|(_, model)| model).collect::<Vec<_>>()),
@@ -142,6 +147,85 @@ fn with_sinks(alternates: bool) -> Decoder {
         output_norms: alternates,
         mixtures: Some(Mixtures { router_bias: true, expert_bias: true, shared_ffn: None, shared_gate: false, ..mixtures(0) }),
         ..Decoder::llama([2, 16, 4, 24, 32, 8])
+    }
+}
+
+/// A small Command R+, or R7B.
+fn without_shifts(has_norms: bool) -> Decoder {
+    Decoder {
+        kv_heads: Some(2),
+        norm: NormKind::LayerWithoutShift,
+        parallel_block: ParallelBlock::OneNorm,
+        query_key_norm: has_norms,
+        query_key_scales_of_heads: has_norms,
+        window: (!has_norms).then_some(3),
+        full_attention_every: (!has_norms).then_some(2),
+        unrotated_every: (!has_norms).then_some(2),
+        logit_scale: true,
+        ..Decoder::llama([2, 16, 4, 24, 32, 8])
+    }
+}
+
+/// A small Gemma 4, with an embedding for each layer or with keys as values.
+fn with_layer_inputs(shares: bool) -> Decoder {
+    let full = FullAttention { head_dimension: Some(6), kv_heads: (!shares).then_some(1), keys_as_values: !shares };
+    Decoder {
+        kv_heads: Some(2),
+        window: Some(3),
+        full_attention_every: Some(2),
+        full_attention: Some(full),
+        shared_keys: shares.then_some(SharedKeys { layers: 2, ffn: Some(48) }),
+        value_norm: true,
+        layer_inputs: shares.then_some(LayerInputs { features: 4, vocab: Some(16) }),
+        layer_scales: true,
+        ..Decoder::llama([4, 16, 4, 24, 32, 8])
+    }
+}
+
+/// A small Kimi Linear, or MiniMax-01.
+fn other_scans(has_latents: bool) -> Decoder {
+    let linear = LinearAttention {
+        rule: if has_latents { ScanRule::KimiDelta } else { ScanRule::FixedDecay },
+        heads: 4,
+        head_dimension: 4,
+        key_heads: 4,
+        key_dimension: 4,
+        convolution: if has_latents { 3 } else { 0 },
+        convolution_bias: false,
+        bias: false,
+        rank: has_latents.then_some(4),
+        norm: if has_latents { LinearNorm::Heads } else { LinearNorm::Whole },
+        chunk: 4,
+    };
+    let own = Decoder { residual_after_norm: true, ..Decoder::llama([2, 16, 4, 24, 32, 8]) };
+    let decoder = if has_latents { Decoder { positions: PositionKind::None, ..latent(1, false, false) } } else { own };
+    Decoder {
+        prediction_modules: 0,
+        layer_kinds: vec![LayerKind::Linear, LayerKind::Attention],
+        linear: Some(linear),
+        mixtures: Some(Mixtures { shared_gate: false, unnormalised_gates: false, ..mixtures(1) }),
+        ..decoder
+    }
+}
+
+fn modern_bert(has_window: bool) -> ModernBert {
+    ModernBert {
+        layers: 3,
+        hidden: 16,
+        heads: 4,
+        ffn: 24,
+        vocab: 32,
+        sequence: 8,
+        window: has_window.then_some(3),
+        full_attention_every: 2,
+        rope_theta: 160_000,
+        local_rope_theta: 10_000,
+        norm: if has_window { NormKind::LayerWithoutShift } else { NormKind::Layer },
+        norm_epsilon: Default::default(),
+        attention_bias: has_window,
+        ffn_bias: !has_window,
+        transform_bias: has_window,
+        no_head_bias: has_window,
     }
 }
 
