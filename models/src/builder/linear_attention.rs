@@ -92,8 +92,8 @@ impl GraphBuilder {
         self.scaled_norm(name, x, PlannedKind::FeatureNorm, [1, scaled])
     }
 
-    /// Adds a norm of x over its last `normed` dimensions, with a scale for each element of its last
-    /// `scaled`.
+    /// Adds a norm of x over its last `normed` dimensions, with a scale for each element of its
+    /// last `scaled`.
     fn scaled_norm(&mut self, name: &str, x: TensorId, kind: PlannedKind, [normed, scaled]: [usize; 2]) -> TensorId {
         let dimensions = self.dimensions(x);
         let [rows, scaled] = [normed, scaled].map(|last| dimensions.len() - last);

@@ -1,5 +1,5 @@
-//! Cohere's Command R, R+ and R7B: attention and the feed-forward network side by side, norms without
-//! a shift, scaled logits.
+//! Cohere's Command R, R+ and R7B: attention and the feed-forward network side by side, norms
+//! without a shift, scaled logits.
 
 use super::decoders::{Defaults, LLAMA, common, period, silu, windowed};
 use super::fields::{ConfigError, Fields};

@@ -116,8 +116,8 @@ fn layers_with(layers: usize, has_attention: impl Fn(usize) -> bool) -> Vec<Laye
     (0..layers.min(10_000)).map(kind).collect()
 }
 
-/// Numbers with which MiniMax weighs the residual stream and what is added to it. A product with one
-/// number is part of the kernel before it.
+/// Numbers with which MiniMax weighs the residual stream and what is added to it. A product with
+/// one number is part of the kernel before it.
 const WEIGHTS: [&str; 12] = [
     "full_attn_alpha_factor",
     "full_attn_beta_factor",

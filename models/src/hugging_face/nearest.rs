@@ -22,8 +22,8 @@ const OTHER_LAYERS: [&str; 13] = [
     "global_head_dim",
 ];
 
-/// Types that people train and that have no reader, by the beginnings of their names: what of them is
-/// not planned, and what comes nearest.
+/// Types that people train and that have no reader, by the beginnings of their names: what of them
+/// is not planned, and what comes nearest.
 const KNOWN: [(&str, &str); 7] = [
     (
         "gemma3n",

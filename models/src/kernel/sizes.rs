@@ -232,8 +232,8 @@ pub enum ScanRule {
     GatedDelta,
     /// As `gated_delta`, with a decay for each feature of a key (Kimi Team 2025).
     KimiDelta,
-    /// The state decays at a rate of each head that is not trained, and the product of key and value
-    /// is added: lightning attention (Qin et al. 2024).
+    /// The state decays at a rate of each head that is not trained, and the product of key and
+    /// value is added: lightning attention (Qin et al. 2024).
     FixedDecay,
 }
 

@@ -61,7 +61,8 @@ pub enum LinearNorm {
 }
 
 /// Sizes of the layers with linear attention: Mamba-2 (Dao and Gu 2024), the gated delta rule
-/// (Yang et al. 2024) or lightning attention (Qin et al. 2024). A causal convolution of each feature comes before it, and a gate after it.
+/// (Yang et al. 2024) or lightning attention (Qin et al. 2024). A causal convolution of each
+/// feature comes before it, and a gate after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
