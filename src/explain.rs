@@ -8,8 +8,9 @@ use crate::idle::idle_devices;
 use crate::objective_words::ObjectiveWords;
 use crate::predict;
 use foretell_models::GraphOptions;
-use foretell_planner::{Candidate, Dimension, Planned, Search, StackLimits};
+use foretell_planner::{Candidate, Dimension, Planned, Search};
 use foretell_program::{Layout, Plan, Profile, usual_cuts, work_of_blocks};
+use foretell_simulator::gpu::StackLimits;
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::Seconds;
 

@@ -17,7 +17,14 @@ use thiserror::Error;
 
 const DEVICES: &str = include_str!("profiles/devices.yaml");
 const LINKS: &str = include_str!("profiles/links.yaml");
-const STACKS: &str = include_str!("profiles/stacks.yaml");
+const STACKS: &str = concat!(
+    include_str!("profiles/stacks/megatron-deepspeed.yaml"),
+    include_str!("profiles/stacks/megatron-core.yaml"),
+    include_str!("profiles/stacks/pytorch.yaml"),
+    include_str!("profiles/stacks/jax.yaml"),
+    include_str!("profiles/stacks/deep-learning-examples.yaml"),
+    include_str!("profiles/stacks/foretell.yaml"),
+);
 const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// Names that plans may use for a stack, each with the name of its profile.
@@ -142,11 +149,11 @@ impl Profiles {
     /// [`ProfileError::Unreadable`], with the place in the file.
     pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
         let LinksFile { links, network, networks } = parse("links.yaml", links)?;
-        let stacks: BTreeMap<String, StackProfile> = parse("stacks.yaml", stacks)?;
+        let stacks: BTreeMap<String, StackProfile> = parse("stacks", stacks)?;
         for (name, stack) in &stacks {
             if let Some(key) = stack.unknown_key() {
                 let reason = format!("the stack `{name}` has the unknown key `{key}`");
-                return Err(ProfileError::Unreadable { file: "stacks.yaml", reason });
+                return Err(ProfileError::Unreadable { file: "stacks", reason });
             }
         }
         let mut devices: BTreeMap<String, GpuProfile> = parse("devices.yaml", devices)?;
