@@ -1,7 +1,6 @@
 //! What a framework's current release can run.
 
-use crate::gpu::Profiles;
-use foretell_program::{Schedule, Stack};
+use foretell_program::Schedule;
 use serde::Deserialize;
 
 /// What a framework can run.
@@ -31,11 +30,6 @@ pub struct StackLimits {
 }
 
 impl StackLimits {
-    /// The limits of a stack; `None` for our own executor and for stacks of unknown limits.
-    pub fn of(stack: &Stack) -> Option<&'static Self> {
-        Profiles::library().ok()?.stack(stack.name()).ok()?.limits.as_ref()
-    }
-
     /// All limits in words.
     pub fn in_words(&self) -> String {
         format!("{}{}", self.reason, if self.offloads { "" } else { "; without offloading to hosts" })
@@ -53,42 +47,5 @@ impl StackLimits {
             (true, false) => Some("megatron-core"),
             (true, true) => None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits(stack: &str) -> &'static StackLimits {
-        StackLimits::of(&Stack::new(stack)).expect("the stack has limits")
-    }
-
-    #[test]
-    fn frameworks_that_shard_key_heads_divide_them() {
-        assert!(["megatron-core", "torchtitan"].map(|stack| limits(stack).divides_key_heads).iter().all(|&divides| divides));
-        assert!(!limits("ddp").divides_key_heads);
-    }
-
-    #[test]
-    fn no_framework_of_nvidia_has_zero_bubble_schedules() {
-        for stack in ["megatron-core", "nemo-2024", "megatron-bridge", "mlperf-nemo"] {
-            assert!(limits(stack).has(Schedule::Interleaved) && !limits(stack).has(Schedule::ZeroBubbleH1));
-        }
-        assert!(limits("torchtitan").has(Schedule::ZeroBubbleV) && !limits("fsdp2").has(Schedule::ZeroBubbleH1));
-        assert!(!limits("megatron-deepspeed").has(Schedule::Interleaved));
-        assert!(limits("maxtext-tpu").has(Schedule::Gpipe) && !limits("maxtext").has(Schedule::OneForwardOneBackward));
-    }
-
-    #[test]
-    fn limits_are_those_of_the_framework_and_not_of_the_stack_that_its_figures_begin_with() {
-        for stack in ["foretell", "internevo", "mlperf-adapters", "paxml", "paxml-2023", "pytorch-eager", "mlperf-bert"] {
-            assert_eq!(StackLimits::of(&Stack::new(stack)), None, "{stack}");
-        }
-        for stack in ["hf-trainer", "trl", "torchtune", "axolotl", "mosaicml-composer", "nemo-automodel", "fsdp"] {
-            assert!(!limits(stack).splits_models && limits(stack).shards_state, "{stack}");
-        }
-        assert!(!limits("hf-deepspeed-4.48").splits_models && limits("deepspeed-3d").splits_models);
-        assert!(!limits("nanogpt-compiled").shards_state && !limits("ddp").shards_state);
     }
 }

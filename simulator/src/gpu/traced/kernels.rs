@@ -216,7 +216,8 @@ const OF_EXPERTS: [(&str, Option<usize>); 6] = [
 ];
 
 /// The grouped product that one of Liger's kernels of experts is. Its operands, which stand among
-/// its inputs as Triton's do, are all experts' weights and rows of tokens that are sorted by expert.
+/// its inputs as Triton's do, are all experts' weights and rows of tokens that are sorted by
+/// expert.
 fn of_experts(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(Product, Element)> {
     let (_, contracted) = OF_EXPERTS.iter().find(|(kernel, _)| *kernel == name)?;
     let weight = operator.inputs.iter().find(|input| input.dimensions.len() == 3)?;
