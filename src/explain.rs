@@ -163,7 +163,7 @@ pub fn in_short(
         let loses = what_it_loses(best, second);
         // Over samples of different lengths the mean step decides, and not that of the longest.
         let is_by_step = [best, second].iter().all(|one| one.value <= one.prediction.step_seconds.value());
-        lines.push(if objective.column().is_none() && is_by_step && second.value >= best.value {
+        lines.push(if objective.column().is_none() && is_by_step && !objective.is_less(second, best) {
             let sure = likelihood_of_order(best, second) * 100.0;
             format!("second best: layout 2, {loses}; layout 1 is faster with a likelihood of {sure:.0} %")
         } else {

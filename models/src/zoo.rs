@@ -72,7 +72,7 @@ impl Model {
     /// trained further has the same sizes (`-Instruct`).
     pub fn named_on_hub(name: &str) -> Option<&'static str> {
         const ENDINGS: [&str; 6] = ["-instruct", "-it", "-chat", "-base", "-hf", "-v0.1"];
-        let mut last = name.trim_end_matches('/').rsplit('/').next()?.to_ascii_lowercase();
+        let mut last = name.trim_end_matches('/').rsplit('/').next()?.trim().to_ascii_lowercase().replace(' ', "-");
         while let Some(rest) = ENDINGS.iter().find_map(|ending| last.strip_suffix(ending)) {
             last = rest.into();
         }

@@ -223,6 +223,7 @@ fn names_on_the_hub_are_those_of_the_zoo() {
         ("google/gemma-2-9b-it", Some("gemma2-9b")),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", Some("tinyllama-1.1b")),
         ("meta-llama/Llama-3.2-1B-Instruct", Some("llama3.2-1b")),
+        ("Llama-3 70B", Some("llama3-70b")),
         ("someone/else-3b", None),
     ] {
         assert_eq!(Model::named_on_hub(hub), zoo, "{hub}");
