@@ -178,10 +178,15 @@ pub fn in_short(
     if let Some(limits) = StackLimits::of(stack) {
         lines.push(format!("the space is what `{}` runs: {}", stack.name(), limits.in_words()));
     }
-    let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
+    let kinds = setting.topology.device_kinds();
+    let whose = kinds.iter().find_map(|kind| match kind.architecture {
+        Architecture::Cpu => None,
+        Architecture::Gpu => Some("GPU"),
+        Architecture::Tpu => Some("TPU"),
+    });
     let share = choices.headroom(stack) * 100.0;
-    if has_gpus && share > 0.0 && !best.prediction.is_traced() {
-        lines.push(format!("{share:.1} % of each GPU's memory stays free for the driver and its libraries (`--headroom`)"));
+    if let Some(whose) = whose.filter(|_| share > 0.0 && !best.prediction.is_traced()) {
+        lines.push(format!("{share:.1} % of each {whose}'s memory stays free for the driver and its libraries (`--headroom`)"));
     }
     Ok(lines)
 }
