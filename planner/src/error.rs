@@ -71,13 +71,13 @@ pub enum PlannerError {
     },
     /// The topology does not state a figure that the objective needs.
     #[error("`{topology}` does not say {what}")]
-    #[diagnostic(code(planner::objective), help("write `{hint}` in its file"))]
+    #[diagnostic(code(planner::objective), help("{hint}"))]
     Objective {
         /// Name of the topology.
         topology: String,
         /// The missing figure.
         what: String,
-        /// A line that states it.
+        /// How to state it.
         hint: String,
     },
     /// A layout could not be simulated.
