@@ -40,7 +40,7 @@ DEVICES = {
     "rtx-a6000": (48, 155, "pcie-31GB/s", (4, 2)),
 }
 TPUS = {"tpu-v4": (32, 275, 3, "50GB/s"), "tpu-v5e": (16, 197, 2, "50GB/s"), "tpu-v5p": (95, 459, 3, "100GB/s")}
-# The same as `planner/src/space/stack_limits.rs`, as far as the drawn stacks need it.
+# The same as `simulator/src/gpu/profiles/stacks/`, as far as the drawn stacks need it.
 SPLITS = {"fsdp": False, "deepspeed-zero": False, "ddp": False}
 MOST_MESHES = 9
 # Seconds after which no further layout of a job is tried.

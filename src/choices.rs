@@ -258,8 +258,8 @@ impl Choices {
         }
     }
 
-    /// The model, with `--sequence` if that is given. Fine-tuning seldom has sequences as long as the
-    /// model's own.
+    /// The model, with `--sequence` if that is given. Fine-tuning seldom has sequences as long as
+    /// the model's own.
     fn model(&self, taken: &mut Vec<String>) -> Result<NamedModel, Failure> {
         /// The usual `cutoff_len` of LLaMA-Factory and `sequence_len` of Axolotl; TRL's is 1,024.
         const USUAL_LENGTH: usize = 2048;

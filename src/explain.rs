@@ -8,8 +8,9 @@ use crate::idle::idle_devices;
 use crate::objective_words::ObjectiveWords;
 use crate::predict;
 use foretell_models::GraphOptions;
-use foretell_planner::{Candidate, Dimension, Planned, Search, StackLimits};
+use foretell_planner::{Candidate, Dimension, Planned, Search};
 use foretell_program::{Layout, Plan, Profile, usual_cuts, work_of_blocks};
+use foretell_simulator::gpu::StackLimits;
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::Seconds;
 
@@ -162,7 +163,7 @@ pub fn in_short(
         let loses = what_it_loses(best, second);
         // Over samples of different lengths the mean step decides, and not that of the longest.
         let is_by_step = [best, second].iter().all(|one| one.value <= one.prediction.step_seconds.value());
-        lines.push(if objective.column().is_none() && is_by_step && second.value >= best.value {
+        lines.push(if objective.column().is_none() && is_by_step && !objective.is_less(second, best) {
             let sure = likelihood_of_order(best, second) * 100.0;
             format!("second best: layout 2, {loses}; layout 1 is faster with a likelihood of {sure:.0} %")
         } else {
@@ -177,10 +178,15 @@ pub fn in_short(
     if let Some(limits) = StackLimits::of(stack) {
         lines.push(format!("the space is what `{}` runs: {}", stack.name(), limits.in_words()));
     }
-    let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
+    let kinds = setting.topology.device_kinds();
+    let whose = kinds.iter().find_map(|kind| match kind.architecture {
+        Architecture::Cpu => None,
+        Architecture::Gpu => Some("GPU"),
+        Architecture::Tpu => Some("TPU"),
+    });
     let share = choices.headroom(stack) * 100.0;
-    if has_gpus && share > 0.0 && !best.prediction.is_traced() {
-        lines.push(format!("{share:.1} % of each GPU's memory stays free for the driver and its libraries (`--headroom`)"));
+    if let Some(whose) = whose.filter(|_| share > 0.0 && !best.prediction.is_traced()) {
+        lines.push(format!("{share:.1} % of each {whose}'s memory stays free for the driver and its libraries (`--headroom`)"));
     }
     Ok(lines)
 }

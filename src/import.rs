@@ -103,8 +103,8 @@ enum Form {
     TorchtitanToml,
     /// DeepSpeed's configuration
     DeepspeedJson,
-    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of LLaMA-Factory and
-    /// Axolotl
+    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of LLaMA-Factory
+    /// and Axolotl
     #[value(aliases = ["axolotl", "llama-factory"])]
     HfTrainer,
     /// The same of TRL, whose defaults differ

@@ -277,8 +277,8 @@ pub fn sound(named: NamedModel, path: &Path) -> Result<NamedModel, Failure> {
     Ok(named)
 }
 
-/// Whether a name is in the zoo, or is that of a model of the zoo on Hugging Face's hub, and so not a
-/// path.
+/// Whether a name is in the zoo, or is that of a model of the zoo on Hugging Face's hub, and so not
+/// a path.
 pub fn is_zoo_name(text: &str) -> bool {
     Model::names().any(|name| name == text) || Model::named_on_hub(text).is_some() && !Path::new(text).exists()
 }

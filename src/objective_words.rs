@@ -50,6 +50,11 @@ impl ObjectiveWords {
         }
     }
 
+    /// Whether a layout takes measurably less of it than another.
+    pub fn is_less(&self, one: &Candidate, other: &Candidate) -> bool {
+        (one.value / other.value - 1.0) * 100.0 < -SAME
+    }
+
     /// How much more of it a layout takes than the best one, such as `its price is 2.1 % higher`.
     pub fn difference(&self, best: &Candidate, other: &Candidate) -> String {
         let (what, more) = self.names();

@@ -163,7 +163,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
                 output::note(&format!("defaults: {}", setting.taken.join(", ")));
             }
             let hint = match what_fits::in_words(choices, profile.as_ref())? {
-                Some(changes) => format!("it fits with {changes}"),
+                Some(changes) if choices.global_batch.is_some() => format!("it fits with {changes}"),
+                Some(changes) => {
+                    format!("it fits with {changes}; all with `--global-batch {}`", setting.base.global_batch)
+                }
                 None => {
                     let enough = enough_nodes(&choices.job(&setting, profile.as_ref(), started)).unwrap_or(None);
                     enough.map_or(hint.clone(), |nodes| format!("{hint}; it fits on {nodes} such nodes"))

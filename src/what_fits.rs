@@ -159,6 +159,12 @@ fn changes_of_job(choices: &Choices) -> Result<Vec<Change>, Failure> {
         add("--method qlora", &|choices| choices.method.method = Some(Method::Qlora));
     }
     let setting = choices.setting(Trainer::Framework)?;
+    // Release 5 of transformers has experts that no one quantises; before it each is a layer of its
+    // own.
+    let has_narrow_experts = setting.base.workload.base_bits.is_some() && setting.model.model.experts().is_some();
+    if has_narrow_experts && choices.stack.as_deref().is_none_or(|stack| stack == "hf-trainer") {
+        add("--stack hf-trainer-4.48", &|choices| choices.stack = Some("hf-trainer-4.48".into()));
+    }
     // With one sample for each device gradients need not be accumulated.
     let devices = setting.topology.device_count();
     if setting.base.global_batch > devices {

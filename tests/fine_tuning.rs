@@ -335,3 +335,46 @@ fn a_method_of_other_software_is_not_executed_and_named() {
         assert!(error.contains("`--method lora` to execute"), "{error}");
     }
 }
+
+#[test]
+fn a_run_over_a_data_set_has_its_steps_hours_and_money() {
+    let scratch = Scratch::new();
+    let job =
+        ["plan", "--model", "gpt2", "--topology", "2xa100-80g", "--method", "full", "--sequence", "512", "--global-batch", "32"];
+    let run = |more: &[&str]| scratch.json(&[&job[..], more].concat())["cost"]["run"].clone();
+    let paid = run(&["--samples", "1000", "--epochs", "3", "--device-price", "2USD"]);
+    assert_eq!(paid["steps"], 94.0, "3,000 samples in steps of 32");
+    let (seconds, price) = (paid["seconds"].as_f64().expect("a time"), paid["price"].as_f64().expect("a price"));
+    assert!((price - seconds / 3600.0 * 4.0).abs() < 1e-9 * price, "{paid}");
+    scratch.file("lengths.txt", &"300\n".repeat(64));
+    assert_eq!(run(&["--lengths", "lengths.txt", "--epochs", "2"])["steps"], 4.0, "128 samples of the file");
+    for refused in [&["--epochs", "2"][..], &["--samples", "10", "--table", "context,method"], &["--goodput", "--front"]] {
+        assert_eq!(scratch.run(&[&job[..], refused].concat()).status.code(), Some(2), "{refused:?}");
+    }
+}
+
+#[test]
+fn fine_tuning_has_a_usual_length_and_tables_have_devices_and_models() {
+    let scratch = Scratch::new();
+    let answer =
+        scratch.json(&["plan", "--model", "llama3-8b", "--topology", "1xa100-80g", "--method", "qlora", "--global-batch", "1"]);
+    let model = &answer["plan"]["model"];
+    assert_eq!(model["sequence"], 2048, "{model}");
+    let table = |axes: &str| {
+        let job = ["plan", "--model", "qwen2.5-0.5b", "--topology", "1xa100-80g", "--global-batch", "8", "--sequence", "512"];
+        scratch.json(&[&job[..], &["--time-limit", "1s", "--method", "full", "--table", axes]].concat())["cells"].clone()
+    };
+    let of_gpus = table("gpus,loss");
+    let rate = |gpus: &str| {
+        let cell = of_gpus.as_array().expect("cells").iter().find(|cell| cell["row"] == gpus && cell["column"] == "plain");
+        cell.and_then(|cell| cell["rate"].as_f64()).expect("it fits")
+    };
+    assert!(rate("4") > 1.5 * rate("1"), "{} and {}", rate("1"), rate("4"));
+    let names: Vec<String> = table("model,loss")
+        .as_array()
+        .expect("cells")
+        .iter()
+        .filter_map(|cell| cell["row"].as_str().map(str::to_owned))
+        .collect();
+    assert!(names.contains(&"qwen2.5-0.5b".to_owned()) && names.contains(&"qwen2.5-7b".to_owned()), "{names:?}");
+}

@@ -47,11 +47,11 @@ mod loss_target;
 mod model;
 pub mod operator_tables;
 mod optimizer;
-mod published;
 mod sample;
 mod storage;
 mod torch;
 mod zigzag;
+mod zoo;
 
 pub use adapters::{AdapterSizes, is_adapter, linear_layers, with_adapters};
 pub use attention::{Attention, RelativePositions, RingHalf, RingStep, Rope};

@@ -7,9 +7,7 @@ use crate::families::{
 };
 use crate::graph::{Graph, Tensor};
 use crate::optimizer::Optimizer;
-use crate::published::PUBLISHED;
 use crate::sample::SampleShape;
-use foretell_units::suggest;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -101,56 +99,15 @@ const MOST_ELEMENTS: usize = 1 << 48;
 const MOST_SAMPLES: usize = 1 << 32;
 
 impl Model {
-    /// Returns the zoo: named models, in the order of listings.
-    pub fn zoo() -> impl Iterator<Item = (&'static str, Model)> {
-        let published = std::iter::once_with(|| PUBLISHED.iter())
-            .flatten()
-            .map(|published| (published.name.as_str(), published.model.clone()));
-        of_all_families!(zoo).chain(published)
+    /// Returns the named models whose sizes the families themselves have.
+    pub(crate) fn of_families() -> impl Iterator<Item = (&'static str, Model)> {
+        of_all_families!(zoo)
     }
 
     /// Returns small models of every family with their names. A calibration without a model times
     /// their kernels.
     pub fn examples() -> impl Iterator<Item = (&'static str, Model)> {
         of_all_families!(examples)
-    }
-
-    /// Returns the model of the zoo with this name, or with this name on Hugging Face's hub.
-    ///
-    /// # Errors
-    /// [`ModelError::Unknown`], with the names that exist.
-    pub fn named(name: &str) -> Result<Self, ModelError> {
-        let of_zoo = |name: &str| Self::zoo().find(|(known, _)| *known == name).map(|(_, model)| model);
-        of_zoo(name).or_else(|| of_zoo(Self::named_on_hub(name)?)).ok_or_else(|| ModelError::Unknown {
-            name: name.into(),
-            hint: format!("{}; or give a model file, or the `config.json` of the hub", suggest(name, Self::names())),
-        })
-    }
-
-    /// Returns the zoo's name of a model of Hugging Face's hub (`Qwen/Qwen3-8B`). A model that was
-    /// trained further has the same sizes (`-Instruct`).
-    pub fn named_on_hub(name: &str) -> Option<&'static str> {
-        const ENDINGS: [&str; 6] = ["-instruct", "-it", "-chat", "-base", "-hf", "-v0.1"];
-        let mut last = name.trim_end_matches('/').rsplit('/').next()?.to_ascii_lowercase();
-        let published = |last: &String| PUBLISHED.iter().find(|known| known.name == *last || known.hub.contains(last));
-        // An ending may be part of the zoo's name (`roberta-base`).
-        loop {
-            if let Some(published) = published(&last) {
-                return Some(&published.name);
-            }
-            let Some(rest) = ENDINGS.iter().find_map(|ending| last.strip_suffix(ending)) else { break };
-            last = rest.into();
-        }
-        let last = last.strip_prefix("meta-").unwrap_or(&last);
-        let last = last.strip_prefix("llama-").map_or_else(|| last.to_owned(), |rest| format!("llama{rest}"));
-        // Releases 3, 3.1 and 3.3 differ in how positions are scaled alone.
-        let last = last.replace("llama3.1-", "llama3-").replace("llama3.3-", "llama3-");
-        Self::names().find(|known| *known == last)
-    }
-
-    /// Returns the names of the zoo, in the order of listings.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        Self::zoo().map(|(name, _)| name)
     }
 
     /// Returns the name of the family in model files.

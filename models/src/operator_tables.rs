@@ -19,7 +19,7 @@ mod sizes;
 mod step;
 mod table;
 
-pub use architecture::{is_tied, traced_architecture};
+pub use architecture::{is_tied, layers_of_table_layer, traced_architecture};
 pub use error::TableError;
 pub use formula::Formula;
 pub use step::{StepEvent, TableSizes};

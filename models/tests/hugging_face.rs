@@ -229,6 +229,7 @@ fn names_on_the_hub_are_those_of_the_zoo() {
         ("bigcode/starcoder2-15b-instruct-v0.1", Some("starcoder2-15b")),
         ("EleutherAI/gpt-j-6b", Some("gpt-j-6b")),
         ("mosaicml/mpt-7b-instruct", Some("mpt-7b")),
+        ("Llama-3 70B", Some("llama3-70b")),
         ("someone/else-3b", None),
     ] {
         assert_eq!(Model::named_on_hub(hub), zoo, "{hub}");

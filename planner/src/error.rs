@@ -1,9 +1,10 @@
 //! Errors of the planner.
 
-use crate::space::{Fixed, Request, StackLimits};
+use crate::space::{Fixed, Request};
 use foretell_models::ModelError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
+use foretell_simulator::gpu::StackLimits;
 use foretell_units::Bytes;
 use foretell_units::diagnostic::help;
 use miette::Diagnostic;
@@ -19,7 +20,7 @@ pub(crate) fn usual_hint(request: &Request<'_>) -> String {
 pub(crate) fn fixes_anything(request: &Request<'_>) -> bool {
     let mut of_stack = Fixed::default();
     if let Some(limits) = StackLimits::of(&request.base.stack) {
-        limits.fix(&mut of_stack);
+        of_stack.within(limits);
     }
     request.fixed != of_stack
 }
@@ -70,13 +71,13 @@ pub enum PlannerError {
     },
     /// The topology does not state a figure that the objective needs.
     #[error("`{topology}` does not say {what}")]
-    #[diagnostic(code(planner::objective), help("write `{hint}` in its file"))]
+    #[diagnostic(code(planner::objective), help("{hint}"))]
     Objective {
         /// Name of the topology.
         topology: String,
         /// The missing figure.
         what: String,
-        /// A line that states it.
+        /// How to state it.
         hint: String,
     },
     /// A layout could not be simulated.

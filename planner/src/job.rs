@@ -9,11 +9,12 @@ mod node_orders;
 mod price;
 mod sizes;
 
+use foretell_simulator::gpu::StackLimits;
 pub use sizes::{SizePoint, SizePoints, enough_nodes, front, scaling};
 
 use crate::error::PlannerError;
 use crate::search::{Planned, plan};
-use crate::space::{Fixed, Objective, Progress, Request, StackLimits};
+use crate::space::{Fixed, Objective, Progress, Request};
 use foretell_models::Model;
 use foretell_program::{Plan, Profile, Stack};
 use foretell_simulator::gpu::Profiles;
@@ -234,7 +235,7 @@ impl<'a> PlanJob<'a> {
     pub fn request<'b>(&'b self, costs: &'b CostModel, base: &'b Plan) -> Request<'b> {
         let mut fixed = self.fixed.clone();
         if let Some(limits) = StackLimits::of(&base.stack) {
-            limits.fix(&mut fixed);
+            fixed.within(limits);
         }
         Request {
             fixed,

@@ -64,4 +64,4 @@ pub use post_training::{
 };
 pub use queries::{LowerBounds, families, layouts, lower_bounds};
 pub use search::{Candidate, Planned, Search, deadline, plan};
-pub use space::{Dimension, Fixed, FixedError, Objective, Progress, Request, StackLimits};
+pub use space::{Dimension, Fixed, FixedError, Objective, Progress, Request};

@@ -23,10 +23,10 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
     };
     match request.objective {
         Objective::Cost if topology.node_groups().iter().any(|group| group.price_per_hour.is_none()) => {
-            missing("what an hour of every node costs", "price_per_hour: 32.77")
+            missing("what an hour of every node costs", "write `price_per_hour: 32.77` in its file, or add `--device-price 2USD`")
         }
         Objective::Energy if topology.device_kinds().iter().any(|kind| kind.power.is_none()) => {
-            missing("how much power every device draws", "power: 700W")
+            missing("how much power every device draws", "write `power: 700W` in its file")
         }
         Objective::Goodput => {
             let state = checkpoint_bytes(request.model, request.name, request.base);
@@ -34,7 +34,7 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
             let storage = request.costs.storage_rate(topology);
             reliability(topology, topology.device_count(), state, storage)
                 .map(|_| ())
-                .or_else(|unsaid| missing(unsaid.what, unsaid.hint))
+                .or_else(|unsaid| missing(unsaid.what, &format!("write `{}` in its file", unsaid.hint)))
         }
         _ => Ok(()),
     }

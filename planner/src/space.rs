@@ -17,7 +17,6 @@ mod request;
 mod schedules;
 mod shares;
 mod sizes;
-mod stack_limits;
 mod stage_meshes;
 mod statement;
 mod usual;
@@ -25,10 +24,10 @@ mod variants;
 
 pub(crate) use devices::DeviceKinds;
 pub use fixed::{Fixed, FixedError};
+use foretell_simulator::gpu::StackLimits;
 pub(crate) use from_request::{FEWEST_EQUAL_BLOCKS, optimizer_tensors};
 pub use request::{Objective, Progress, Request};
 pub(crate) use sizes::{inner_ranks, most_shards, most_shards_of_stage, optimizer_shards, ranks_of_stage, world_size};
-pub use stack_limits::StackLimits;
 pub use statement::Dimension;
 
 use foretell_program::{Layout, Offload};

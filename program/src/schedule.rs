@@ -1,10 +1,11 @@
 //! Pipeline schedules. A schedule says on which stage each chunk of the model lies, and orders the
 //! passes of every stage, given the numbers of stages, micro-batches and chunks.
 //!
-//! The compiler, the simulator and the executor name no schedule: they ask for a property. Only what
-//! speaks of frameworks does: their limits in the planner, their files' readers and writers. Schedules with a closed form are written out ([`lists`]). The others are the result of
-//! a simulation with unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`] and
-//! its literal in [`spec`], which says everything about it.
+//! The compiler, the simulator, the planner and the executor name no schedule: they ask for a
+//! property. Readers and writers of frameworks' files do, and what a framework runs is data.
+//! Schedules with a closed form are written out ([`lists`]). The others are the result of a
+//! simulation with unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`] and its
+//! literal in [`spec`], which says everything about it.
 //!
 //! Every schedule is tested for deadlock, for running each pass once and in dependency order, and
 //! for its stated bound on the activations that a stage holds. It must not know models, ranks or

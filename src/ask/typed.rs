@@ -4,6 +4,7 @@
 use super::allowed::{Allowed, Kind, argument, find, is_list};
 use super::answer::{PROGRESS, REPORT, WRITTEN};
 use super::{Refusal, Request};
+use foretell_models::Model;
 use foretell_topologies::Topology;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -195,7 +196,12 @@ fn plain(option: &str, value: &Value) -> Result<String, Refusal> {
 
 /// Refuses a path where a name of the library is expected. Its contents may be given.
 fn require_name(option: &str, text: &str) -> Result<(), Refusal> {
-    let is_path = text.contains(['/', '\\']) && !(matches!(option, "topology" | "name") && Topology::said(text).is_some());
+    let is_known = match option {
+        "topology" | "name" => Topology::said(text).is_some(),
+        "model" => Model::named_on_hub(text).is_some(),
+        _ => false,
+    };
+    let is_path = text.contains(['/', '\\']) && !is_known;
     match is_path {
         true => Err(refused(format!("`{option}` is a path, which is not read here"), "give the contents of the file")),
         false => Ok(()),

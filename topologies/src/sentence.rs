@@ -33,12 +33,13 @@ const MOST: usize = 1 << 20;
 
 impl Topology {
     /// Makes a topology from `DEVICESxKIND` or `NODESxDEVICESxKIND`, with `@RATE` of one NIC a
-    /// device. `None` if the text has another form.
+    /// device, or of a device's name alone, which is one device. `None` if the text has another form.
     ///
     /// # Errors
     /// [`TopologyError`] if the library has no such device, or nodes have NICs of unknown rate.
     pub fn said(text: &str) -> Option<Result<SaidTopology, TopologyError>> {
-        let said = Said::parse(text)?;
+        let said = Said::parse(text)
+            .or_else(|| find(text, &mut Vec::new()).is_ok().then_some(Said { nodes: 1, devices: 1, device: text, rate: None }))?;
         Some(said.build(text))
     }
 }
@@ -118,8 +119,11 @@ fn counted(text: &str) -> Option<(usize, &str)> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
     let (number, rest) = text.split_at_checked(digits)?;
-    let rest = rest.trim_start();
-    let rest = rest.strip_prefix(['x', 'X', '*', '×'])?;
+    // `8xh100`, `8 x h100` or `8 h100`.
+    let rest = match rest.trim_start().strip_prefix(['x', 'X', '*', '×']) {
+        Some(rest) => rest,
+        None => rest.strip_prefix(' ').filter(|rest| rest.trim_start().starts_with(|first: char| first.is_ascii_alphabetic()))?,
+    };
     Some((number.parse().ok()?, rest.trim()))
 }
 
@@ -207,6 +211,9 @@ mod tests {
             ("2 x 8 x H100", 2, 8, "h100-sxm-80g", 450.0, Some((8, 400.0))),
             ("4xmi300x", 1, 4, "mi300x", 192.0, None),
             ("1xl4", 1, 1, "l4", 0.0, None),
+            ("8 h100", 1, 8, "h100-sxm-80g", 450.0, None),
+            ("h100", 1, 1, "h100-sxm-80g", 0.0, None),
+            ("RTX 4090", 1, 1, "rtx-4090", 0.0, None),
         ];
         for (text, nodes, devices, kind, link, nics) in cases {
             let SaidTopology { topology, .. } = said(text);

@@ -77,6 +77,9 @@ const OF_TRL: [&str; 9] = [
 /// Settings of scripts that have some of those names, too: of Firefly and of open-instruct.
 const OF_OTHERS: [&str; 3] = ["lora_rank", "train_mode", "with_tracking"];
 
+/// Settings of LLaVA's scripts that put a model together.
+const SEES: [&str; 4] = ["vision_tower", "pretrain_mm_mlp_adapter", "mm_vision_tower_lr", "mm_projector_type"];
+
 /// How the names of TRL's scripts begin, and of those that are written like them.
 const TRL_SCRIPTS: [&str; 7] = ["sft", "run_sft", "dpo", "run_dpo", "reward", "orpo", "kto"];
 
@@ -87,6 +90,10 @@ const KNOWN: [&str; 8] =
 pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
     let script::Given { mut stated, launch, script } = script::read(text, surroundings)?;
     let tool = Tool::of(&stated, script.as_deref(), surroundings.tool);
+    // ms-swift's name for what the model calls itself.
+    if stated.has("model") {
+        stated.drop("model_name");
+    }
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
@@ -101,6 +108,12 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         });
     }
     let preference = preferences::read(&mut stated, tool, script.as_deref())?;
+    stated.refuse_with(
+        &SEES,
+        "the script puts a tower that sees images before a language model",
+        "plan the whole model: `foretell import hf-config` with its `config.json` makes a model file for `--model`; then leave these flags \
+         out",
+    )?;
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, optimizer or memory")?;
     stated.neutral(&NEUTRAL);
     stated.usual("load_in_kbits", &json!("16"));
@@ -235,7 +248,7 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
     stated.absorb(account);
     degrees::apply(shards, &mut layout);
     stated.usual("fsdp_min_num_params", &json!(0));
-    stated.neutral(&["fsdp_transformer_layer_cls_to_wrap", "fsdp_version"]);
+    stated.neutral(&["fsdp_transformer_layer_cls_to_wrap", "fsdp_version", "fsdp_final_state_dict_type"]);
     let global = micro_batch.saturating_mul(accumulation).saturating_mul(layout.data);
     let mut plan = Plan::new(layout, global);
     let (precision, loaded) = formats::read_precision(stated, tool, surroundings)?;

@@ -256,7 +256,8 @@ impl Script {
         self.run(command);
     }
 
-    /// Begins an arm of a `case`, behind whose patterns a bracket closes: `case $SIZE in 7b)` or `70b)`.
+    /// Begins an arm of a `case`, behind whose patterns a bracket closes: `case $SIZE in 7b)` or
+    /// `70b)`.
     fn begin_arm(&mut self, mut words: Vec<Word>) {
         if words.first().and_then(Word::literal) == Some("case") {
             self.run(words.drain(..3.min(words.len())).collect());
@@ -498,7 +499,8 @@ impl Script {
         // `eval $COMMAND`.
         let words: Vec<String> =
             words.into_iter().flat_map(|word| if word.contains(".py ") { words_of(&word) } else { vec![word] }).collect();
-        // `python tool.py --option -- accelerate launch train.py --bf16`: the tool starts the launch.
+        // `python tool.py --option -- accelerate launch train.py --bf16`: the tool starts the
+        // launch.
         let words = match words.iter().rposition(|word| word == "--") {
             Some(at) if words[at..].iter().any(|word| word.ends_with(".py")) => words[at + 1..].to_vec(),
             _ => words,
@@ -534,8 +536,8 @@ impl Script {
         }
     }
 
-    /// The result of a loop's condition that asks for the script's own arguments, of which there are
-    /// none.
+    /// The result of a loop's condition that asks for the script's own arguments, of which there
+    /// are none.
     fn without_arguments(&mut self, words: &[String]) -> Option<Taken> {
         let asks = |word: &String| ["$1", "$#", "$@"].contains(&word.as_str());
         let is_asked = words.first().is_some_and(|first| first == "getopts") || words.iter().any(asks);

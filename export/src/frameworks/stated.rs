@@ -159,8 +159,15 @@ impl Stated {
     /// Removes a switch that says nothing beside another setting.
     pub(super) fn drop_switch(&mut self, name: &str) {
         if self.settings.get(name) == Some(&Value::Bool(true)) {
-            self.settings.remove(name);
+            self.drop(name);
+        }
+    }
+
+    /// Leaves a setting out that has no effect, and whose name another one may take.
+    pub(super) fn drop(&mut self, name: &str) {
+        if self.settings.contains_key(name) {
             self.account.without_effect.push(self.written(name));
+            self.settings.remove(name);
         }
     }
 

@@ -312,3 +312,20 @@ fn an_arm_of_a_case_is_that_of_its_word() {
     let error = read(&script("$1"), PlanForm::MegatronArguments).expect_err("the size is not known");
     assert!(error.contains("TP"), "{error}");
 }
+
+#[test]
+fn labels_and_towers_are_no_models() {
+    let labelled = trainer(
+        "torchrun train.py --per_device_train_batch_size 1 --output_dir o --bf16 True --model Qwen/Qwen2.5-7B --model_name swift-robot",
+    );
+    assert_eq!(labelled.unknown_model.as_deref(), Some("Qwen/Qwen2.5-7B"));
+    let llava = read(
+        "torchrun train.py --per_device_train_batch_size 1 --output_dir o --bf16 True --vision_tower openai/clip-vit-large-patch14",
+        PlanForm::HuggingFaceTrainer,
+    );
+    assert!(llava.as_ref().is_err_and(|error| error.contains("tower that sees images")), "{llava:?}");
+    let simpo = trainer(
+        "model_name_or_path: org/7b\nstage: dpo\npref_loss: simpo\nsimpo_gamma: 0.3\nper_device_train_batch_size: 1\noutput_dir: o\n",
+    );
+    assert_eq!(simpo.plan.workload.preference, Some(Preference::Orpo));
+}

@@ -2,7 +2,7 @@
 //!
 //! Many tables share parts, so the file has every part's lines once (`body N`), and tables that
 //! name them (`part NAME N`). What several parts share stands once too (`piece N`), and parts have
-//! a line `= N` in its place.
+//! a line `= N` in its place. Allocations are packed as distances ([`Numbers`]).
 
 use super::error::TableError;
 use super::table::OperatorTable;
@@ -70,9 +70,12 @@ impl Library {
                 continue;
             };
             whole.push_str(&format!("part {name}\n"));
-            for line in self.section(&self.bodies, number).split_inclusive('\n') {
-                let piece = line.strip_prefix("= ").map(|number| self.section(&self.pieces, number.trim_end()));
-                whole.push_str(piece.unwrap_or(line));
+            let mut numbers = Numbers::default();
+            for line in self.section(&self.bodies, number).lines() {
+                let piece = line.strip_prefix("= ").map(|number| self.section(&self.pieces, number));
+                for line in piece.unwrap_or(line).lines() {
+                    numbers.write(line, &mut whole);
+                }
             }
         }
         whole
@@ -83,6 +86,41 @@ impl Library {
         let range = number.parse().ok().and_then(|number: usize| sections.get(number));
         let range = range.expect("invariant: what a table refers to is there");
         self.text[range.clone()].split_once('\n').map_or("", |(_, lines)| lines)
+    }
+}
+
+/// Writes the lines of a part with allocations' numbers in place of their distances: `+SIZE` is the
+/// number after the last, `-D` and `gD NAME` the one D before the last, and `-PLACE:D` the one D
+/// before what that place was last asked for.
+#[derive(Default)]
+struct Numbers<'a> {
+    last: i64,
+    places: BTreeMap<&'a str, i64>,
+}
+
+impl<'a> Numbers<'a> {
+    fn write(&mut self, line: &'a str, whole: &mut String) {
+        let number = |text: &str| -> i64 { text.parse().expect("invariant: a packed number") };
+        if let Some(own) = line.strip_prefix("+ ") {
+            self.last = number(own.split(' ').next().unwrap_or_default());
+            whole.push_str(line);
+        } else if let Some(size) = line.strip_prefix('+') {
+            self.last += 1;
+            whole.push_str(&format!("+ {} {size}", self.last));
+        } else if line.starts_with(['-', 'g']) {
+            let (word, rest) = line.split_at(1);
+            let (reference, name) = rest.split_at(rest.find(' ').unwrap_or(rest.len()));
+            let (place, distance) = reference.split_at(reference.rfind(':').map_or(0, |colon| colon + 1));
+            let before = if place.is_empty() { self.last } else { self.places.get(place).copied().unwrap_or(0) };
+            let found = before - number(distance);
+            if !place.is_empty() {
+                self.places.insert(place, found);
+            }
+            whole.push_str(&format!("{word} {place}{found}{name}"));
+        } else {
+            whole.push_str(line);
+        }
+        whole.push('\n');
     }
 }
 

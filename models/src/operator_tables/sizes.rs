@@ -1,5 +1,6 @@
 //! The symbols of tables from a model of ours.
 
+use super::architecture::table_layers;
 use super::step::TableSizes;
 use crate::model::Model;
 
@@ -50,11 +51,20 @@ impl TableSizes {
             Model::Decoder(model) => {
                 let mut own = vec![("k", model.kv_heads.unwrap_or(model.heads)), ("f", model.ffn)];
                 if let Some(mixtures) = &model.mixtures {
-                    own = vec![own[0], ("f", mixtures.ffn), ("m", mixtures.ffn), ("E", mixtures.experts), ("t", mixtures.top_k)];
+                    // Tables name the width of experts `f` where no layer is dense.
+                    let dense = if mixtures.first > 0 { model.ffn } else { mixtures.ffn };
+                    own = vec![own[0], ("f", dense), ("m", mixtures.ffn), ("E", mixtures.experts), ("t", mixtures.top_k)];
                     own.extend(mixtures.shared_ffn.map(|shared| ("e", shared)));
                 }
                 own.extend(model.window.map(|window| ("w", window)));
-                sizes([model.layers, model.hidden, model.heads, model.head_features()], model.sequence, model.vocab, &own)
+                own.extend(model.rotary_part.map(|features| ("x", features)));
+                own.extend(model.key_value_rank.map(|rank| ("z", rank)));
+                own.push(("y", model.value_dimension.unwrap_or_else(|| model.head_features())));
+                if let Some(linear) = &model.linear {
+                    own.extend([("i", linear.key_heads), ("j", linear.heads)]);
+                    own.extend([("a", linear.key_dimension), ("l", linear.head_dimension)]);
+                }
+                sizes([table_layers(model), model.hidden, model.heads, model.head_features()], model.sequence, model.vocab, &own)
             }
             Model::Vit(model) => {
                 let features = of_head(None, model.hidden, model.heads);
@@ -100,6 +110,13 @@ mod tests {
             ("p", 512),
             ("c", 2),
             ("q", 128),
+            ("x", 32),
+            ("y", 64),
+            ("z", 128),
+            ("i", 4),
+            ("j", 16),
+            ("a", 64),
+            ("l", 64),
         ];
         let symbols: BTreeMap<String, f64> = all.into_iter().map(|(name, size)| (name.to_owned(), f64::from(size))).collect();
         let keys = OperatorTable::library_keys();

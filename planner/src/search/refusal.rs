@@ -1,8 +1,9 @@
 //! The error of a search that found no layout.
 
 use crate::error::{PlannerError, fixes_anything, usual_hint};
-use crate::space::{Request, StackLimits};
+use crate::space::Request;
 use foretell_program::Offload;
+use foretell_simulator::gpu::StackLimits;
 use foretell_topologies::Architecture;
 use foretell_units::Bytes;
 use foretell_units::diagnostic::Mistake;
@@ -57,7 +58,7 @@ fn contradiction(request: &Request<'_>, blocks: usize) -> Option<(String, &'stat
 /// Returns a hint to take back what was chosen: a stack that cannot split the model, or fixed
 /// fields.
 fn hint_to_choose_less(request: &Request<'_>) -> String {
-    match StackLimits::of(&request.base.stack).and_then(|limits| Some((limits.wider()?, limits.reason()))) {
+    match StackLimits::of(&request.base.stack).and_then(|limits| Some((limits.wider()?, limits.reason.as_str()))) {
         Some((wider, reason)) => format!("; or choose a stack that splits more, such as `--stack {wider}`: {reason}"),
         None if fixes_anything(request) => "; or `--fix` less".into(),
         None => String::new(),

@@ -5,9 +5,10 @@
 
 use crate::bounds::Bounds;
 use crate::estimate::kernel_seconds;
-use crate::space::{Request, StackLimits, inner_ranks, world_size};
+use crate::space::{Request, inner_ranks, world_size};
 use foretell_models::{GraphOptions, Kernel, differentiate};
 use foretell_program::{Layout, Schedule, usual_cuts};
+use foretell_simulator::gpu::StackLimits;
 use std::collections::HashMap;
 
 /// Most stages of a pipeline that is tried instead.

@@ -76,8 +76,8 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     let least = looked.iter().filter_map(|looked| looked.needed).min();
     let mut fitting: Vec<Fitting> = looked.into_iter().flat_map(|looked| looked.fitting).collect();
     let simulated = fitting.len();
-    // Layouts that probably run out are an answer where there is no other. Among equals the first in
-    // the order of layouts, which has the fewest ranks.
+    // Layouts that probably run out are an answer where there is no other. Among equals the first
+    // in the order of layouts, which has the fewest ranks.
     let is_risky = |layout: &Fitting| layout.prediction.probably_runs_out();
     fitting.sort_by(|one, other| is_risky(one).cmp(&is_risky(other)).then(one.value.total_cmp(&other.value)));
     if let Some(risky) = fitting.iter().position(is_risky).filter(|&first| first > 0) {

@@ -1,6 +1,7 @@
 //! Layout fields that the user has fixed, and their text form: `--fix tensor=8,pipeline=4,...`.
 
 use foretell_program::{Axis, CollectiveAlgorithm, ContextMethod, ContextOrder, Offload, Recompute, Schedule, StageLayout};
+use foretell_simulator::gpu::StackLimits;
 use foretell_units::Bytes;
 use miette::Diagnostic;
 use thiserror::Error;
@@ -53,6 +54,24 @@ pub struct Fixed {
     pub context_method: Option<ContextMethod>,
     /// Order in which context-parallel ranks hold the positions of a sequence.
     pub context_order: Option<ContextOrder>,
+}
+
+impl Fixed {
+    /// Fixes the fields that a framework has only one value of, unless the user has fixed them: a
+    /// fork of it may have more. A layout with stages of their own meshes says its sizes there.
+    pub fn within(&mut self, limits: &StackLimits) {
+        if !limits.splits_models && self.stages.is_none() {
+            for size in [&mut self.tensor, &mut self.pipeline, &mut self.context, &mut self.expert] {
+                size.get_or_insert(1);
+            }
+        }
+        if !limits.shards_state {
+            self.zero.get_or_insert(0);
+        }
+        if !limits.offloads {
+            self.offload.get_or_insert(Offload::None);
+        }
+    }
 }
 
 /// A `--fix` that cannot be read.
@@ -205,6 +224,7 @@ fn recompute(value: &str) -> Result<Recompute, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_program::Stack;
 
     #[test]
     fn an_error_names_the_part_at_fault() {
@@ -237,5 +257,21 @@ mod tests {
         assert_eq!(fixed.rank_order, Some(vec![Axis::Tensor, Axis::Pipeline]));
         assert_eq!(fixed.context_method, Some(ContextMethod::Ring));
         assert_eq!(fixed.context_order, Some(ContextOrder::Contiguous));
+    }
+
+    #[test]
+    fn what_the_user_fixes_goes_before_the_stack() {
+        let within = |text: &str, stack: &str| {
+            let mut fixed: Fixed = text.parse().expect("it is well formed");
+            fixed.within(StackLimits::of(&Stack::new(stack)).expect("the stack has limits"));
+            fixed
+        };
+        let fixed = within("tensor=2", "ddp");
+        assert_eq!((fixed.tensor, fixed.pipeline, fixed.zero), (Some(2), Some(1), Some(0)));
+        let fixed = within("", "fsdp");
+        assert_eq!((fixed.tensor, fixed.expert, fixed.zero), (Some(1), Some(1), None));
+        assert_eq!(fixed.offload, Some(Offload::None));
+        assert_eq!(within("offload=both", "megatron-core").offload, Some(Offload::Both));
+        assert_eq!(within("", "maxtext-tpu").offload, None);
     }
 }

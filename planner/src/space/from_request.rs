@@ -2,9 +2,10 @@
 
 use super::stage_meshes::DeviceRun;
 use super::variants::bucket_sizes;
-use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space, StackLimits};
+use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space};
 use foretell_models::{Extent, Graph, Pass, Role};
 use foretell_program::{BUCKET_ALIGNMENT, Offload, Plan, work_of_blocks};
+use foretell_simulator::gpu::StackLimits;
 use foretell_topologies::{Architecture, DeviceId};
 use foretell_units::Bytes;
 
@@ -22,7 +23,7 @@ impl<'a> Space<'a> {
             work: work_of_blocks(graph),
             sequence: graph.tokens_per_sample.filter(|_| has_attention),
             experts: request.model.experts(),
-            heads: heads(graph, StackLimits::of(&base.stack).is_some_and(StackLimits::divides_key_heads)),
+            heads: heads(graph, StackLimits::of(&base.stack).is_some_and(|limits| limits.divides_key_heads)),
             has_attention,
             is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
             is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_EQUAL_BLOCKS),

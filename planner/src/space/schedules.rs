@@ -2,8 +2,9 @@
 //!
 //! Only properties of a schedule count here, never its name.
 
-use super::{Fixed, StackLimits};
+use super::Fixed;
 use foretell_program::{Layout, Schedule};
+use foretell_simulator::gpu::StackLimits;
 
 /// Most micro-batches per stage for a schedule that holds all of them at once, as in Huang et al.
 /// (2019).

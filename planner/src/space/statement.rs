@@ -194,7 +194,7 @@ impl Space<'_> {
                 schedules.join(", "),
                 Some(0),
                 match self.limits {
-                    Some(limits) if schedules.len() < Schedule::ALL.len() => limits.reason().into(),
+                    Some(limits) if schedules.len() < Schedule::ALL.len() => limits.reason.clone(),
                     _ => partly("all micro-batches at once, with more than four for each stage, only take memory", has_pipeline),
                 },
                 fixed.schedule.is_some(),

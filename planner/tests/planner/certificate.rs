@@ -140,7 +140,8 @@ fn layout(numbers: &[usize], blocks: usize, global_batch: usize) -> Layout {
 }
 
 proptest! {
-    #![proptest_config(cases(bound_cases()))]
+    // A search for each: a part of the cases of single bounds.
+    #![proptest_config(cases(bound_cases().div_ceil(2)))]
 
     /// Layouts of the space are no faster than `lower_bound_seconds`, and layouts of any kind no
     /// faster than `bound_of_any_layout_seconds`.

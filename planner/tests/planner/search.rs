@@ -40,7 +40,7 @@ fn brute_force(request: &Request<'_>) -> Option<Seconds> {
 
 proptest! {
     // Without the file of failures: those of bounds take minutes by brute force.
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..cases(6) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..cases(4) })]
 
     #[test]
     fn a_search_finds_what_brute_force_finds(

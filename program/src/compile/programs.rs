@@ -73,7 +73,8 @@ impl Compiled {
         std::iter::once(&self.training).chain(&self.other_steps).collect()
     }
 
-    /// Checks the Programs of all steps, of the evaluation and of sessions, as [`Program::check`] does.
+    /// Checks the Programs of all steps, of the evaluation and of sessions, as [`Program::check`]
+    /// does.
     ///
     /// # Errors
     /// The first fault that is found.

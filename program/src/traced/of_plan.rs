@@ -8,7 +8,7 @@ mod table_key;
 use super::{Sharding, TracedJob, TracedOptimizer};
 use crate::plan::{MomentFormat, Offload, Optimizer, Plan, PlanError, Preference};
 use foretell_models::Model;
-use foretell_models::operator_tables::{Element, OperatorTable, TableError, TableSizes};
+use foretell_models::operator_tables::{Element, OperatorTable, TableError, TableSizes, layers_of_table_layer};
 use foretell_units::DataType;
 use miette::Diagnostic;
 use std::collections::BTreeMap;
@@ -90,7 +90,7 @@ impl TracedPlan {
         plan: &Plan,
         model: &Model,
         tables: &BTreeMap<String, String>,
-        (table, assumptions): (Arc<OperatorTable>, Vec<String>),
+        (table, mut assumptions): (Arc<OperatorTable>, Vec<String>),
     ) -> Result<Self, Untraced> {
         let wrapper = Wrapping::of(tables);
         let ranks = data_parallel_ranks(plan, wrapper)?;
@@ -121,6 +121,10 @@ impl TracedPlan {
                 (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None
             }
         };
+        let period = layers_of_table_layer(model);
+        if period > 1 && matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. }) {
+            assumptions.push(format!("{period} layers, one period of the model, are gathered and reduced together"));
+        }
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
         let optimizer = optimizer(plan, tables)?;

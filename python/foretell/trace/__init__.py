@@ -17,7 +17,7 @@ sequence length and number of layers of that architecture. The pieces, in the or
 `wrappers`  takes DDP, FSDP and compilers off such a step
 `graph`     logs which operator reads what another one made
 `export`    writes that graph for `foretell import torch`, with every dimension as a formula of batch and sequence
-`plain`, `tune`, `qlora`  further models, torchtune's, 4-bit weights
+`plain`, `tune`, `qlora`, `scans`  further models, torchtune's, 4-bit weights, kernels of linear attention
 `older`, `losses`  older releases of transformers, losses of trainers
 `loops`, `matrix`  loops in parts, the list of tables
 """

@@ -103,7 +103,7 @@ def _define_fused():
 def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """`scaled_dot_product_attention` by the rules by which CUDA chooses a kernel."""
     grouped = q.shape[1] != k.shape[1]
-    if attn_mask is None and q.dtype in HALF:
+    if attn_mask is None and q.dtype in HALF and q.shape[-1] == v.shape[-1]:
         return flash(q, k, v, dropout_p, is_causal, scale)
     if not grouped:
         if attn_mask is not None:
@@ -129,6 +129,10 @@ def flash_attention_2(module, query, key, value, attention_mask, dropout=0.0, sc
         half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.bfloat16
         query, key, value = query.to(half), key.to(half), value.to(half)
     causal = module.is_causal if is_causal is None else is_causal
+    width = value.shape[-1]
+    if width != query.shape[-1]:                                # the package wants one width
+        value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
+        return flash(query, key, value, dropout, causal, scaling).transpose(1, 2)[..., :width], None
     return flash(query, key, value, dropout, causal, scaling).transpose(1, 2), None
 
 

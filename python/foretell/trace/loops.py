@@ -20,7 +20,7 @@ class Loop:
         return self.start + self.period * self.count
 
 
-def find(roles, counts):
+def find(roles, counts, shortest=SHORTEST):
     """The loops in a list of roles (see `Part.key`). `counts` are the numbers of iterations to look for."""
     found, place = [], {}
     roles = [place.setdefault(r, len(place)) for r in roles]
@@ -36,7 +36,7 @@ def find(roles, counts):
             while end < n and roles[end] == roles[end - period]:
                 end += 1
             count = (end - i) // period
-            if count >= SHORTEST and count in counts:
+            if count >= shortest and count in counts:
                 best = Loop(i, period, count)
                 break
         if best:

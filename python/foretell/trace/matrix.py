@@ -124,6 +124,11 @@ def _keys():
     yield from _product(architecture=["qwen3", "mistral", "qwen2", "phi3", "gemma2"], adapter=["qlora-all"], checkpoint=["none", "full"],
                         precision=["mixed"])
     yield from _product(architecture=["qwen2", "qwen3"], adapter=["qlora-all"], checkpoint=["full-reentrant"], precision=["mixed"])
+    qlora = dict(adapter=["qlora-all", "qlora-attention"], checkpoint=["none", "full"], precision=["mixed"])
+    yield from _product(architecture=["mixtral", "qwen2_moe", "qwen3_moe"], experts=["grouped_mm"], **qlora)
+    yield from _product(architecture=["gpt2"], attention=["sdpa"], dropout=["some"], **qlora)
+    yield from _product(architecture=["gpt_neox", "gemma3", "granite", "phi"], **qlora)
+    yield from _product(architecture=["qwen3", "mistral", "qwen2", "gemma2"], **{**qlora, "adapter": ["qlora-attention"]})
     yield from _product(architecture=["mistral", "qwen2", "qwen3"], adapter=["lora-all-dropout", "lora-attention-dropout"],
                         checkpoint=["none", "full"], precision=["mixed"])
     reward = dict(loss=["reward"], checkpoint=["none", "full"])
@@ -135,6 +140,15 @@ def _keys():
     yield from _product(adapter=["qlora-all"], kernels=["liger"], checkpoint=["none", "full", "full-reentrant"], **parts)
     yield from _product(architecture=["qwen3"], adapter=["lora-all"], kernels=["liger"], checkpoint=["none", "full"], precision=["mixed"])
     yield from _product(architecture=["llama"], adapter=["lora-all"], attention=["eager"], checkpoint=["none", "full"], precision=["mixed"])
+    low = dict(adapter=["lora-all", "lora-attention"], checkpoint=["none", "full"], precision=["mixed", "bf16"])
+    # Its sinks are in no attention of PyTorch's, nor in the package `flash_attn`.
+    yield from _product(architecture=["gpt_oss"], experts=["grouped_mm"], attention=["eager"], **usual)
+    yield from _product(architecture=["gpt_oss"], experts=["grouped_mm"], attention=["eager"], **low)
+    yield from _product(architecture=["deepseek_v2"], experts=["grouped_mm"], attention=["flash", "sdpa"], **usual)
+    yield from _product(architecture=["deepseek_v2"], experts=["grouped_mm"], **low)
+    for hybrid in (dict(architecture=["qwen3_next", "granite_hybrid_moe"], experts=["grouped_mm"]), dict(architecture=["granite_hybrid"])):
+        yield from _product(**hybrid, **usual)
+        yield from _product(**hybrid, **low)
     yield from _compiled()
     for release in older.RELEASES:
         yield from _older(release)
@@ -188,6 +202,7 @@ def _older(release):
     mixtures = dict(architecture=["mixtral", "qwen2_moe", "qwen3_moe"], experts=["eager"])
     yield from _product(adapter=["lora-all", "lora-attention"], **mixtures, **narrow)
     yield from _product(**mixtures, **usual)
+    yield from _product(adapter=["qlora-all", "qlora-attention"], **mixtures, **narrow)
     yield from _product(adapter=["lora-all-dropout", "lora-attention-dropout"], **{**mixtures, "architecture": ["mixtral"]}, **narrow)
     yield from _product(architecture=["llama", "gpt2"], attention=["sdpa"], precision=["fp32"], checkpoint=checkpoint,
                         version=[release])

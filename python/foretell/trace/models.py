@@ -18,11 +18,13 @@ class Architecture:
 
     def __init__(self, symbols, config, kind=None, task="causal", tied_width=False, atoms=(), constants=(), inputs="ids",
                  grouped=True, experts=False, attention=ATTENTION, make=None, loss=None, layered=True,
-                 alternating=False):
+                 alternating=False, before=0, period=1):
         self.symbols, self.config, self.kind, self.task = symbols.split(), config, kind, task
         self.tied_width, self.atoms, self.constants, self.inputs = tied_width, atoms, constants, inputs
         self.grouped, self.experts, self.attention = grouped, experts, attention
         self.make, self.loss, self.layered, self.alternating = make, loss, layered, alternating
+        # Layers of another kind before a table's first one, and layers that are one of a table's.
+        self.before, self.period = before, period
 
     def sizes(self, base, key):
         """The resolved sizes of a model whose independent sizes are `base`."""
@@ -55,6 +57,13 @@ def _bert(z, layers, **more):
 
 def _dropout_free(z, layers):
     return _gpt2(z, layers, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+
+
+def _granite_hybrid(z, layers, **more):
+    """Granite 4's hybrids: one layer with attention in ten."""
+    return {**{k: v for k, v in _llama(dict(z, f=z.get("f", z.get("m"))), layers, **more).items() if k != "head_dim"},
+            "layer_types": ["full_attention" if i % 10 == 5 else "linear_attention" for i in range(layers)], "position_embedding_type": "nope",
+            "mamba_n_heads": z["j"], "mamba_d_state": z["a"], "mamba_n_groups": 1}
 
 
 WIDE = "b s h n d f v"
@@ -91,6 +100,27 @@ ARCHITECTURES = {
     "qwen2_moe": Architecture("b s h n k d m e v E t", lambda z, l: dict(
         {k: v for k, v in _llama(dict(z, f=z["m"]), l).items() if k != "head_dim"}, num_experts=z["E"], num_experts_per_tok=z["t"],
         moe_intermediate_size=z["m"], shared_expert_intermediate_size=z["e"]), tied_width=True, atoms=("b*s*t/E", "E+1"), experts=True),
+    "gpt_oss": Architecture("b s h n k d f v E t", lambda z, l: _llama(z, l, num_local_experts=z["E"], num_experts_per_tok=z["t"],
+                            sliding_window=z["s"], layer_types=["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(l)]),
+                            atoms=("b*s*t/E", "E+1", "s+1"), experts=True, alternating=True),
+    "deepseek_v2": Architecture("b s h n d f m v E t x y z", lambda z, l: dict(
+        hidden_size=z["h"], num_hidden_layers=l, num_attention_heads=z["n"], intermediate_size=z["f"], vocab_size=z["v"],
+        max_position_embeddings=z["s"], q_lora_rank=None, kv_lora_rank=z["z"], qk_nope_head_dim=z["d"], qk_rope_head_dim=z["x"],
+        v_head_dim=z["y"], first_k_dense_replace=1, n_routed_experts=z["E"], num_experts_per_tok=z["t"], n_shared_experts=2,
+        moe_intermediate_size=z["m"]), atoms=("b*s*t/E", "E+1", "d+x", "d+y", "z+x", "x/2"), experts=True, before=1,
+        attention=["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
+    "qwen3_next": Architecture("b s h n k d m e v E t i j a l", lambda z, l: dict(
+        {k: v for k, v in _llama(dict(z, f=z["m"]), l).items()}, num_experts=z["E"], num_experts_per_tok=z["t"],
+        moe_intermediate_size=z["m"], shared_expert_intermediate_size=z["e"], linear_num_key_heads=z["i"], linear_num_value_heads=z["j"],
+        linear_key_head_dim=z["a"], linear_value_head_dim=z["l"], rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25)),
+        atoms=("b*s*t/E", "E+1", "d/8", "3*d/4", "j/i", "2*i*a+2*j*l", "2*i*a+j*l", "2*a+2*l*j/i", "ceil(s/64)"), constants=(4, 64), experts=True, period=4,
+        attention=ATTENTION + ["in_proj_qkvz", "in_proj_ba", "out_proj"]),
+    "granite_hybrid": Architecture("b s h n k d f v j a", lambda z, l: _granite_hybrid(z, l, num_local_experts=0, shared_intermediate_size=z["f"]),
+                                   kind="granitemoehybrid", tied_width=True, period=10, constants=(4, 8, 256),
+                                   atoms=("2*h/j", "2*h+2*a", "4*h+2*a+j", "ceil(s/256)", "ceil(2*a*h/j/64)")),
+    "granite_hybrid_moe": Architecture("b s h n k d m e v E t j a", lambda z, l: _granite_hybrid(
+        z, l, num_local_experts=z["E"], num_experts_per_tok=z["t"], shared_intermediate_size=z["e"]), kind="granitemoehybrid", tied_width=True,
+        period=10, constants=(4, 8, 256), experts=True, atoms=("b*s*t/E", "E+1", "2*h/j", "2*h+2*a", "4*h+2*a+j", "ceil(s/256)", "ceil(2*a*h/j/64)")),
     "bert": Architecture(WIDE + " p", lambda z, l: _bert(z, l, max_position_embeddings=z["p"]), tied_width=True, task="masked",
                          attention=["query", "key", "value"]),
     "modernbert": Architecture(WIDE, lambda z, l: _bert(z, l, max_position_embeddings=z["s"], pad_token_id=0, local_attention=z["s"]),
@@ -157,6 +187,7 @@ def use_liger(kind):
 def configuration(architecture, z, layers, attention, dropout=None):
     """Its Hugging Face configuration at sizes `z`."""
     from transformers import AutoConfig
+    layers = architecture.before + architecture.period * layers
     config = AutoConfig.for_model(architecture.kind, **architecture.config(z, layers))
     usual = "sdpa" if attention.startswith("sdpa") else "eager"
     config._attn_implementation = "flash_attention_2" if attention == "flash" and older.release() != "latest" else usual

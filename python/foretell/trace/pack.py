@@ -5,7 +5,8 @@
 
 Many tables share parts. So the file has the lines of every part once (`body N`), and tables that name them (`part NAME N`).
 Parts that differ share stretches of lines. Each of these stands once too, before the parts (`piece N`), and parts have a
-line `= N` in its place.
+line `= N` in its place. An allocation is packed as its distance from the one before (`relative`): parts that differ by one
+allocation share all lines behind it, which makes the file half as large.
 `same.txt` in the folder lists sections whose table equals another (`key ... = FILE`): each becomes a table of its own.
 """
 
@@ -17,7 +18,48 @@ from pathlib import Path
 
 # A piece has at least so many lines, and ends at an operator that one in so many does by its text.
 # So two parts are cut at the same places wherever their lines are the same.
-SHORTEST, ONE_IN = 24, 8
+SHORTEST, ONE_IN = 8, 4
+
+
+def relative(body):
+    """A part's lines with distances in place of allocations' numbers: `+SIZE` for the number after the last, `-D` and `gD NAME`
+    for the one D before the last, `-PLACE:D` for the one D before what that place was last asked for."""
+    last, places, lines = 0, {}, []
+    for line in body.split("\n"):
+        word, _, rest = line.partition(" ")
+        if word == "+":
+            number, _, size = rest.partition(" ")
+            line = f"+{size}" if int(number) == last + 1 else line
+            last = int(number)
+        elif word in ("-", "g"):
+            reference, space, name = rest.partition(" ")
+            place, colon, number = reference.rpartition(":")
+            before = places.get(place, 0) if colon else last
+            line = f"{word}{place}{colon}{before - int(number)}{space}{name}"
+            if colon:
+                places[place] = int(number)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def absolute(body):
+    """A part's lines with allocations' numbers."""
+    last, places, lines = 0, {}, []
+    for line in body.split("\n"):
+        if line.startswith("+ "):
+            last = int(line.split(" ")[1])
+        elif line.startswith("+"):
+            last += 1
+            line = f"+ {last} {line[1:]}"
+        elif line.startswith(("-", "g")):
+            reference, space, name = line[1:].partition(" ")
+            place, colon, distance = reference.rpartition(":")
+            number = (places.get(place, 0) if colon else last) - int(distance)
+            line = f"{line[0]} {place}{colon}{number}{space}{name}"
+            if colon:
+                places[place] = number
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _cut(body):
@@ -60,12 +102,13 @@ def pack(folder):
     for line in same.read_text(encoding="utf-8").splitlines() if same.is_file() else ():
         key, _, name = line.rpartition(" = ")
         add((folder / name).read_text(encoding="utf-8"), key)
-    # Bodies that begin alike stand side by side: a fifth smaller, since zlib looks back 32 KiB.
-    numbers = {body: number for number, body in enumerate(sorted(bodies, key=lambda body: (bodies[body], body)))}
+    # Bodies that begin alike stand side by side, since zlib looks back 32 KiB.
+    known = {body: relative(body) for body in bodies}
+    numbers = {body: number for number, body in enumerate(sorted(bodies, key=lambda body: (bodies[body], known[body])))}
     # The newest release first: a reader that asks for no version gets that one where there is one.
     tables.sort(key=lambda table: " version=latest" not in table[0])
     # A part without lines keeps its number.
-    pieces, shared = _share(numbers)
+    pieces, shared = _share([known[body] for body in numbers])
     packed = [f"piece {number}\n{piece}" for piece, number in pieces.items()]
     packed += [f"body {number}\n{body}" if body else f"body {number}" for number, body in enumerate(shared)]
     packed += ["\n".join([head, *(f"part {name} {numbers[body]}" for name, body in named)]) for head, named in tables]
@@ -88,7 +131,7 @@ def unpack(text, folder):
                 name = file_name(matrix.complete(dict(word.split("=", 1) for word in line.split(" ")[1:])))
             if line.startswith("part "):
                 line, _, number = line.rpartition(" ")
-                line += "\n" + bodies[number] if bodies[number] else ""
+                line += "\n" + absolute(bodies[number]) if bodies[number] else ""
             lines.append(line)
         (folder / name).write_text("\n".join(["foretell-operator-table 1", *lines]) + "\n", encoding="utf-8")
 

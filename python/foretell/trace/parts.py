@@ -7,6 +7,7 @@ stands for a pile of equal allocations, and a release takes one from the pile.
 """
 
 import difflib
+import re
 
 from . import loops
 from .dtypes import WIDTHS
@@ -24,8 +25,8 @@ class Part:
         """What an event is, apart from the numbers of allocations: for matching two layers."""
         if isinstance(event, Release):
             return "-"
-        if isinstance(event, Gradient):
-            return ("g", event.parameter)
+        if isinstance(event, Gradient):                         # without the number among the layers of a period
+            return ("g", re.sub(r"^\d+\.", "", event.parameter))
         return render(event, names)
 
 
@@ -80,15 +81,16 @@ def cut(events):
     return merged
 
 
-def number(parts, layers, names):
-    """Numbers the allocations of every part; layers alike."""
+def number(parts, layers, names, period=1):
+    """Numbers the allocations of every part; layers alike, and like layers of a period."""
     for name in {p.name for p in parts}:
         same = sorted((p for p in parts if p.name == name), key=lambda p: p.layer or 0)
         model = same[min(2, len(same) - 1)] if same[0].layer is not None else same[0]
         roles = [model.key(e, names) for e in model.events]
         for i, event in enumerate(e for e in model.events if isinstance(e, Allocation)):
             model.numbers[event.id] = i + 1
-        for loop in loops.find(roles, names.iterations):
+        found = loops.find(roles, names.iterations) if period == 1 else loops.find(roles, range(2, period + 1), 2)
+        for loop in found:
             for i, like in loops.neighbours(loop, roles):
                 if isinstance(model.events[i], Allocation) and roles[i] == roles[like]:
                     model.numbers[model.events[i].id] = model.numbers[model.events[like].id]
@@ -133,6 +135,7 @@ def lines(part, owner, layers, names):
                         times = (j - i + 1) // len(group)   # a loop made several in each layer
                         i, place = j, place + "@all"
                     else:
+                        times, i = j - i + 1, j             # a loop made several in one layer
                         back = layers - 1 - home.layer
                         place += "@first" if home.layer == 0 else "@last" + (f"-{back}" if back else "")
             reference = (place + ":" if place else "") + str(home.numbers[event.id])
@@ -183,11 +186,11 @@ def _postpone(parts, owner):
                 same[0].events = late + same[0].events
 
 
-def split(events, layers, names, alternating=False):
+def split(events, layers, names, alternating=False, period=1):
     """-> list of (name, variant, lines) in the order of execution; variant is '', 'first' or 'last'."""
     parts = cut(events)
     owner = {e.id: p for p in parts for e in p.events if isinstance(e, Allocation)}
-    number(parts, layers, names)
+    number(parts, layers, names, period)
     if alternating:
         _postpone(parts, owner)
     for part in parts:

@@ -28,7 +28,8 @@ class _Product(torch.autograd.Function):
 
 def _quantised(linear):
     from bitsandbytes import functional, nn as bnb
-    rows, columns = linear.weight.shape
+    # GPT-2's `Conv1D` keeps its weight transposed; its four bits are those of a linear layer.
+    rows, columns = linear.weight.shape if isinstance(linear, nn.Linear) else linear.weight.shape[::-1]
     numbers = rows * columns
     blocks = -(-numbers // BLOCK)
     outer = functional.QuantState(absmax=torch.zeros(-(-blocks // OUTER_BLOCK)), code=torch.zeros(256), blocksize=OUTER_BLOCK,
@@ -50,13 +51,15 @@ def _quantised(linear):
 
 def quantise(model, is_sharded=False):
     """All linear layers but the head. Everything else is in fp32, as `prepare_model_for_kbit_training` leaves it, or in
-    the format of the stored weights for FSDP, which shards tensors of one format together (`bnb_4bit_quant_storage`)."""
+    the format of the stored weights for FSDP, which shards tensors of one format together (`bnb_4bit_quant_storage`).
+    The weights of all experts of a layer, which release 5 keeps in one parameter, belong to everything else."""
     import bitsandbytes
+    from transformers.pytorch_utils import Conv1D
     bitsandbytes.matmul_4bit = lambda x, packed, bias=None, quant_state=None: _Product.apply(x, packed, bias, quant_state)
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and child is not head:
+            if isinstance(child, (nn.Linear, Conv1D)) and child is not head:
                 setattr(module, name, _quantised(child))
     for parameter in model.parameters():
         parameter.requires_grad = False
@@ -64,17 +67,20 @@ def quantise(model, is_sharded=False):
         for name, p in list(module._parameters.items()):
             if p is not None and not is_sharded and p.dtype in (torch.bfloat16, torch.float16):
                 module._parameters[name] = nn.Parameter(p.float(), requires_grad=False)
+        if isinstance(module, bitsandbytes.nn.Linear4bit) and module.bias is not None:      # the first call casts it for good
+            module.bias = nn.Parameter(module.bias.to(module.compute_dtype), requires_grad=False)
     model.is_loaded_in_4bit = True
+    model.config._pre_quantization_dtype = torch.bfloat16       # older releases cast queries to it, not to the format of packed weights
     return model
 
 
 def formulas(sizes):
-    """Sizes of the block scales of llama-like layers: value -> formula."""
+    """Sizes of the block scales of linear layers: value -> formula."""
     found = {}
-    for product in ("h*n*d", "h*k*d", "f*h", "h*h"):
+    for product in ("h*n*d", "h*k*d", "f*h", "h*h", "3*h*h", "m*h", "e*h", "E*h", "h"):
         value = 1
-        for symbol in product.split("*"):
-            value *= sizes.get(symbol, 0)
+        for factor in product.split("*"):
+            value *= int(factor) if factor.isdigit() else sizes.get(factor, 0)
         if value:
             found[-(-value // BLOCK)] = f"ceil({product}/{BLOCK})"
             found[-(-value // (BLOCK * OUTER_BLOCK))] = f"ceil({product}/{BLOCK * OUTER_BLOCK})"

@@ -283,6 +283,7 @@ def log_triton(recorder):
     """Launches of Triton kernels become log lines: the libraries' own code runs, the kernels do not."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
+    Autotuner.best_config = property(lambda self: self.configs[0])     # which one a GPU would choose is not known
     Autotuner.run = lambda self, *a, **k: self.fn.run(*a, **k)
     JITFunction.run = lambda self, *a, grid=None, warmup=False, **k: recorder.launch(self.__name__, a, k)
 

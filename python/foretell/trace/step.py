@@ -17,10 +17,10 @@ from .recorder import Recorder, in_place_sums, log_triton
 EXPERT, FIRST = re.compile(r"\.experts\.\d+\."), re.compile(r"\.experts\.0\.")
 
 
-def stacks_of(model, layers):
-    """The lists of like layers: `{name: [modules]}`; the name is `layer` where there is one list."""
-    found = [(name, list(m)) for name, m in model.named_modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) == layers
-             and len({type(x) for x in m}) == 1]
+def stacks_of(model, layers, before=0):
+    """The lists of like layers: `{name: [modules]}`; the name is `layer` where there is one list. Without the `before` first ones."""
+    found = [(name, list(m)[before:]) for name, m in model.named_modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))
+             and len(m) == before + layers and len({type(x) for x in m}) == 1]
     outer = [(name, m) for name, m in found if not any(name != other and name.startswith(other + ".") for other, _ in found)]
     if len(outer) == 1:
         return {"layer": outer[0]}
@@ -28,8 +28,11 @@ def stacks_of(model, layers):
     return {kind(name): (name, m) for name, m in outer}
 
 
-def names_of(tensors, stacks, layers):
+def names_of(tensors, stacks, layers, before=0, period=1):
     """`(stack, layer, name)` of each tensor by its full name; names are unique in the table.
+
+    The `before` first layers are outside of layers. Where `period` layers are one of the table's,
+    names begin with the number among these.
 
     With several stacks a layer's names begin with the stack's. What only some layers have is outside
     of layers (T5's position bias). `base_layer`, which peft inserts, is left out except where peft
@@ -48,8 +51,12 @@ def names_of(tensors, stacks, layers):
             found.append((None, None, name))
             continue
         number, _, rest = name[len(prefix):].partition(".")
-        stack = prefixes[prefix]
-        found.append((stack, int(number), rest if len(stacks) == 1 else f"{stack}.{rest}"))
+        stack, number = prefixes[prefix], int(number) - before
+        if number < 0:
+            found.append((None, None, name))
+            continue
+        rest = rest if period == 1 else f"{number % period}.{rest}"
+        found.append((stack, number // period, rest if len(stacks) == 1 else f"{stack}.{rest}"))
     of_layers = collections.Counter((stack, name) for stack, _, name in found)
     def everywhere(stack, layer, name):
         return stack is None or of_layers[stack, name] > layers // 2
@@ -67,7 +74,7 @@ def _first_tensor(values):
     return None
 
 
-def mark_layers(recorder, stacks):
+def mark_layers(recorder, stacks, period=1):
     """Every call of a layer is a part of the log; so is its backward, which begins when its output's gradient is complete."""
     order = list(stacks)
     after = {s: (order[i + 1] + "_start" if i + 1 < len(order) else "end") for i, s in enumerate(order)}
@@ -77,8 +84,9 @@ def mark_layers(recorder, stacks):
     def marked(self, function, args, kwargs):
         if recorder.phase != "forward" or id(self) not in place or id(self) in inside:
             return function(self, *args, **kwargs)
-        stack, i, count = place[id(self)]
-        given = _first_tensor((*args, *kwargs.values())) if i == 0 else None
+        stack, number, count = place[id(self)]
+        i = number // period
+        given = _first_tensor((*args, *kwargs.values())) if number == 0 else None
         if given is not None and given.requires_grad:
             given.register_hook(lambda g, part=f"{stack}_end" if stack != order[0] else "end": recorder.enter(part))
         given = None
@@ -86,7 +94,7 @@ def mark_layers(recorder, stacks):
         inside.add(id(self))
         out = function(self, *args, **kwargs)
         inside.remove(id(self))
-        if i == count - 1:
+        if number == count - 1:
             recorder.enter(after[stack])
         made = _first_tensor((out,))
         if made.requires_grad:
@@ -171,10 +179,11 @@ def trace(name, z, layers, key, device="cuda"):
     log_triton(recorder)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = models.build(name, z, layers, key, recorder)
-        stacks = stacks_of(model, layers) if architecture.layered else {}
+        before, period = architecture.before, architecture.period
+        stacks = stacks_of(model, period * layers, before) if architecture.layered else {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
         parameters, seen, places = [], {}, {}
-        for (long, p), (stack, layer, name) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers)):
+        for (long, p), (stack, layer, name) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers, before, period)):
             recorder.ignore(p)
             short = EXPERT.sub(".experts.*.", name)
             places[long] = (layer, short)
@@ -189,7 +198,7 @@ def trace(name, z, layers, key, device="cuda"):
                 if p.requires_grad:
                     p.register_post_accumulate_grad_hook(lambda p, short=short: recorder.gradient(short, p))
         del tensors, p
-        marked = mark_layers(recorder, stacks)
+        marked = mark_layers(recorder, stacks, period)
         if key["version"] in older.RELEASES and key["checkpoint"] != "none":
             older.mark_checkpoints(model, marked)
         if not architecture.loss:

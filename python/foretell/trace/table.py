@@ -77,7 +77,7 @@ def make(key, versions, device="cuda"):
     from .recorder import DTYPES
     here, names = names_of(key)
     events, parameters, stacks = step.trace(key["architecture"], here, PROBE_LAYERS, key, device)
-    body = parts.split(events, PROBE_LAYERS, names, find(key).alternating)
+    body = parts.split(events, PROBE_LAYERS, names, find(key).alternating, find(key).period)
     lines = ["foretell-operator-table 1", "versions " + " ".join(f"{k}={v}" for k, v in versions.items()),
              key_line(key)]
     listed = []
@@ -130,6 +130,9 @@ def versions_of(key):
 
 def can_trace(key):
     """Whether the packages of a key are installed, and its release of transformers."""
+    from . import scans
+    if not scans.has(key["architecture"]):
+        return False
     if key["framework"] == "hf" and (key["version"] != older.release() or not older.has(key["architecture"])):
         return False
     try:
@@ -185,6 +188,8 @@ def write(key, folder, checked=True):
 
 
 def preload():
+    from . import scans
+    scans.install()
     import torch, transformers, peft, accelerate.utils          # noqa: F401, E401
     import torch.utils.checkpoint, torch._subclasses             # noqa: F401, E401
     from transformers import AutoModelForCausalLM                # noqa: F401

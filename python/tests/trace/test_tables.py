@@ -126,6 +126,14 @@ class Keys(unittest.TestCase):
                     self.assertEqual(Path(again, name).read_text(encoding="utf-8"), tables[name])
 
 
+    def test_allocations_are_packed_as_distances(self):
+        from foretell.trace import pack
+        body = "\n".join(["+ 1 8", "+ 2 4*b", "- 1", "+ 7 4", "- forward.layer@-1:12", "- forward.layer@-1:10", "g 7 w", "loop 3", "- 9", "end"])
+        packed = ["+8", "+4*b", "-1", "+ 7 4", "-forward.layer@-1:-12", "-forward.layer@-1:2", "g0 w", "loop 3", "--2", "end"]
+        self.assertEqual(pack.relative(body).split("\n"), packed)
+        self.assertEqual(pack.absolute(pack.relative(body)), body)
+
+
 class Names(unittest.TestCase):
     def setUp(self):
         if not importlib.util.find_spec("torch"):

@@ -93,7 +93,7 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
     let mut text = String::from(
         "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the\n\
          # rows that tests/published/split.yaml declares for fitting. Each value replaces the\n\
-         # prior in links.yaml or stacks.yaml. `free_values` of them the fit chose; the others\n\
+         # prior in links.yaml or stacks/. `free_values` of them the fit chose; the others\n\
          # follow, since stacks share factors. `rows` counts the rows of a stack or on a device.\n\
          # `spread` is the 10th and 90th percentile of measured over predicted when rows of the\n\
          # same group are held out, `unseen` when the source is, `unseen_device` when all rows on\n\

@@ -52,6 +52,7 @@ pub use nccl::{Algorithm, NodeSpread, Protocol};
 pub use profiles::{ProfileError, Profiles};
 pub use routing::RoutingSkew;
 pub use stack::{
-    AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, MemoryRules, ProductCosts, RunDefaults, StackProfile,
+    AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, MemoryRules, ProductCosts, RunDefaults, StackLimits,
+    StackProfile,
 };
 pub use workload::{Fp8Scaling, TrainedParameters, Workload, without_padding};

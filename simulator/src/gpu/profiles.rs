@@ -6,7 +6,8 @@ use super::defaults::one;
 use super::device::GpuProfile;
 use super::fitted::{FITTED_ROWS, Fitted};
 use super::link::{LinkProfile, NetworkProfile};
-use super::stack::StackProfile;
+use super::stack::{StackLimits, StackProfile};
+use foretell_program::Stack;
 use foretell_topologies::DeviceKind;
 use foretell_units::{BytesPerSecond, DataType};
 use miette::Diagnostic;
@@ -17,7 +18,14 @@ use thiserror::Error;
 
 const DEVICES: &str = include_str!("profiles/devices.yaml");
 const LINKS: &str = include_str!("profiles/links.yaml");
-const STACKS: &str = include_str!("profiles/stacks.yaml");
+const STACKS: &str = concat!(
+    include_str!("profiles/stacks/megatron-deepspeed.yaml"),
+    include_str!("profiles/stacks/megatron-core.yaml"),
+    include_str!("profiles/stacks/pytorch.yaml"),
+    include_str!("profiles/stacks/jax.yaml"),
+    include_str!("profiles/stacks/deep-learning-examples.yaml"),
+    include_str!("profiles/stacks/foretell.yaml"),
+);
 const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// Names that plans may use for a stack, each with the name of its profile.
@@ -142,11 +150,11 @@ impl Profiles {
     /// [`ProfileError::Unreadable`], with the place in the file.
     pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
         let LinksFile { links, network, networks } = parse("links.yaml", links)?;
-        let stacks: BTreeMap<String, StackProfile> = parse("stacks.yaml", stacks)?;
+        let stacks: BTreeMap<String, StackProfile> = parse("stacks", stacks)?;
         for (name, stack) in &stacks {
             if let Some(key) = stack.unknown_key() {
                 let reason = format!("the stack `{name}` has the unknown key `{key}`");
-                return Err(ProfileError::Unreadable { file: "stacks.yaml", reason });
+                return Err(ProfileError::Unreadable { file: "stacks", reason });
             }
         }
         let mut devices: BTreeMap<String, GpuProfile> = parse("devices.yaml", devices)?;
@@ -311,11 +319,51 @@ fn find<'a, T>(entries: &'a BTreeMap<String, T>, kind: &'static str, name: &str)
     entries.get(name).ok_or_else(|| ProfileError::Unknown { kind, name: name.into() })
 }
 
+impl StackLimits {
+    /// The limits of a stack; `None` for our own executor and for stacks of unknown limits.
+    pub fn of(stack: &Stack) -> Option<&'static Self> {
+        Profiles::library().ok()?.stack(stack.name()).ok()?.limits.as_ref()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gpu::ProductFormat;
+    use foretell_program::Schedule;
     use foretell_topologies::{Architecture, Transport};
+
+    fn limits(stack: &str) -> &'static StackLimits {
+        StackLimits::of(&Stack::new(stack)).expect("the stack has limits")
+    }
+
+    #[test]
+    fn frameworks_that_shard_key_heads_divide_them() {
+        assert!(["megatron-core", "torchtitan"].map(|stack| limits(stack).divides_key_heads).iter().all(|&divides| divides));
+        assert!(!limits("ddp").divides_key_heads);
+    }
+
+    #[test]
+    fn no_framework_of_nvidia_has_zero_bubble_schedules() {
+        for stack in ["megatron-core", "nemo-2024", "megatron-bridge", "mlperf-nemo"] {
+            assert!(limits(stack).has(Schedule::Interleaved) && !limits(stack).has(Schedule::ZeroBubbleH1));
+        }
+        assert!(limits("torchtitan").has(Schedule::ZeroBubbleV) && !limits("fsdp2").has(Schedule::ZeroBubbleH1));
+        assert!(!limits("megatron-deepspeed").has(Schedule::Interleaved));
+        assert!(limits("maxtext-tpu").has(Schedule::Gpipe) && !limits("maxtext").has(Schedule::OneForwardOneBackward));
+    }
+
+    #[test]
+    fn limits_are_not_those_of_the_stack_that_figures_begin_with() {
+        for stack in ["foretell", "internevo", "mlperf-adapters", "paxml", "paxml-2023", "pytorch-eager", "mlperf-bert"] {
+            assert_eq!(StackLimits::of(&Stack::new(stack)), None, "{stack}");
+        }
+        for stack in ["hf-trainer", "trl", "torchtune", "axolotl", "mosaicml-composer", "nemo-automodel", "fsdp"] {
+            assert!(!limits(stack).splits_models && limits(stack).shards_state, "{stack}");
+        }
+        assert!(!limits("hf-deepspeed-4.48").splits_models && limits("deepspeed-3d").splits_models);
+        assert!(!limits("nanogpt-compiled").shards_state && !limits("ddp").shards_state);
+    }
 
     #[test]
     fn the_library_is_sound() {

@@ -2,6 +2,7 @@
 //! models or layouts.
 
 mod costs;
+mod limits;
 mod memory_rules;
 mod run_defaults;
 
@@ -11,6 +12,7 @@ use super::format::ProductFormat;
 use super::workload::Fp8Scaling;
 pub use costs::{AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, ProductCosts};
 use foretell_program::{OperandFormat, Plan};
+pub use limits::StackLimits;
 pub use memory_rules::MemoryRules;
 pub use run_defaults::RunDefaults;
 use serde::Deserialize;
@@ -36,7 +38,7 @@ fn yes() -> bool {
     true
 }
 
-/// Profile of a software stack. In `profiles/stacks.yaml` the keys of the flattened parts stand
+/// Profile of a software stack. In `profiles/stacks` the keys of the flattened parts stand
 /// side by side.
 #[derive(Clone, Debug, Deserialize)]
 pub struct StackProfile {
@@ -47,6 +49,9 @@ pub struct StackProfile {
     /// similarly.
     #[serde(default)]
     pub variant_of: Option<String>,
+    /// What its current release can run; `None`: no limits are known.
+    #[serde(default)]
+    pub limits: Option<StackLimits>,
     /// Settings of a run that does not state them.
     #[serde(flatten)]
     pub defaults: RunDefaults,

@@ -8,6 +8,13 @@ const fullest = (predicted) => predicted.peak_memory_bytes.reduce((most, held, i
 const rate = (predicted) => (predicted.tokens_per_second === null ? [predicted.samples_per_second, "samples/s"] : [predicted.tokens_per_second, "tokens/s"]);
 // The rate over samples of different lengths, if there are such.
 const meanRate = (predicted, lengths) => (lengths ? [lengths.batching[0].tokens_per_second, "tokens/s"] : rate(predicted));
+// A chance of running out from which on the page says so, and one from which on it probably does.
+const risky = 0.1;
+const fitOf = (predicted) => {
+  const chance = predicted.chance_of_running_out ?? 0;
+  if (!predicted.fits || chance > 0.5) return ["It probably does not fit", "bad"];
+  return chance > risky ? ["It fits, but may run out", "risky"] : ["It fits", "good"];
+};
 const isTraced = (predicted) => predicted.chance_of_running_out !== undefined && predicted.chance_of_running_out !== null;
 
 // The memory of the cluster's smallest device, in bytes; null if its file does not say.
@@ -27,18 +34,19 @@ const factsOf = (predicted, plan, cost, limit, lengths) => {
   const full = lengths ? " in the longest batch" : "";
   const chance = isTraced(predicted) ? `; chance of running out ${predicted.chance_of_running_out < 0.005 ? "under 1 %" : percent(predicted.chance_of_running_out)}` : "";
   const facts = [
-    fact("Does it fit?", predicted.fits ? "It fits" : "No", `${bytes(held)}${limit ? ` of ${bytes(limit)}` : ""} on the fullest device${full}${chance}`, predicted.fits ? "good" : "bad"),
+    fact("Does it fit?", fitOf(predicted)[0], `${bytes(held)}${limit ? ` of ${bytes(limit)}` : ""} on the fullest device${full}${chance}`, fitOf(predicted)[1]),
     fact(lengths ? "Mean step" : "Step", time(step.step_seconds), `${time(step.step_seconds_p10)} to ${time(step.step_seconds_p90)} in 8 of 10 ${lengths ? "steps" : "cases"}`),
     fact("Throughput", `${count(all)} ${unit}`, `${count(all / devicesOf(plan))} on each device`),
     fact("MFU", percent(predicted.mfu), `${figures(predicted.model_flops_per_device_per_second / 1e12)} TFLOP/s on each device${full}`),
   ];
   const run = cost && cost.run;
   if (run && run.seconds) {
-    const money = run.price === null ? "no price is given" : `${count(run.price)} ${cost.currency || ""}`;
+    const money = run.price === null ? "no price is given" : `${count(run.price)} ${cost.currency || "(the price's currency is not stated)"}`;
     const energy = run.energy_joules === null ? "" : `, ${count(run.energy_joules / 3.6e6)} kWh`;
-    facts.push(fact("The run", time(run.seconds), `${count(run.steps)} steps; ${money}${energy}`));
+    const [early, late] = [step.step_seconds_p10, step.step_seconds_p90].map((end) => time(run.seconds * end / step.step_seconds));
+    facts.push(fact("The run", time(run.seconds), `${early} to ${late} in 8 of 10 cases; ${count(run.steps)} steps; ${money}${energy}`));
   } else {
-    facts.push(fact("The run", "…", "after the simulation"));
+    facts.push(fact("The run", cost ? "–" : "…", cost ? "state its tokens: a number, such as 100M" : "after the simulation"));
   }
   return facts;
 };

@@ -13,16 +13,22 @@ const writeAddress = () => {
 // A key asks after a moment, in which the next one may come.
 const MOMENT = 40;
 let timer = 0;
+let runTimer = 0;
 const later = (wait) => { clearTimeout(timer); timer = setTimeout(answerAgain, wait); };
 
 const showSlider = (name, value) => {
   if (!(value > 0)) return;
   find(`${name}-slider`).value = String(Math.log2(value));
-  find(`${name}-slider`).setAttribute("aria-valuetext", count(value));
+  find(`${name}-slider`).setAttribute("aria-valuetext", whole(value));
 };
 
 // Puts the sliders of empty fields where the answer is.
-const showSizes = () => sliders.forEach((name) => { if (!now.state[name].trim()) showSlider(name, sizeOf[name]()); });
+const showSizes = () => sliders.forEach((name) => {
+  if (now.state[name].trim()) return;
+  const size = sizeOf[name]();
+  if (size > 0) find(name).placeholder = `${whole(size)}, as answered`;
+  showSlider(name, size);
+});
 
 // Writes the configuration into the fields.
 const showState = () => {
@@ -41,13 +47,18 @@ const showBatching = () => { find("batching-field").hidden = !lengthOptions(now.
 const changed = (name) => {
   now.state[name] = find(name).value;
   if (ofRun.includes(name)) {
-    const isNumber = name !== "tokens" || number(now.state.tokens) >= 1 || now.state.tokens.trim() === "";
-    find(name).setAttribute("aria-invalid", String(!isNumber));
+    const text = now.state[name].trim();
+    const isSound = name === "tokens" ? number(text) >= 1 || text === "" : /^([\d.]+\s*([A-Z]{3}|[$\u20ac\u00a3\u00a5])?)?$/.test(text);
+    find(name).setAttribute("aria-invalid", String(!isSound));
     writeAddress();
-    if (chosen()) askStep();
+    clearTimeout(runTimer);
+    // A price is typed in several keys.
+    if (!isSound) status(name === "tokens" ? "Tokens are a number, such as 100M or 1e9." : "A price is a number with its currency, such as 2.50 USD.");
+    else if (chosen() && now.owner === configuration) runTimer = setTimeout(askStep, 150);
   } else if (name === "device" || name === "nic") {
     importAgain();
   } else {
+    if (sliders.includes(name)) showSlider(name, number(now.state[name]));
     showBatching();
     later(find(name).tagName === "SELECT" ? 0 : MOMENT);
   }
@@ -66,7 +77,7 @@ const setUpFields = () => {
   choices(find("precision"), plan.precision.items.enum, "the usual one");
   choices(find("batching"), plan.batching.enum);
   choices(find("export-to"), exported.to.enum);
-  const axes = ["context", "method", "batch", "nodes", "loss"];
+  const axes = ["context", "method", "batch", "nodes", "gpus", "model", "loss"];
   choices(find("fits-rows"), axes);
   choices(find("fits-columns"), axes);
   find("fits-columns").value = "method";

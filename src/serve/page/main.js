@@ -1,6 +1,13 @@
 // Asks when a field changes: a first answer, the simulated step, then the search's certificate. It shows what comes.
 const status = (text) => { find("state").textContent = text; };
-const isOld = (old) => ["facts", "memory", "time", "lengths-table", "layouts"].forEach((id) => find(id).classList.toggle("old", old));
+// What belongs to the answer: pale while another is asked for, and out of use where there is none.
+const parts = ["facts", "memory", "time", "lengths-table", "layouts", "beside", "line", "step-line", "advice"];
+const uses = ["report-show", "scale-ask", "export-ask", "beside-keep", "line-copy", "plan-save"];
+const isOld = (old) => {
+  parts.forEach((id) => find(id).classList.toggle("old", old));
+  uses.forEach((id) => { find(id).disabled = old; });
+  find("layouts").querySelectorAll("button").forEach((button) => { button.disabled = old; });
+};
 
 const showProblem = (error) => {
   find("problem").hidden = !error;
@@ -50,12 +57,13 @@ const askStep = async (report = false) => {
     if (mine !== configuration || best !== chosen()) return null;
     now.step = answer.answer;
     now.stepLine = answer.line;
+    if (now.search && !open.has("search")) status(`The search is over: ${certainty(now.search)}.`);
     performance.mark("simulation");
     show();
     followUp();
     return answer;
   } catch (error) {
-    if (!wasReplaced(error)) status(`The step could not be simulated: ${inWords(error)}`);
+    if (!wasReplaced(error)) status(`The run could not be simulated: ${inWords(error)}`);
     return null;
   }
 };
@@ -100,7 +108,9 @@ const follow = async (mine) => {
 // The command without what only the page needs.
 const typed = (line) => line.replace(/ --top \d/, "").replace(/ --time-limit \S+/, "");
 
+let waiting = 0;
 const answerAgain = async () => {
+  clearInterval(waiting);
   const mine = newConfiguration();
   writeAddress();
   isOld(true);
@@ -132,13 +142,19 @@ const answerAgain = async () => {
     if (wasReplaced(error) || mine !== configuration) return;
     // A search that found nothing in so short a time may find something yet.
     if (error.code === "input" || error.code === "gone") { fail(error); return; }
-    showProblem(error);
+    showProblem(null);
     performance.mark("first");
-    status("No answer in the first moment. The search goes on.");
+    const began = performance.now();
+    status("No layout fits so far. The search goes on.");
+    waiting = setInterval(() => {
+      if (mine !== configuration || !open.has("search")) return clearInterval(waiting);
+      status(`No layout fits so far. The search goes on: ${figures((performance.now() - began) / 1000)} s.`);
+    }, 1000);
   }
   await cluster;
   try {
     const search = ask("search", "plan", { ...options, top: 5, "time-limit": "60s" }, { progress: true });
+    search.finally(() => clearInterval(waiting)).catch(() => null);
     follow(mine);
     const answer = await search;
     now.line = typed(answer.line);
@@ -154,6 +170,15 @@ const answerAgain = async () => {
 const fail = (error) => {
   performance.mark("failure");
   showProblem(error);
+  if (/no layout/.test(error.message)) {
+    const limit = leastMemory(now.topology);
+    find("facts").replaceChildren(fact("Does it fit?", "It does not fit", limit ? `no layout fits into ${bytes(limit)} of a device` : "no layout fits", "bad"));
+    find("facts").classList.remove("old");
+    ["memory", "time", "lengths-table", "layouts", "advice"].forEach((id) => find(id).replaceChildren());
+    find("line").textContent = "";
+    find("step-line").textContent = "";
+    now.candidates = [];
+  }
   status(now.candidates.length ? "The figures below are of the configuration before." : "There is no answer.");
 };
 
@@ -170,6 +195,7 @@ const showReportOf = async () => {
 
 const keepBeside = () => {
   if (!chosen()) return;
+  if (now.owner !== configuration) return;
   kept = { state: { ...now.state }, candidates: now.candidates, chosen: now.chosen, step: now.step, lengths: now.lengths };
   find("beside-state").textContent = "Kept. Change a field, and both stand side by side.";
   writeAddress();

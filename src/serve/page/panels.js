@@ -124,8 +124,8 @@ const askScaling = async () => {
 // --- What fits ------------------------------------------------------------------------------------
 const fitsCell = (cell) => {
   if (cell.fits) {
-    const risky = cell.chance_of_running_out !== null && cell.chance_of_running_out >= 0.1;
-    return make("td", { class: risky ? "number risky" : "number", title: cell.layout }, bytes(cell.memory_bytes), make("small", {}, `${count(cell.rate)}/s${risky ? ", may run out" : ""}`));
+    const isRisky = cell.chance_of_running_out > risky;
+    return make("td", { class: isRisky ? "number risky" : "number", title: cell.layout }, bytes(cell.memory_bytes), make("small", {}, `${count(cell.rate)}/s${isRisky ? ", may run out" : ""}`));
   }
   return make("td", { class: "number no", title: cell.layout }, cell.memory_bytes === null ? "not planned" : "does not fit",
     make("small", {}, cell.memory_bytes === null ? "" : `needs ${bytes(cell.memory_bytes)}`));
@@ -155,7 +155,7 @@ const rowsOf = ({ state, candidates, chosen: index, step, lengths: best }) => {
     ["model", state.modelFile ? state.modelFile.name : state.model], ["cluster", state.topologyFile ? state.topologyFile.name : state.topology],
     ["method", state.method], ["samples", lengths ? `${state.lengthsFile ? state.lengthsFile.name : state.lengths}, ${state.batching}` : "all full"], ["framework", String(plan.stack)], ["global batch", String(plan.global_batch)],
     ["layout", ["data", "tensor", "pipeline", "context", "expert"].filter((axis) => layout[axis] > 1).map((axis) => `${axis} ${layout[axis]}`).join(", ") || "one device"],
-    ["fits", predicted.fits ? "yes" : "no"], ["memory", predicted.peak_memory_bytes[fullest(predicted)], bytes], ["step", (lengths ? lengths.batching[0] : predicted).step_seconds, time],
+    ["fits", fitOf(predicted)[0]], ["memory", predicted.peak_memory_bytes[fullest(predicted)], bytes], ["step", (lengths ? lengths.batching[0] : predicted).step_seconds, time],
     [unit, all, count], ["on each device", all / devicesOf(plan), count], ["MFU", predicted.mfu, percent],
     ["the run", (run && run.seconds) || null, time], ["its price", (run && run.price) || null, count],
   ];

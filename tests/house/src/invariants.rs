@@ -39,16 +39,10 @@ pub const INVARIANTS: &[Invariant] = &[
         says: "answers depend on the input alone",
     },
     Invariant {
-        folders: &["simulator/src", "executor/src", "executor/kernels/src", "reports/src", "lab/src"],
+        folders: &["simulator/src", "planner/src", "executor/src", "executor/kernels/src", "reports/src", "lab/src"],
         words: SCHEDULES,
         except: &[],
         says: "no schedule is named",
-    },
-    Invariant {
-        folders: &["planner/src"],
-        words: SCHEDULES,
-        except: &["space/stack_limits.rs"],
-        says: "only the limits of frameworks name schedules",
     },
     Invariant {
         folders: &["simulator/src/network", "simulator/src/lowering", "simulator/src/equivalence", "simulator/src/engine"],

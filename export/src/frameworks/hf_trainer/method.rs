@@ -21,7 +21,7 @@ const RENAMED: [(&str, &str); 9] = [
 ];
 
 /// Settings that change how adapters begin or are scaled, or which constants four bits have.
-const NEUTRAL: [&str; 24] = [
+const NEUTRAL: [&str; 25] = [
     "lora_alpha",
     "lora_r",
     "lora_dropout",
@@ -35,6 +35,7 @@ const NEUTRAL: [&str; 24] = [
     "lora_name",
     "loraplus_*",
     "lora_namespan_exclude",
+    "num_lora_modules",
     "adapter_name_or_path",
     "create_new_adapter",
     "use_rslora",
@@ -175,8 +176,9 @@ const FREEZES_VISION: [(&str, bool); 5] = [
 
 /// Settings that say whether the layers between images and text are trained. They are few, and
 /// frozen with the tower or not at all.
-const OF_PROJECTOR: [&str; 6] = [
+const OF_PROJECTOR: [&str; 7] = [
     "freeze_merger",
+    "freeze_mlp",
     "freeze_multi_modal_projector",
     "tune_mm_mlp",
     "tune_mm_mlp_adapter",

@@ -1,7 +1,7 @@
 //! Names of a Trainer's settings, and of those that TRL, Axolotl and LLaMA-Factory add.
 
 /// Arguments that change neither the time of a step nor its memory.
-pub(super) const NEUTRAL: [&str; 124] = [
+pub(super) const NEUTRAL: [&str; 125] = [
     "output_dir",
     "overwrite_output_dir",
     "do_*",
@@ -124,6 +124,7 @@ pub(super) const NEUTRAL: [&str; 124] = [
     "checkpointing_steps",
     "vision_lr",
     "merger_lr",
+    "vision_select_layer",
     "mm_vision_select_layer",
     "mm_vision_select_feature",
 ];

@@ -54,7 +54,7 @@ const OTHER_MODELS: [&str; 42] = [
 ];
 
 /// Of these, settings that change a loss and neither a model nor a pass.
-const OF_LOSSES: [&str; 15] = [
+const OF_LOSSES: [&str; 16] = [
     "beta",
     "max_prompt_length",
     "max_completion_length",
@@ -62,6 +62,7 @@ const OF_LOSSES: [&str; 15] = [
     "rl_beta",
     "dpo_label_smoothing",
     "dpo_use_weighting",
+    "simpo_*",
     "kto_*",
     "orpo_alpha",
     "pref_beta",

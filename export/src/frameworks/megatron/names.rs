@@ -2,7 +2,8 @@
 
 /// Switches that change neither the time of a step nor its memory, or only which kernels compute
 /// the same.
-pub(super) const NEUTRAL_SWITCHES: [&str; 64] = [
+pub(super) const NEUTRAL_SWITCHES: [&str; 65] = [
+    "deepspeed-activation-checkpointing",
     "use-precision-aware-optimizer",
     "mock-data",
     "log-throughput",

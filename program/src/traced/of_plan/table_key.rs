@@ -166,12 +166,6 @@ impl TableKey {
             Recompute::Selective if has_policy => "selective",
             _ => return Err(Untraced::new("recomputation in part")),
         };
-        let attention: &[_] = match workload.attention {
-            None if precision == "fp32" => &["sdpa", "eager"],
-            None | Some(AttentionKernel::Sdpa) => &["sdpa", "sdpa-repeat", "flash"],
-            Some(AttentionKernel::Flash) => &["flash", "sdpa"],
-            Some(AttentionKernel::Eager) => &["eager"],
-        };
         let has_vocabulary = workload.preference.is_none_or(Preference::has_vocabulary);
         let (loss, kernels) = match workload.loss {
             _ if !has_vocabulary => ("reward", "hf"),
@@ -189,10 +183,20 @@ impl TableKey {
         let loss = if is_other_than_its { "chunked" } else { loss };
         let given = |name: &str| given(name).filter(|_| !(name == "loss" && is_other_than_its));
         let dropout = if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode") { "some" } else { "none" };
+        let attention: &[_] = match workload.attention {
+            // Its sinks are in no other attention of transformers.
+            None if architecture == "gpt_oss" => &["eager"],
+            None if precision == "fp32" => &["sdpa", "eager"],
+            None | Some(AttentionKernel::Sdpa) => &["sdpa", "sdpa-repeat", "flash"],
+            Some(AttentionKernel::Flash) => &["flash", "sdpa"],
+            Some(AttentionKernel::Eager) => &["eager"],
+        };
         // Before release 5 experts run one by one, in a loop.
         let experts: &[_] = match architecture {
             "mixtral" | "qwen2_moe" | "qwen3_moe" if is_before_release_5(tables) => &["eager", "grouped_mm"],
-            "mixtral" | "qwen2_moe" | "qwen3_moe" => &["grouped_mm"],
+            "mixtral" | "qwen2_moe" | "qwen3_moe" | "gpt_oss" | "deepseek_v2" | "qwen3_next" | "granite_hybrid_moe" => {
+                &["grouped_mm"]
+            }
             _ => &["none"],
         };
         // Mistral's step is Llama's, whose tables are more.

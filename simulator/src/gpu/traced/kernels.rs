@@ -143,11 +143,12 @@ fn attention(operator: &TracedOperator, values: &[f64]) -> Option<Attention> {
     let is_backward = name.ends_with("backward");
     // The gradient of the output stands before the operands.
     let operands = operator.inputs.get(usize::from(is_backward)..)?;
-    let [query, key, ..] = operands else { return None };
+    let [query, key, value, ..] = operands else { return None };
     let format = format(query.element);
     let (query, key) = (query.shape(values), key.shape(values));
     let ([batch, heads, queries, width], [.., keys, _]) = (query.as_slice(), key.as_slice()) else { return None };
-    let whole = 4.0 * batch * heads * queries * keys * width;
+    let of_values = value.shape(values).last().copied().unwrap_or(*width);
+    let whole = 2.0 * batch * heads * queries * keys * (width + of_values);
     let forward = if operator.causal { whole / 2.0 } else { whole };
     let flops = if is_backward { forward * BACKWARD_PRODUCTS } else { forward };
     Some(Attention { flops, format, is_backward, tiles: batch * heads * (queries / QUERY_TILE).ceil(), width: *width })
@@ -215,7 +216,8 @@ const OF_EXPERTS: [(&str, Option<usize>); 6] = [
 ];
 
 /// The grouped product that one of Liger's kernels of experts is. Its operands, which stand among
-/// its inputs as Triton's do, are all experts' weights and rows of tokens that are sorted by expert.
+/// its inputs as Triton's do, are all experts' weights and rows of tokens that are sorted by
+/// expert.
 fn of_experts(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(Product, Element)> {
     let (_, contracted) = OF_EXPERTS.iter().find(|(kernel, _)| *kernel == name)?;
     let weight = operator.inputs.iter().find(|input| input.dimensions.len() == 3)?;
