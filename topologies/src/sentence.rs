@@ -33,7 +33,8 @@ const MOST: usize = 1 << 20;
 
 impl Topology {
     /// Makes a topology from `DEVICESxKIND` or `NODESxDEVICESxKIND`, with `@RATE` of one NIC a
-    /// device, or of a device's name alone, which is one device. `None` if the text has another form.
+    /// device, or of a device's name alone, which is one device. `None` if the text has another
+    /// form.
     ///
     /// # Errors
     /// [`TopologyError`] if the library has no such device, or nodes have NICs of unknown rate.

@@ -34,7 +34,7 @@ fn a_search_on_unequal_devices_finds_what_brute_force_finds() {
         let all = layouts(&request).expect("the model is sound");
         let cut_by_speed = all.iter().filter(|layout| layout.cuts.is_some()).count();
         assert!(cut_by_speed > 0, "stages on slower devices may have fewer blocks");
-        // Thousands of micro-batches of a few samples take minutes to compile, and are never the best.
+        // Thousands of micro-batches of a few samples compile for minutes, and are never the best.
         let steps = all.into_iter().filter(|layout| layout.micro_batch >= 64).filter_map(|layout| {
             let compiled = compile(&model, "model", &Plan { layout, ..base.clone() }).ok()?;
             let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).ok()?;
