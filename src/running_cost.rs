@@ -144,7 +144,10 @@ fn steps(questions: &Questions, pace: Pace) -> Result<Option<f64>, Failure> {
     if questions.epochs.is_some() && (questions.steps.is_some() || samples.or(questions.tokens).is_none()) {
         return wrong("`--epochs` of what is not known", "add `--samples` or `--tokens` of the data set, or `--lengths FILE`");
     }
-    let per_step = |amount: Option<f64>, each: f64| amount.map(|amount| (amount * questions.epochs.unwrap_or(1.0) / each).ceil());
+    // Samples of a step are a mean, whose last digits are no further step.
+    let per_step = |amount: Option<f64>, each: f64| {
+        amount.map(|amount| (amount * questions.epochs.unwrap_or(1.0) / each * (1.0 - 1e-9)).ceil())
+    };
     let steps = questions
         .steps
         .or(per_step(samples, pace.samples.max(1.0)))

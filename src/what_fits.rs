@@ -19,7 +19,7 @@ const MOST_OFFERED: usize = 6;
 const MOST_DEVICES_OFFERED: usize = 3;
 
 /// Kinds of GPU that are offered, by memory.
-const LARGER_KINDS: [&str; 6] = ["rtx-4090", "rtx-a6000", "a100-80g", "h100", "h200", "b200"];
+const LARGER_KINDS: [&str; 6] = ["rtx-4090", "rtx-a6000", "a100-sxm-80g", "h100-sxm-80g", "h200", "b200"];
 
 /// Devices of a node that are offered.
 const DEVICES_OFFERED: [usize; 3] = [2, 4, 8];

@@ -42,7 +42,10 @@ fn an_unknown_model_is_refused_with_the_known_models() {
     let scratch = Scratch::new();
     let message = refused(&scratch, &["plan", "--model", "resnet51", "--topology", "dgx-a100-80g"], 2);
     assert_contains(&message, &["resnet51", "resnet50", "resnet101"]);
-    assert_contains(&refused(&scratch, &["run", "--model", "nothing", "--topology", "local"], 2), &["nothing", "mlp"]);
+    assert_contains(
+        &refused(&scratch, &["run", "--model", "nothing", "--topology", "local"], 2),
+        &["nothing", "names, the nearest are"],
+    );
 }
 
 #[test]

@@ -360,21 +360,13 @@ fn fine_tuning_has_a_usual_length_and_tables_have_devices_and_models() {
         scratch.json(&["plan", "--model", "llama3-8b", "--topology", "1xa100-80g", "--method", "qlora", "--global-batch", "1"]);
     let model = &answer["plan"]["model"];
     assert_eq!(model["sequence"], 2048, "{model}");
-    let table = |axes: &str| {
-        let job = ["plan", "--model", "qwen2.5-0.5b", "--topology", "1xa100-80g", "--global-batch", "8", "--sequence", "512"];
-        scratch.json(&[&job[..], &["--time-limit", "1s", "--method", "full", "--table", axes]].concat())["cells"].clone()
-    };
-    let of_gpus = table("gpus,loss");
-    let rate = |gpus: &str| {
-        let cell = of_gpus.as_array().expect("cells").iter().find(|cell| cell["row"] == gpus && cell["column"] == "plain");
+    let job = ["plan", "--model", "gpt2", "--topology", "1xa100-80g", "--global-batch", "8", "--sequence", "512"];
+    let cells =
+        scratch.json(&[&job[..], &["--time-limit", "1s", "--method", "full", "--table", "gpus,model"]].concat())["cells"].clone();
+    let cells = cells.as_array().expect("cells");
+    let rate = |gpus: &str, model: &str| {
+        let cell = cells.iter().find(|cell| cell["row"] == gpus && cell["column"] == model);
         cell.and_then(|cell| cell["rate"].as_f64()).expect("it fits")
     };
-    assert!(rate("4") > 1.5 * rate("1"), "{} and {}", rate("1"), rate("4"));
-    let names: Vec<String> = table("model,loss")
-        .as_array()
-        .expect("cells")
-        .iter()
-        .filter_map(|cell| cell["row"].as_str().map(str::to_owned))
-        .collect();
-    assert!(names.contains(&"qwen2.5-0.5b".to_owned()) && names.contains(&"qwen2.5-7b".to_owned()), "{names:?}");
+    assert!(rate("4", "gpt2-xl") > 1.5 * rate("1", "gpt2-xl") && rate("1", "gpt2") > rate("1", "gpt2-medium"));
 }
