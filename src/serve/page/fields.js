@@ -48,7 +48,7 @@ const changed = (name) => {
   now.state[name] = find(name).value;
   if (ofRun.includes(name)) {
     const text = now.state[name].trim();
-    const isSound = name === "tokens" ? number(text) >= 1 || text === "" : /^([\d.]+\s*([A-Z]{3}|[$\u20ac\u00a3\u00a5])?)?$/.test(text);
+    const isSound = name === "tokens" ? number(text) >= 1 || text === "" : /^([$\u20ac\u00a3\u00a5]?\s*[\d.]+\s*([A-Za-z]{3}|[$\u20ac\u00a3\u00a5])?)?$/.test(text);
     find(name).setAttribute("aria-invalid", String(!isSound));
     writeAddress();
     clearTimeout(runTimer);
