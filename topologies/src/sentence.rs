@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn other_texts_are_none_or_say_what_they_lack() {
-        for text in ["dgx-h100", "8x", "x8", "h100", "0xh100", "8x../h100", ""] {
+        for text in ["dgx-h100", "8x", "x8", "h1000", "0xh100", "8x../h100", ""] {
             assert!(Topology::said(text).is_none(), "{text}");
         }
         let error = one_line(&Topology::said("8xh1000").unwrap().unwrap_err());
