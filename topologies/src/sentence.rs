@@ -39,8 +39,14 @@ impl Topology {
     /// # Errors
     /// [`TopologyError`] if the library has no such device, or nodes have NICs of unknown rate.
     pub fn said(text: &str) -> Option<Result<SaidTopology, TopologyError>> {
-        let said = Said::parse(text)
-            .or_else(|| find(text, &mut Vec::new()).is_ok().then_some(Said { nodes: 1, devices: 1, device: text, rate: None }))?;
+        let said = Said::parse(text).or_else(|| {
+            (text.len() > 1 && find(text, &mut Vec::new()).is_ok()).then_some(Said {
+                nodes: 1,
+                devices: 1,
+                device: text,
+                rate: None,
+            })
+        })?;
         Some(said.build(text))
     }
 }
