@@ -65,7 +65,7 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
     }
 }
 
-/// Whether a text is a script, although no first line says so.
+/// Whether a text without a `#!` line is a script all the same.
 fn looks_like_shell(text: &str) -> bool {
     text.lines().any(|line| line.trim_end().ends_with('\\') || line.trim_start().starts_with("export "))
 }

@@ -55,9 +55,9 @@ struct Branch {
     taken: Taken,
     /// Whether an arm before this one was taken.
     earlier: Taken,
-    /// Whether the commands are those of a condition.
+    /// Whether the next command belongs to a condition.
     is_testing: bool,
-    /// Whether it is a loop, which may be run again.
+    /// Whether the branch is a `while` loop.
     is_loop: bool,
     /// The word that the arms of a `case` are for; `None` of others.
     subject: Option<String>,
@@ -98,7 +98,7 @@ impl Branches {
                 }
             }
             "do" => {
-                // What a loop does once it may do again.
+                // Unless the condition is false at once, how often the body runs is not known.
                 if let Some(branch) = self.0.last_mut().filter(|branch| branch.is_loop) {
                     branch.is_testing = false;
                     branch.taken = if branch.condition == Taken::No { Taken::No } else { Taken::Unknown };
@@ -115,7 +115,7 @@ impl Branches {
         self.0.push(Branch { subject: Some(subject), ..Branch::of(Taken::No) });
     }
 
-    /// Whether arms of a `case` follow.
+    /// Whether the innermost branch is a `case`, whose arms follow.
     pub(super) fn has_arms(&self) -> bool {
         self.0.last().is_some_and(|branch| branch.subject.is_some())
     }
@@ -141,7 +141,7 @@ impl Branches {
         }
     }
 
-    /// Whether the commands are those of a loop's condition.
+    /// Whether the next command belongs to the condition of a `while` loop.
     pub(super) fn tests_loop(&self) -> bool {
         self.0.last().is_some_and(|branch| branch.is_loop && branch.is_testing)
     }

@@ -178,8 +178,8 @@ fn placeholder(behind: &Characters<'_>) -> Option<String> {
     (is_text && begins && !text.ends_with(' ')).then(|| text.to_owned())
 }
 
-/// What `read NAME <<END` assigns, as an assignment, and the script behind the text's end; nothing
-/// is assigned by the text of another command. `None` where no text begins.
+/// The assignment that `read NAME <<END` makes, and the script behind the text's end. The
+/// assignment is empty for other commands. `None` where no text begins.
 fn document<'a>(before: &[Token], last: Option<&Word>, behind: &Characters<'a>) -> Option<(String, Characters<'a>)> {
     let mut rest = behind.clone();
     rest.next_if_eq(&'<')?;

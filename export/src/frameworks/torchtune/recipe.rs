@@ -8,7 +8,7 @@ use foretell_program::{Plan, Preference};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
     name: &'static str,
-    /// Whether `torchrun` starts it. `tune run` refuses its flags for other recipes.
+    /// Whether the recipe runs under `torchrun`. `tune run` refuses `torchrun`'s flags for the others.
     is_distributed: bool,
 }
 
