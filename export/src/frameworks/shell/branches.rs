@@ -98,7 +98,7 @@ impl Branches {
                 }
             }
             "do" => {
-                // Unless the condition is false at once, how often the body runs is not known.
+                // How often the body runs is unknown, unless the condition fails at once.
                 if let Some(branch) = self.0.last_mut().filter(|branch| branch.is_loop) {
                     branch.is_testing = false;
                     branch.taken = if branch.condition == Taken::No { Taken::No } else { Taken::Unknown };

@@ -8,7 +8,7 @@ use foretell_program::{Plan, Preference};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
     name: &'static str,
-    /// Whether the recipe runs under `torchrun`. `tune run` refuses `torchrun`'s flags for the others.
+    /// Whether `torchrun` starts the recipe. `tune run` refuses its flags for others.
     is_distributed: bool,
 }
 
