@@ -6,6 +6,7 @@
 //! replicates the operands that the loop does not touch, and leaves partial sums in an output in
 //! which the loop does not appear. A graph knows no devices and no plans.
 
+mod blocks;
 mod kind;
 mod loops;
 mod lowering;

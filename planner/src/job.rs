@@ -281,7 +281,9 @@ pub fn plan_job(job: &PlanJob<'_>) -> Result<JobAnswer, PlanJobError> {
     let on_all_devices = planned.as_ref().ok().and_then(|planned| planned.search.all_devices_seconds);
     for NodeOrder { first, topology, devices } in other_orders(job) {
         if planned.is_ok() && job.is_over() {
-            planned = planned.map(Planned::cut_off);
+            // The other orders have no more devices, unless a price limits them.
+            let is_bounded = job.price_limit.is_none() && job.objective == Objective::Time;
+            planned = planned.map(if is_bounded { Planned::cut_off_on_fewer_devices } else { Planned::cut_off });
             break;
         }
         let elsewhere = planned.as_ref().ok().map(|planned| planned.value);

@@ -13,6 +13,7 @@ mod fixed;
 mod from_request;
 mod meshes;
 mod moves;
+mod pattern;
 mod request;
 mod schedules;
 mod shares;
@@ -25,7 +26,8 @@ mod variants;
 pub(crate) use devices::DeviceKinds;
 pub use fixed::{Fixed, FixedError};
 use foretell_simulator::gpu::StackLimits;
-pub(crate) use from_request::{FEWEST_EQUAL_BLOCKS, optimizer_tensors};
+pub(crate) use from_request::optimizer_tensors;
+pub(crate) use pattern::{BlockPattern, FEWEST_REPEATS};
 pub use request::{Objective, Progress, Request};
 pub(crate) use sizes::{inner_ranks, most_shards, most_shards_of_stage, optimizer_shards, ranks_of_stage, world_size};
 pub use statement::Dimension;
@@ -74,9 +76,9 @@ pub(crate) struct ModelFacts {
     pub(crate) has_attention: bool,
     /// Whether some blocks may be recomputed.
     pub(crate) is_recomputable: bool,
-    /// Whether it is a stack of at least [`FEWEST_EQUAL_BLOCKS`] equal blocks. Then truncated
-    /// models bound its layouts, and part of the blocks may be recomputed.
-    pub(crate) is_stack: bool,
+    /// The pattern of its blocks, if some repeat. Then truncated models bound its layouts, and part
+    /// of the blocks may be recomputed.
+    pub(crate) pattern: Option<BlockPattern>,
     /// Whether two blocks read the same parameter, as with tied embeddings.
     pub(crate) shares_parameters: bool,
     /// Bytes of all gradients in buckets on a rank that has the whole model.

@@ -83,7 +83,7 @@ impl<'a> Bounds<'a> {
                 &graph,
                 memory_rates,
                 optimizer_tensors(request.base),
-                space.model.is_stack,
+                space.model.pattern.is_some(),
                 &space.devices.speeds,
             ),
             compiler: Compiler::new(request.model, request.name),
@@ -170,8 +170,10 @@ impl<'a> Bounds<'a> {
         self.truncated.represent(layout) && self.truncated.represent_all_ranks(layout)
     }
 
-    /// Returns a layout's cuts, with the blocks that it recomputes.
+    /// Returns the cuts of a layout that truncated models represent, with the blocks that it
+    /// recomputes.
     pub(super) fn cuts(&self, layout: &Layout) -> Arc<PipelineCuts> {
-        self.pipelines.cuts(layout, &self.space.model.work)
+        let pattern = self.space.model.pattern.as_ref().expect("invariant: truncated models represent the layout");
+        self.pipelines.cuts(layout, &self.space.model.work, pattern)
     }
 }

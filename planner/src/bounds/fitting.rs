@@ -17,7 +17,7 @@ use super::context::Bounds;
 use super::layouts::have_same_devices;
 use super::pipeline::{BUCKET_ROUNDING, PipelineCosts, PipelineCuts};
 use super::truncated::stages_sharing_nodes;
-use crate::space::Family;
+use crate::space::{BlockPattern, Family};
 use foretell_program::{Axis, Layout, Plan, Rank, Recompute, usual_cuts};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use stages::{DevicesOfStage, FittedStages, StageCost, cuts_with_one_block_moved, least_cuts};
@@ -53,7 +53,8 @@ impl Bounds<'_> {
         let are_open = self.space.fixed.cuts.is_none() && self.request.base.layout.cuts.is_none();
         let has_one_chunk = layout.pipeline > 1 && layout.virtual_stages == 1;
         let is_small = self.request.devices <= MOST_DEVICES;
-        self.kinds.are_mixed() && is_small && are_open && has_one_chunk && self.truncated.represent(layout)
+        let is_plain = self.space.model.pattern.as_ref().is_some_and(BlockPattern::is_plain);
+        self.kinds.are_mixed() && is_small && are_open && has_one_chunk && is_plain && self.truncated.represent(layout)
     }
 
     /// Returns `true` if a layout with fitted cuts has a fitted layout beside it, with
@@ -178,6 +179,7 @@ impl Bounds<'_> {
     /// passes sooner. With `budgets`, each stage fits into its memory budget; `None` if nothing
     /// fits.
     fn fit_blocks(&self, layout: &Layout, micro_batches: usize, budgets: Option<&[f64]>) -> Option<StageBlocks> {
+        let pattern = self.space.model.pattern.as_ref()?;
         let stages = self.fitted_stages(layout, micro_batches, budgets)?;
         let costs = stages.costs(&self.usual_cuts_if_kept(layout), DevicesOfStage::All);
         let extra_messages = self.message_times_between_nodes(layout, &stages);
@@ -187,7 +189,7 @@ impl Bounds<'_> {
             let recomputed: Option<Vec<usize>> =
                 cuts.iter().zip(&costs).map(|(&blocks, costs)| Some((*costs.get(blocks)?)?.recomputed)).collect();
             let recomputed = recomputed?;
-            let blocks = PipelineCuts::new(cuts).recomputing(recomputed.clone(), layout.schedule);
+            let blocks = PipelineCuts::new(cuts, pattern).recomputing(recomputed.clone(), layout.schedule);
             let of_replica = |kind_of_stage: &Vec<usize>| {
                 let costs = PipelineCosts::new(&stages.models, kind_of_stage, weights, &blocks, layout.schedule, 1);
                 costs.least_time_by_pass(&timetable, &extra_messages)

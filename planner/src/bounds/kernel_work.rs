@@ -4,7 +4,8 @@
 //! work, and so do recomputation, buckets, and conversions between layouts. However kernels are
 //! divided, all parts together take a known least time
 //! ([`divided_time`](foretell_simulator::CostModel::divided_time)). The busiest device takes at
-//! least its share of that. Nothing in this depends on a mesh, a schedule, cuts, a rank order,
+//! least its share of that. Of two kinds of device each takes the kernels that suit it, and both end
+//! at once: a linear program, whose optimum is known. Nothing in this depends on a mesh, a schedule, cuts, a rank order,
 //! buckets, or an algorithm of collectives. Messages, bubbles and idle devices count for nothing.
 
 use super::bound::{ROUNDING, seconds};
@@ -17,6 +18,8 @@ use foretell_units::Seconds;
 pub(super) struct KernelWork {
     /// The same work, in the times of each kind of device in use. Empty if the work is not known.
     by_kind: Vec<WorkOfKind>,
+    /// The work on two kinds of device, one of which is faster with every kernel.
+    on_two_kinds: Option<WorkOnTwoKinds>,
 }
 
 /// The work of a step, in the times of one kind of device.
@@ -27,6 +30,57 @@ struct WorkOfKind {
     /// How many times as fast the devices of each kind may be with any kernel, and how many there
     /// are; the fastest first.
     speeds: Vec<(f64, usize)>,
+}
+
+/// The work of a step on two kinds of device.
+#[derive(Clone, Debug)]
+struct WorkOnTwoKinds {
+    /// Picoseconds of each kernel on a device of the faster kind and of the other. What suits the
+    /// faster kind most comes first.
+    kernels: Vec<[f64; 2]>,
+    /// Devices of each kind.
+    counts: [usize; 2],
+}
+
+impl WorkOnTwoKinds {
+    /// `None` if neither kind is faster with every kernel: then it is not known which devices suit
+    /// fewer ranks best.
+    fn new(kernels: &[Vec<f64>], counts: &[usize]) -> Option<Self> {
+        let &[first, second] = counts else { return None };
+        let pairs = kernels.iter().filter(|times| times.iter().any(|&time| time > 0.0)).map(|times| [times[0], times[1]]);
+        let mut pairs: Vec<[f64; 2]> = pairs.collect();
+        let mut counts = [first, second];
+        if pairs.iter().all(|[first, second]| first >= second) {
+            pairs.iter_mut().for_each(|pair| pair.swap(0, 1));
+            counts.swap(0, 1);
+        } else if !pairs.iter().all(|[first, second]| first <= second) {
+            return None;
+        }
+        // By cross products, since a time may be 0.
+        pairs.sort_by(|one, other| (other[1] * one[0]).total_cmp(&(one[1] * other[0])));
+        Some(Self { kernels: pairs, counts })
+    }
+
+    /// Returns the least picoseconds in which the fastest `ranks` devices run all kernels.
+    fn least_time_on(&self, ranks: usize) -> f64 {
+        // Ranks beyond the devices count as further devices of the faster kind.
+        let of_slower = self.counts[1].min(ranks.saturating_sub(self.counts[0]));
+        let [faster, slower] = [ranks - of_slower, of_slower].map(|count| count as f64);
+        if slower == 0.0 {
+            return self.kernels.iter().map(|pair| pair[0]).sum::<f64>() / faster;
+        }
+        let (mut before, mut after) = (0.0, self.kernels.iter().map(|pair| pair[1]).sum::<f64>());
+        for [own, other] in &self.kernels {
+            // The kernel of which both kinds have a part, so that they end together.
+            let (next_before, next_after) = (before + own, after - other);
+            if next_before / faster >= next_after / slower {
+                let part = (after / slower - before / faster) / (own / faster + other / slower);
+                return (before + part * own) / faster;
+            }
+            (before, after) = (next_before, next_after);
+        }
+        before / faster
+    }
 }
 
 impl KernelWork {
@@ -56,7 +110,8 @@ impl KernelWork {
             alone: kernels.iter().map(|times| times[reference]).sum(),
             speeds: speeds(&kernels, reference, &counts),
         };
-        Self { by_kind: (0..kinds.kinds.len()).map(of_kind).collect() }
+        let on_two_kinds = WorkOnTwoKinds::new(&kernels, &counts);
+        Self { by_kind: (0..kinds.kinds.len()).map(of_kind).collect(), on_two_kinds }
     }
 
     /// Returns the least time of all kernels on the fastest `ranks` devices.
@@ -75,7 +130,8 @@ impl KernelWork {
             }
             if speed > 0.0 { work.alone / speed } else { 0.0 }
         };
-        seconds(self.by_kind.iter().map(on_fastest).fold(0.0, f64::max) * ROUNDING)
+        let on_two_kinds = self.on_two_kinds.iter().map(|work| work.least_time_on(ranks));
+        seconds(self.by_kind.iter().map(on_fastest).chain(on_two_kinds).fold(0.0, f64::max) * ROUNDING)
     }
 }
 
@@ -206,11 +262,36 @@ mod tests {
             alone: kernels.iter().map(|times| times[reference]).sum(),
             speeds: speeds(&kernels, reference, &[2, 1]),
         };
-        let work = KernelWork { by_kind: vec![of_kind(0), of_kind(1)] };
+        let work = KernelWork { by_kind: vec![of_kind(0), of_kind(1)], on_two_kinds: None };
         let picoseconds = |ranks| work.least_time_on(ranks).value() * 1e12;
         // By the first kind: 7 in all, at speeds 2, 1 and 1. By the second: 5, at speeds 1, 1, 1.
         assert!((picoseconds(1) - 5.0).abs() < 1e-6, "{}", picoseconds(1));
         assert!((picoseconds(3) - 7.0 / 4.0).abs() < 1e-6, "{}", picoseconds(3));
         assert_eq!(KernelWork::default().least_time_on(3), Seconds::ZERO);
+        // All three devices with the first kernel at its speeds, 4 in all, and the second at 3.
+        let both = WorkOnTwoKinds::new(&kernels, &[2, 1]).expect("the second kind is faster with every kernel");
+        assert!((both.least_time_on(3) - 2.0).abs() < 1e-9, "{}", both.least_time_on(3));
+        assert!(WorkOnTwoKinds::new(&[vec![1.0, 2.0], vec![2.0, 1.0]], &[1, 1]).is_none());
+    }
+
+    /// No division of kernels among devices is faster, and one is as fast.
+    #[test]
+    fn the_work_on_two_kinds_is_the_optimum_of_the_linear_program() {
+        let kernels = vec![vec![1.0, 3.0], vec![2.0, 3.0], vec![4.0, 5.0], vec![0.5, 2.0]];
+        for (faster, slower) in [(1, 1), (2, 1), (1, 3), (4, 9)] {
+            let work = WorkOnTwoKinds::new(&kernels, &[faster, slower]).expect("the first kind is faster");
+            let least = work.least_time_on(faster + slower);
+            let mut best = f64::INFINITY;
+            let steps = 20i32;
+            for parts in 0..(steps + 1).pow(4) {
+                let part = |kernel: u32| f64::from(parts / (steps + 1).pow(kernel) % (steps + 1)) / f64::from(steps);
+                let on = |kind: usize, share: &dyn Fn(u32) -> f64| -> f64 {
+                    (0..4u32).map(|kernel| share(kernel) * kernels[kernel as usize][kind]).sum()
+                };
+                let time = (on(0, &part) / faster as f64).max(on(1, &|kernel| 1.0 - part(kernel)) / slower as f64);
+                best = best.min(time);
+            }
+            assert!(least <= best + 1e-12 && best <= 1.1 * least, "{least} beside {best} on {faster} and {slower}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use foretell_program::{Layout, Plan, StageLayout};
 pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayout], micro_batches: usize) -> Bounded {
     let Bounds { request, kinds, hosts, .. } = bounds;
     let Some(layout) = layouts.first() else { return Ok(Bound::TRIVIAL) };
-    if !bounds.space.model.is_stack || !kinds.kinds.iter().all(|&kind| request.costs.knows_collectives(kind)) {
+    if bounds.space.model.pattern.is_none() || !kinds.kinds.iter().all(|&kind| request.costs.knows_collectives(kind)) {
         return Ok(Bound::TRIVIAL);
     }
     let Ok(mesh) = (Plan { layout: layout.clone(), ..request.base.clone() }).mesh() else { return Ok(Bound::TRIVIAL) };

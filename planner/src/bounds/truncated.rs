@@ -7,29 +7,30 @@
 //! for `n` ≥ 2, so the extrapolation is a lower bound, and exact if the same chain is longest
 //! throughout. One assumption is tested, not proven: that no chain exists only from some number of
 //! blocks on. `bounds_never_exceed_the_simulation` in `tests/planner/bounds.rs` searches for one.
+//!
+//! Where a period of several blocks repeats, a model without a pipeline counts whole periods as
+//! equal blocks. A pipeline cuts through periods. So each kind of block has stacks of its own there,
+//! and each block of a chunk adds what a block of its kind adds. That it adds no more between blocks
+//! of other kinds is tested in the same way.
 
 mod cache;
 mod chunk_cost;
 mod messages;
+mod stacks;
 
 pub(super) use cache::TruncatedModels;
 pub(super) use chunk_cost::{Chunk, ChunkCost, OffloadedActivations};
 pub(super) use messages::stages_sharing_nodes;
 
-use crate::bounds::passes::{MicroBatchMemory, StreamTime, TimedList};
-use crate::space::FEWEST_EQUAL_BLOCKS;
-use foretell_models::Model;
+use crate::bounds::passes::{MicroBatchMemory, TimedList};
+use crate::space::{BlockPattern, FEWEST_REPEATS, Request};
 use foretell_program::{Compiler, Layout, Plan};
-use foretell_simulator::{CostModel, MemoryRates, Oversubscription, least_times, least_times_on};
-use foretell_topologies::Topology;
+use foretell_simulator::{MemoryRates, Oversubscription, least_times, least_times_on};
 use foretell_units::diagnostic::Mistake;
 use messages::{equalise_messages, largest_message, leave_out_messages, leave_out_sums_over_stages};
+use stacks::{LONG, SHORT, Stacks};
 use std::cell::Cell;
 use std::sync::Arc;
-
-/// Equal blocks of the shorter and of the longer stack.
-const SHORT: usize = 1;
-const LONG: usize = 2;
 
 /// Stages of a truncated pipeline: the first blocks, the two stacks, the last blocks.
 pub(super) const TRUNCATED_STAGES: usize = 4;
@@ -37,32 +38,37 @@ pub(super) const TRUNCATED_STAGES: usize = 4;
 /// Equal blocks of a truncated pipeline: both stacks, and one beside each end of the model.
 const PIPELINE_BLOCKS: usize = SHORT + LONG + 2;
 
-const _: () = assert!(FEWEST_EQUAL_BLOCKS >= PIPELINE_BLOCKS, "a truncated model is no longer than the model");
-
-/// Equal blocks of a chunk whose activations need not go to the host. If the backward pass follows
-/// at once, the last two stay on the device (`BLOCKS_THAT_STAY` in the compiler); and other chunks
-/// may read what the chunk's first block leaves.
-const BLOCKS_NOT_OFFLOADED: usize = 3;
+const _: () = assert!(FEWEST_REPEATS >= PIPELINE_BLOCKS, "a truncated model is no longer than the model");
 
 /// Operators whose compilation each compiler keeps: those of about forty graphs. Plans with the
 /// same graph follow one another in the space, so more would only take memory.
 const REMEMBERED_OPERATORS: usize = 8192;
 
-/// Compilers of the truncated models, each with its number of equal blocks. `None` if the model has
-/// no equal blocks.
-pub(super) struct TruncatedCompilers<'a>([Option<(usize, Compiler<'a>)>; 3]);
+/// Compilers of the truncated models.
+pub(super) struct TruncatedCompilers<'a> {
+    /// The model with one period and with two.
+    stacks: [Compiler<'a>; 2],
+    /// For each kind of block in a period, the pipeline with this kind alone.
+    pipelines: Vec<Compiler<'a>>,
+    pattern: BlockPattern,
+}
 
 impl<'a> TruncatedCompilers<'a> {
-    fn new(model: &Model, name: &'a str) -> Self {
+    fn new(request: &Request<'a>, pattern: &BlockPattern) -> Self {
         let compiler =
-            |blocks| Some(Compiler::owning(model.with_repeated_layers(blocks)?, name).with_operator_limit(REMEMBERED_OPERATORS));
-        Self([SHORT, LONG, PIPELINE_BLOCKS].map(|blocks| Some((blocks, compiler(blocks)?))))
-    }
-
-    fn of(&self, blocks: usize) -> Option<&Compiler<'a>> {
-        self.0.iter().flatten().find(|(own, _)| *own == blocks).map(|(_, compiler)| compiler)
+            |blocks| Compiler::of_blocks(request.model, request.name, blocks).with_operator_limit(REMEMBERED_OPERATORS);
+        Self {
+            stacks: [SHORT, LONG].map(|periods| compiler(pattern.with_periods(periods))),
+            pipelines: (0..pattern.kinds()).map(|kind| compiler(pattern.with_one_kind(kind, PIPELINE_BLOCKS))).collect(),
+            pattern: pattern.clone(),
+        }
     }
 }
+
+/// Equal blocks of a chunk whose activations need not go to the host. If the backward pass follows
+/// at once, the last two stay on the device (`BLOCKS_THAT_STAY` in the compiler); and other chunks
+/// may read what the chunk's first block leaves.
+const BLOCKS_NOT_OFFLOADED: usize = 3;
 
 /// Communication that a truncated model counts as taking no time, because it may differ from that
 /// of the layout.
@@ -79,14 +85,9 @@ pub(super) struct LeftOut {
 /// Costs of a layout's blocks, read from compiled truncated models.
 #[derive(Clone, Debug)]
 pub(super) struct TruncatedModel {
-    /// The model's first block and an equal one.
-    first: ChunkCost,
-    /// The shorter stack; without a pipeline, with the model's first and last block.
-    short: ChunkCost,
-    /// The longer stack; likewise.
-    long: ChunkCost,
-    /// An equal block and the model's last.
-    last: ChunkCost,
+    pattern: BlockPattern,
+    /// With a pipeline the stacks of each kind of block in a period; else those of periods.
+    stacks: Vec<Stacks>,
     /// Whether it is a pipeline.
     is_pipeline: bool,
     /// The same with full recomputation, for layouts that recompute part of the blocks.
@@ -100,22 +101,26 @@ pub(super) struct TruncatedModel {
     pub(super) message_bytes: f64,
 }
 
+/// Of what a truncated model of a layout is compiled and timed, beside the layout.
+#[derive(Clone, Copy)]
+pub(super) struct Timing<'a> {
+    request: &'a Request<'a>,
+    rates: &'a MemoryRates,
+    micro_batches: usize,
+    /// If it is given, all devices are of that kind of the topology.
+    kind: Option<usize>,
+    left_out: LeftOut,
+}
+
 impl TruncatedModel {
     /// Compiles and times the truncated models of a plan with 1 or [`TRUNCATED_STAGES`] stages of
-    /// one chunk each. If `kind` is given, all devices are of that kind of the topology.
-    fn new(
-        compilers: &TruncatedCompilers<'_>,
-        plan: &Plan,
-        (topology, costs): (&Topology, &CostModel),
-        rates: &MemoryRates,
-        micro_batches: usize,
-        kind: Option<usize>,
-        left_out: LeftOut,
-    ) -> Result<Self, Mistake> {
+    /// one chunk each.
+    fn new(compilers: &TruncatedCompilers<'_>, plan: &Plan, timing: &Timing<'_>) -> Result<Self, Mistake> {
         let is_pipeline = plan.layout.pipeline == TRUNCATED_STAGES;
-        let (extra_between_nodes, message_bytes) = (Cell::new(0.0), Cell::new(0.0));
-        let costs_of_stages = |blocks: usize, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, Mistake> {
-            let Some(compiler) = compilers.of(blocks) else { return Ok(Vec::new()) };
+        let pattern = &compilers.pattern;
+        let (extra_between_nodes, message_bytes) = (Cell::new(f64::INFINITY), Cell::new(0.0f64));
+        let costs_of_stages = |compiler: &Compiler<'_>, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, Mistake> {
+            let Timing { request: Request { topology, costs, .. }, rates, micro_batches, kind, left_out } = *timing;
             let layout = Layout { cuts, ..plan.layout.clone() };
             let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
             let plan = Plan { layout, global_batch, ..plan.clone() };
@@ -128,35 +133,33 @@ impl TruncatedModel {
             if is_pipeline && left_out.sums_over_stages {
                 leave_out_sums_over_stages(&program.lists, &mut times);
             }
-            message_bytes.set(largest_message(&program));
+            message_bytes.set(message_bytes.get().max(largest_message(&program)));
             if left_out.messages {
                 leave_out_messages(&program.lists, &mut times);
             } else {
                 // With a given kind of device, the nodes are not known.
-                let nodes = kind.is_none().then_some(topology);
-                extra_between_nodes.set(equalise_messages(&program, &mut times, nodes));
+                let nodes = kind.is_none().then_some(*topology);
+                extra_between_nodes.set(extra_between_nodes.get().min(equalise_messages(&program, &mut times, nodes)));
             }
             let timed = program.lists.iter().zip(&times);
             Ok(timed.map(|(list, times)| ChunkCost::of(&TimedList { list, times, overlap: &plan.overlap }, rates)).collect())
         };
-        let stages = if is_pipeline {
-            costs_of_stages(PIPELINE_BLOCKS, Some(vec![2, SHORT, LONG, 2]))?
+        let stacks = if is_pipeline {
+            let cuts = vec![pattern.first + 1, SHORT, LONG, pattern.last + 1];
+            let of_kind = |compiler: &Compiler<'_>| Ok(Stacks::of_pipeline(&costs_of_stages(compiler, Some(cuts.clone()))?));
+            compilers.pipelines.iter().map(of_kind).collect::<Result<_, Mistake>>()?
         } else {
-            let (short, long) = (costs_of_stages(SHORT, None)?, costs_of_stages(LONG, None)?);
-            short.into_iter().take(1).chain(long.into_iter().take(1)).collect()
+            let [short, long] = [&compilers.stacks[0], &compilers.stacks[1]].map(|compiler| costs_of_stages(compiler, None));
+            vec![Stacks::without_pipeline(short?[0], long?[0])]
         };
-        let at = |index: usize| stages[index];
-        let none = ChunkCost::default();
-        let [first, short, long, last] = if is_pipeline { [at(0), at(1), at(2), at(3)] } else { [none, at(0), at(1), none] };
+        let extra = extra_between_nodes.get();
         Ok(Self {
-            first,
-            short,
-            long,
-            last,
+            pattern: pattern.clone(),
+            stacks,
             is_pipeline,
             all_recomputed: None,
-            has_several_micro_batches: micro_batches > 1,
-            extra_between_nodes: extra_between_nodes.get(),
+            has_several_micro_batches: timing.micro_batches > 1,
+            extra_between_nodes: if extra.is_finite() { extra } else { 0.0 },
             message_bytes: message_bytes.get(),
         })
     }
@@ -171,13 +174,17 @@ impl TruncatedModel {
     pub(super) fn chunk(&self, chunk: Chunk) -> ChunkCost {
         let none = self.chunk_of_uniform_blocks(chunk);
         let Some(all) = self.all_recomputed.as_ref().filter(|_| chunk.recomputed > 0) else { return none };
+        if !self.pattern.is_plain() {
+            // Which blocks are recomputed depends on where the chunk begins. Some are between none
+            // and all.
+            return none.with(&all.chunk_of_uniform_blocks(chunk), f64::min);
+        }
         if chunk.recomputed >= chunk.equal_blocks {
             // If every block is recomputed, the last one's recomputation may precede the arrival
             // of the gradient, and is then in no chain. Extrapolation from `none` would count it.
             return all.chunk_of_uniform_blocks(chunk);
         }
-        let per_block = |model: &Self| model.long.with(&model.short, |long, short| (long - short) / (LONG - SHORT) as f64);
-        let extra = per_block(all).with(&per_block(self), |all, none| all - none);
+        let extra = all.stacks[0].per_block().with(&self.stacks[0].per_block(), |all, none| all - none);
         let count = chunk.recomputed as f64;
         // A zero means that no such chain exists here, so nothing is added to it.
         let add = |own: f64, extra: f64| if own > 0.0 { (own + count * extra).max(0.0) } else { own };
@@ -202,67 +209,60 @@ impl TruncatedModel {
         }
     }
 
-    /// Returns the least cost of a chunk whose equal blocks are recomputed as in this model: all of
-    /// them, or none.
+    /// Returns the least cost of a chunk whose blocks are recomputed as in this model: all of them,
+    /// or none.
     fn chunk_of_uniform_blocks(&self, chunk: Chunk) -> ChunkCost {
-        let count = chunk.equal_blocks as f64;
-        let cost = match (self.is_pipeline, chunk.has_first, chunk.has_last) {
-            (false, ..) | (true, false, false) => self.extrapolate(&self.short, count - SHORT as f64),
-            (true, true, false) => self.extrapolate(&self.first, count - 1.0),
-            (true, false, true) => self.extrapolate(&self.last, count - 1.0),
-            (true, true, true) => {
-                // `first` and `last` have an equal block each, which the middle counts already.
-                let (first, last) = (self.extrapolate(&self.first, -1.0), self.extrapolate(&self.last, -1.0));
-                first.then(&self.extrapolate(&self.short, count - SHORT as f64)).then(&last)
+        let counts = self.counts(chunk);
+        // Adds the blocks of all kinds to `from`, which has one block of the kind `own` already.
+        let with_all = |from: &ChunkCost, own: usize| {
+            let of_own = self.stacks[own].extrapolate(from, counts[own] as f64 - 1.0);
+            let others = self.stacks.iter().zip(&counts).enumerate().filter(|&(kind, (_, &count))| kind != own && count > 0);
+            others.fold(of_own, |cost, (_, (stacks, &count))| stacks.extrapolate(&cost, count as f64))
+        };
+        let beginning_with = |own: usize| {
+            let stacks = &self.stacks[own];
+            match (self.is_pipeline, chunk.has_first, chunk.has_last) {
+                (false, ..) | (true, false, false) => with_all(&stacks.short, own),
+                (true, true, false) => with_all(&stacks.first, own),
+                (true, false, true) => with_all(&stacks.last, own),
+                (true, true, true) => {
+                    // `first` and `last` have a block each, which the middle counts already.
+                    let (first, last) = (stacks.extrapolate(&stacks.first, -1.0), stacks.extrapolate(&stacks.last, -1.0));
+                    first.then(&with_all(&stacks.short, own)).then(&last)
+                }
             }
         };
-        ChunkCost { offloaded: self.offloaded(chunk.equal_blocks), ..cost }
+        // What the block at an end of the chunk does while others run counts in no chain. Which kind
+        // of block that is differs from chain to chain, so each number counts with the least.
+        let has = |kind: &usize| counts[*kind] > 0 || counts.iter().all(|&count| count == 0);
+        let costs = (0..counts.len()).filter(has).map(beginning_with);
+        let cost = costs.reduce(|one, other| one.with(&other, f64::min)).unwrap_or_default();
+        ChunkCost { offloaded: self.offloaded(chunk, &counts), ..cost }
     }
 
-    /// Returns the activations that `blocks` equal blocks move to the host.
-    fn offloaded(&self, blocks: usize) -> OffloadedActivations {
-        let per_block = |value: fn(&ChunkCost) -> f64| (value(&self.long) - value(&self.short)).max(0.0) / (LONG - SHORT) as f64;
-        let bytes = per_block(|cost| cost.micro_batch.saved_activations);
-        let certain = blocks.saturating_sub(BLOCKS_NOT_OFFLOADED) as f64;
-        OffloadedActivations {
-            bytes: bytes * certain,
-            all_bytes: bytes * blocks as f64,
-            forward: per_block(|cost| cost.kernels[0]) * certain,
-            backward: per_block(|cost| cost.kernels[1]) * certain,
+    /// Returns how many equal blocks of each kind of stack a chunk has.
+    fn counts(&self, chunk: Chunk) -> Vec<usize> {
+        if !self.is_pipeline {
+            return vec![chunk.equal_blocks / self.pattern.period.len()];
         }
+        let mut counts = vec![0; self.stacks.len()];
+        (0..chunk.equal_blocks).for_each(|block| counts[self.pattern.kind(chunk.offset + block)] += 1);
+        counts
     }
 
-    /// Returns the cost of a chunk with `more` equal blocks than `from` has; `more` may be
-    /// negative.
-    fn extrapolate(&self, from: &ChunkCost, more: f64) -> ChunkCost {
-        let steps = more / (LONG - SHORT) as f64;
-        let slope = self.long.with(&self.short, |long, short| long - short);
-        let mut cost = from.with(&slope, |own, slope| (own + steps * slope).max(0.0));
-        // Work that comes in buckets may need fewer buckets per block in a longer stack. Each block
-        // adds the least that a block takes on average or as an addition.
-        let bucketed = |value: &dyn Fn(&ChunkCost) -> f64| {
-            let (short, long) = (value(&self.short), value(&self.long));
-            let average = (short / SHORT as f64).min(long / LONG as f64);
-            (value(from) + more * average.min((long - short) / (LONG - SHORT) as f64)).max(0.0)
-        };
-        cost.shard_collectives = StreamTime {
-            per_micro_batch: bucketed(&|cost| cost.shard_collectives.per_micro_batch),
-            per_step: bucketed(&|cost| cost.shard_collectives.per_step),
-        };
-        cost.replica_collectives = StreamTime {
-            per_micro_batch: bucketed(&|cost| cost.replica_collectives.per_micro_batch),
-            per_step: bucketed(&|cost| cost.replica_collectives.per_step),
-        };
-        cost.tail.from_compute.end = bucketed(&|cost| cost.tail.from_compute.end);
-        cost.tail.from_arrival.end = bucketed(&|cost| cost.tail.from_arrival.end);
-        cost.update = bucketed(&|cost| cost.update);
-        cost.gather_time = bucketed(&|cost| cost.gather_time);
-        // A pass uses the memory beyond `saved` for one block at a time. With fewer blocks than
-        // were compiled, that memory is not known.
-        let beyond_saved = if more < 0.0 { 0.0 } else { 1.0 };
-        let MicroBatchMemory { saved, forward_peak, backward_peak, .. } = from.micro_batch;
-        cost.micro_batch.forward_peak = cost.micro_batch.saved + beyond_saved * (forward_peak - saved);
-        cost.micro_batch.backward_peak = cost.micro_batch.saved + beyond_saved * (backward_peak - saved);
-        cost
+    /// Returns the activations that a chunk with so many equal blocks of each kind moves to the
+    /// host.
+    fn offloaded(&self, chunk: Chunk, counts: &[usize]) -> OffloadedActivations {
+        let of_kinds = |value: fn(&ChunkCost) -> f64| self.stacks.iter().map(move |stacks| value(&stacks.per_block()).max(0.0));
+        let blocks_of_each = if self.is_pipeline { 1 } else { self.pattern.period.len() };
+        let certain = (chunk.equal_blocks.saturating_sub(BLOCKS_NOT_OFFLOADED) / blocks_of_each) as f64;
+        let least = |value: fn(&ChunkCost) -> f64| certain * of_kinds(value).reduce(f64::min).unwrap_or(0.0);
+        let bytes: fn(&ChunkCost) -> f64 = |cost| cost.micro_batch.saved_activations;
+        OffloadedActivations {
+            bytes: least(bytes),
+            all_bytes: of_kinds(bytes).zip(counts).map(|(bytes, &count)| bytes * count as f64).sum(),
+            forward: least(|cost| cost.kernels[0]),
+            backward: least(|cost| cost.kernels[1]),
+        }
     }
 }

@@ -25,11 +25,12 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
         }
     }
     let one_sample = Layout { data: 1, shares: None, zero: 0, shard_group: None, micro_batch: 1, ..layout.clone() };
-    let (cuts, in_flight) = (bounds.cuts(&one_sample), bounds.pipelines.in_flight(&one_sample, micro_batches));
+    let in_flight = bounds.pipelines.in_flight(&one_sample, micro_batches);
     // Optimizer state may be sharded over all ranks.
     let memory_of = |model: Arc<TruncatedModel>, samples: usize, kind: Option<usize>| {
         let weights = [kinds.weight_of(kind)];
         let copy_times = [hosts.copy_time_of(kinds, kind)];
+        let cuts = bounds.cuts(&one_sample);
         let costs = PipelineCosts::new(&[model], &[0], &weights, &cuts, layout.schedule, layout.virtual_stages)
             .offloading(hosts.offload(layout, &copy_times, most_shards(layout)));
         costs.least_memory(&in_flight, 1, |_| most_shards(layout), samples as f64)

@@ -126,6 +126,17 @@ impl Planned {
         self
     }
 
+    /// Marks the search as ended before its time: layouts on some of its devices in other orders were
+    /// not searched. The bound of any layout holds for those, too.
+    #[must_use]
+    pub(crate) fn cut_off_on_fewer_devices(self) -> Self {
+        let bound_of_any_layout_seconds = self.search.bound_of_any_layout_seconds;
+        let lower_bound_seconds = self.search.lower_bound_seconds.min(bound_of_any_layout_seconds);
+        let gap = if lower_bound_seconds > 0.0 { self.search.best_seconds / lower_bound_seconds - 1.0 } else { f64::INFINITY };
+        let search = Search { is_cut_off: true, lower_bound_seconds, gap, ..self.search };
+        Self { search, ..self }
+    }
+
     /// Adds the counts and the lower bound of another search, on other devices, that found nothing
     /// better.
     #[must_use]

@@ -2,16 +2,12 @@
 
 use super::stage_meshes::DeviceRun;
 use super::variants::bucket_sizes;
-use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space};
+use super::{BlockPattern, DeviceFacts, DeviceKinds, ModelFacts, Request, Space};
 use foretell_models::{Extent, Graph, Pass, Role};
 use foretell_program::{BUCKET_ALIGNMENT, Offload, Plan, work_of_blocks};
 use foretell_simulator::gpu::StackLimits;
 use foretell_topologies::{Architecture, DeviceId};
 use foretell_units::Bytes;
-
-/// Fewest equal blocks of a model that truncated models bound. Below that, compiling the whole
-/// model costs about as much.
-pub(crate) const FEWEST_EQUAL_BLOCKS: usize = 5;
 
 impl<'a> Space<'a> {
     /// Describes the space of `request`, whose model has the forward graph `graph`.
@@ -26,7 +22,7 @@ impl<'a> Space<'a> {
             heads: heads(graph, StackLimits::of(&base.stack).is_some_and(|limits| limits.divides_key_heads)),
             has_attention,
             is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
-            is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_EQUAL_BLOCKS),
+            pattern: BlockPattern::of(graph, |parameter| base.training.is_frozen(parameter)),
             shares_parameters: shares_parameters(graph),
             bucketed_gradients: bucketed_gradients(graph),
         };
@@ -42,7 +38,7 @@ impl<'a> Space<'a> {
             of_first_nodes: of_first_nodes(request),
             speeds: speeds(request),
             kinds: kinds.places(request.devices),
-            runs: runs(request, kinds, model.is_stack),
+            runs: runs(request, kinds, model.pattern.is_some()),
             memory_differs: kinds.weights().iter().any(|&weight| weight < 1.0),
         };
         Self {
@@ -102,12 +98,12 @@ fn shares_parameters(graph: &Graph) -> bool {
 }
 
 /// Returns the runs of devices of one kind for stages with meshes of their own. Empty if all
-/// devices are of one kind, or if bounds do not apply: the model is no stack of equal blocks, or
+/// devices are of one kind, or if bounds do not apply: no blocks of the model repeat, or
 /// the cost model does not know how long collectives take on every kind.
-fn runs(request: &Request<'_>, kinds: &DeviceKinds, is_stack: bool) -> Vec<DeviceRun> {
+fn runs(request: &Request<'_>, kinds: &DeviceKinds, has_pattern: bool) -> Vec<DeviceRun> {
     let are_known = kinds.kinds.iter().all(|&kind| request.costs.knows_collectives(kind));
     let speeds = speeds(request);
-    if !is_stack || !are_known || speeds.is_empty() {
+    if !has_pattern || !are_known || speeds.is_empty() {
         return Vec::new();
     }
     let places = kinds.places(request.devices);

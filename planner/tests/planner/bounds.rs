@@ -1,8 +1,8 @@
 //! Bounds never exceed what is simulated and compiled, and are close to it.
 
 use crate::common::{
-    DGX, GptSizes, MIXED, bound_cases, cases, models, own_costs, plans, profile, schedule, short_gpt, simulated_step,
-    splitting_schedule,
+    DGX, GptSizes, MIXED, bound_cases, cases, models, models_of_unequal_layers, own_costs, plans, profile, schedule, short_gpt,
+    simulated_step, splitting_schedule,
 };
 use foretell_models::Model;
 use foretell_planner::{Request, deadline, lower_bounds};
@@ -84,6 +84,21 @@ proptest! {
             Some(stack) => costs.with_stack(&DGX, stack, plan.unstated_format()).expect("the library knows it"),
             None => costs,
         };
+        check_bounds(&model, &plan, &DGX, &costs)?;
+    }
+
+    #[test]
+    fn bounds_never_exceed_the_simulation_where_layers_differ(
+        model in models_of_unequal_layers(), plan in plans(), stack in proptest::option::of(stacks())
+    ) {
+        let costs = CostModel::new(None, &DGX);
+        let costs = match stack {
+            Some(stack) => costs.with_stack(&DGX, stack, plan.unstated_format()).expect("the library knows it"),
+            None => costs,
+        };
+        // An encoder-decoder whose pipeline offloads activations may deadlock.
+        let offload = if matches!(model, Model::T5(_)) { Offload::None } else { plan.layout.offload };
+        let plan = Plan { layout: Layout { offload, ..plan.layout.clone() }, ..plan };
         check_bounds(&model, &plan, &DGX, &costs)?;
     }
 

@@ -109,6 +109,34 @@ pub fn models() -> impl Strategy<Value = Model> {
     ]
 }
 
+/// Returns models whose layers differ: windows in turn with full attention, mixtures behind dense
+/// layers or in turn with them, a module that predicts one more token, an encoder before a decoder.
+pub fn models_of_unequal_layers() -> impl Strategy<Value = Model> {
+    let decoder = |layers: usize, hidden: usize, parts: String| {
+        let sizes = format!(r#""layers": {layers}, "hidden": {hidden}, "heads": 4, "ffn": 64, "vocab": 64, "sequence": 16"#);
+        serde_json::from_str(&format!(r#"{{"family": "decoder", {sizes}, {parts}}}"#)).expect("the sizes are sound")
+    };
+    let mixtures = |parts: &str| format!(r#""mixtures": {{"experts": 4, "top_k": 2, "ffn": 32, {parts}}}"#);
+    let hidden = || prop_oneof![Just(16usize), Just(256)];
+    prop_oneof![
+        (10usize..18, hidden(), 2usize..4).prop_map(move |(layers, hidden, every)| {
+            decoder(layers, hidden, format!(r#""window": 4, "full_attention_every": {every}"#))
+        }),
+        (7usize..12, hidden(), 1usize..4).prop_map(move |(layers, hidden, first)| decoder(
+            layers,
+            hidden,
+            mixtures(&format!(r#""first": {first}"#))
+        )),
+        (10usize..14, hidden()).prop_map(move |(layers, hidden)| decoder(layers, hidden, mixtures(r#""every": 2"#))),
+        (5usize..9, hidden()).prop_map(move |(layers, hidden)| decoder(layers, hidden, r#""prediction_modules": 1"#.into())),
+        (5usize..8, hidden()).prop_map(|(layers, hidden)| {
+            let sizes = format!(r#""layers": {layers}, "hidden": {hidden}, "heads": 4, "ffn": 64, "vocab": 64"#);
+            let text = format!(r#"{{"family": "t5", {sizes}, "source_sequence": 16, "target_sequence": 8}}"#);
+            serde_json::from_str(&text).expect("the sizes are sound")
+        }),
+    ]
+}
+
 /// Returns every schedule with a number of chunks a stage that it can order: 2 if it is open.
 pub fn schedules_with_chunks() -> Vec<(Schedule, usize)> {
     let chunks = |schedule: Schedule| if schedule.allows_any_chunks() { 2 } else { *schedule.chunks().start() };

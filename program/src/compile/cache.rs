@@ -1,19 +1,16 @@
 //! A cache of the lowerings of one model: plans that differ only in pipeline, schedule,
 //! recomputation, buckets and the like share them.
 
-use super::lowering::{Lowering, Lowerings, Purpose, vocabulary_parts};
+use super::lowering::{Lowering, Lowerings, Purpose, Source, vocabulary_parts};
 use crate::fusion::Fusions;
 use crate::mesh::{Mesh, StageMesh};
 use crate::plan::{ContextMethod, OperatorPatterns, Plan, PlanError, Training};
-use foretell_models::Model;
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Lowerings of a model, made when they are first asked for. The oldest are dropped beyond a limit.
 pub(super) struct LoweringCache<'a> {
-    model: Cow<'a, Model>,
-    name: &'a str,
+    source: Source<'a>,
     /// The most operators that all cached lowerings may have together.
     operator_limit: usize,
     /// The oldest entry first.
@@ -46,8 +43,8 @@ struct Key {
 }
 
 impl<'a> LoweringCache<'a> {
-    pub(super) fn new(model: Cow<'a, Model>, name: &'a str, operator_limit: usize) -> Self {
-        Self { model, name, operator_limit, entries: Mutex::default() }
+    pub(super) fn new(source: Source<'a>, operator_limit: usize) -> Self {
+        Self { source, operator_limit, entries: Mutex::default() }
     }
 
     pub(super) fn with_operator_limit(self, operator_limit: usize) -> Self {
@@ -56,7 +53,7 @@ impl<'a> LoweringCache<'a> {
 
     /// The name of the model.
     pub(super) fn name(&self) -> &str {
-        self.name
+        self.source.name
     }
 
     /// The lowerings of all distinct stage meshes of a plan.
@@ -100,7 +97,7 @@ impl<'a> LoweringCache<'a> {
         };
         // Other threads that want the same lowering wait here; the lock on the list is free.
         let lowering = entry.get_or_init(|| {
-            let lowering = Lowering::new(&self.model, self.name, plan, mesh, vocabulary_parts, purpose)?;
+            let lowering = Lowering::new(&self.source, plan, mesh, vocabulary_parts, purpose)?;
             Ok(Arc::new(lowering))
         });
         self.drop_oldest();

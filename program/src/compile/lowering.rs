@@ -24,6 +24,27 @@ pub(super) enum Purpose {
     Logits,
 }
 
+/// A model, or some of its blocks.
+pub(super) struct Source<'a> {
+    pub(super) model: &'a Model,
+    /// What error messages call it.
+    pub(super) name: &'a str,
+    /// Indices of the blocks in increasing order. `None`: all.
+    pub(super) blocks: Option<Vec<usize>>,
+}
+
+impl Source<'_> {
+    fn graph(&self, plan: &Plan, options: &GraphOptions) -> Result<Graph, PlanError> {
+        let graph = plan.training.graph(self.model, self.name, options)?;
+        let Some(blocks) = &self.blocks else { return Ok(graph) };
+        graph.with_blocks(blocks).ok_or_else(|| PlanError::Invalid {
+            field: "model",
+            reason: "some of its blocks pass on more than one tensor, so that they cannot be left out".into(),
+            hint: "keep all blocks".into(),
+        })
+    }
+}
+
 /// The graph of one micro-batch before it is cut into stages: sharded over a stage's mesh, fused,
 /// and quantised if the plan says so.
 pub(super) struct Lowering {
@@ -40,14 +61,13 @@ pub(super) struct Lowering {
 
 impl Lowering {
     pub(super) fn new(
-        model: &Model,
-        name: &str,
+        source: &Source<'_>,
         plan: &Plan,
         mesh: StageMesh,
         vocabulary_parts: usize,
         purpose: Purpose,
     ) -> Result<Self, PlanError> {
-        let graph = graph(model, name, plan, &mesh, vocabulary_parts, purpose)?;
+        let graph = graph(source, plan, &mesh, vocabulary_parts, purpose)?;
         let sharding = Sharding::choose(&graph, &mesh, &plan.layout)?;
         let (mut graph, mut sharding) = fuse(&graph, sharding, Fusions::of(plan));
         if plan.quantises() {
@@ -125,7 +145,8 @@ pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(
     let mesh = plan.mesh()?;
     let first = mesh.stage(0);
     let stage = first.with_even_samples(first.distinct_samples()[0]);
-    let graph = graph(model, name, plan, &stage, vocabulary_parts(plan, &mesh), Purpose::Training)?;
+    let source = Source { model, name, blocks: None };
+    let graph = graph(&source, plan, &stage, vocabulary_parts(plan, &mesh), Purpose::Training)?;
     Ok((graph, stage))
 }
 
@@ -144,8 +165,7 @@ pub(super) fn vocabulary_parts(plan: &Plan, mesh: &Mesh) -> usize {
 
 /// The graph of one micro-batch over all ranks of a stage's mesh.
 fn graph(
-    model: &Model,
-    name: &str,
+    source: &Source<'_>,
     plan: &Plan,
     mesh: &StageMesh,
     vocabulary_parts: usize,
@@ -154,11 +174,11 @@ fn graph(
     let inference = purpose != Purpose::Training;
     let options = GraphOptions {
         batch: mesh.samples_at_once(),
-        normalization_groups: normalization_groups(model, plan, mesh)?,
+        normalization_groups: normalization_groups(source.model, plan, mesh)?,
         inference,
         vocabulary_parts,
     };
-    let forward = plan.training.graph(model, name, &options)?;
+    let forward = source.graph(plan, &options)?;
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
     // predictions.
     // The gradients that an update adds are together those of a mean over their samples.

@@ -53,7 +53,8 @@ impl FittedStages {
     fn chunk(&self, stage: usize, blocks: usize, recomputed: usize) -> Chunk {
         let (has_first, has_last) = (stage == 0, stage + 1 == self.layout.pipeline);
         let ends = usize::from(has_first) + usize::from(has_last);
-        Chunk { equal_blocks: blocks.saturating_sub(ends), recomputed, has_first, has_last }
+        let equal_blocks = blocks.saturating_sub(ends);
+        Chunk { equal_blocks, offset: 0, recomputable: equal_blocks, recomputed, has_first, has_last }
     }
 
     /// Returns the least weighted bytes of a stage on devices of one kind.

@@ -1,6 +1,7 @@
 //! The blocks of each chunk of a pipeline.
 
 use crate::bounds::truncated::Chunk;
+use crate::space::BlockPattern;
 use foretell_program::{Schedule, usual_cuts};
 
 /// Which blocks each chunk of a pipeline has.
@@ -15,18 +16,27 @@ pub(in crate::bounds) struct PipelineCuts {
 impl PipelineCuts {
     /// Returns the usual cuts of blocks with so much work each, for a pipeline of `stages` stages
     /// with `chunks` chunks each.
-    pub(in crate::bounds) fn usual(work: &[f64], stages: usize, chunks: usize) -> Self {
-        Self::new(&usual_cuts(work, stages, chunks))
+    pub(in crate::bounds) fn usual(work: &[f64], stages: usize, chunks: usize, pattern: &BlockPattern) -> Self {
+        Self::new(&usual_cuts(work, stages, chunks), pattern)
     }
 
-    /// Returns the cuts that give each chunk, in model order, so many blocks. The model's first and
-    /// last block are in the first and the last chunk.
-    pub(in crate::bounds) fn new(cuts: &[usize]) -> Self {
-        let positions = cuts.len();
-        let chunks = cuts.iter().enumerate().map(|(position, &blocks)| {
-            let (has_first, has_last) = (position == 0, position + 1 == positions);
-            let equal_blocks = blocks - usize::from(has_first) - usize::from(has_last && blocks > usize::from(has_first));
-            Chunk { equal_blocks, recomputed: 0, has_first, has_last }
+    /// Returns the cuts that give each chunk, in model order, so many blocks.
+    pub(in crate::bounds) fn new(cuts: &[usize], pattern: &BlockPattern) -> Self {
+        let repeated = pattern.repeated();
+        let mut start = 0;
+        let chunks = cuts.iter().map(|&blocks| {
+            let end = start + blocks;
+            let (first, last) = (start.max(repeated.start), end.min(repeated.end));
+            let chunk = Chunk {
+                equal_blocks: last.saturating_sub(first),
+                offset: if last > first { (first - repeated.start) % pattern.period.len() } else { 0 },
+                recomputable: pattern.recomputable(start..end),
+                recomputed: 0,
+                has_first: start == 0 && end >= repeated.start,
+                has_last: start <= repeated.end && end == pattern.blocks(),
+            };
+            start = end;
+            chunk
         });
         Self::from_chunks(chunks)
     }
@@ -44,14 +54,14 @@ impl PipelineCuts {
         Self { chunks, chunk_of_position }
     }
 
-    /// Returns the same cuts where each stage recomputes the first `layers[stage]` of its equal
-    /// blocks.
+    /// Returns the same cuts where each stage recomputes the first `layers[stage]` of the blocks
+    /// that it may.
     pub(in crate::bounds) fn recomputing(&self, mut layers: Vec<usize>, schedule: Schedule) -> Self {
         let stages = layers.len();
         let chunks = self.chunk_of_position.iter().enumerate().map(|(position, &chunk)| {
             let chunk = self.chunks[chunk];
             let left = &mut layers[schedule.place(stages, position).0];
-            let recomputed = chunk.equal_blocks.min(*left);
+            let recomputed = chunk.recomputable.min(*left);
             *left -= recomputed;
             Chunk { recomputed, ..chunk }
         });

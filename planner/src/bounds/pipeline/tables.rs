@@ -4,6 +4,7 @@ use super::cuts::PipelineCuts;
 use super::in_flight::InFlight;
 use super::timetable::Timetable;
 use crate::bounds::memo::Memo;
+use crate::space::BlockPattern;
 use foretell_program::{Layout, Recompute, Schedule};
 use std::sync::Arc;
 
@@ -23,13 +24,12 @@ impl PipelineTables {
         Self { usual_cuts: Memo::new(), timetables: Memo::new(), in_flight: Memo::new() }
     }
 
-    /// Returns a layout's cuts, of blocks with so much work each, with the blocks that it
-    /// recomputes.
-    pub(in crate::bounds) fn cuts(&self, layout: &Layout, work: &[f64]) -> Arc<PipelineCuts> {
+    /// Returns a layout's cuts of a model's blocks, with the blocks that it recomputes.
+    pub(in crate::bounds) fn cuts(&self, layout: &Layout, work: &[f64], pattern: &BlockPattern) -> Arc<PipelineCuts> {
         let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
         let cuts = match &layout.cuts {
-            Some(cuts) => Arc::new(PipelineCuts::new(cuts)),
-            None => self.usual_cuts.get((stages, chunks), || Arc::new(PipelineCuts::usual(work, stages, chunks))),
+            Some(cuts) => Arc::new(PipelineCuts::new(cuts, pattern)),
+            None => self.usual_cuts.get((stages, chunks), || Arc::new(PipelineCuts::usual(work, stages, chunks, pattern))),
         };
         match &layout.recompute {
             Recompute::FullLayers(layers) => Arc::new(cuts.recomputing(vec![*layers; stages], layout.schedule)),

@@ -1,7 +1,7 @@
 //! The truncated models of a request's layouts, each compiled once.
 
 use super::messages::stages_sharing_nodes;
-use super::{LeftOut, TRUNCATED_STAGES, TruncatedCompilers, TruncatedModel};
+use super::{LeftOut, TRUNCATED_STAGES, Timing, TruncatedCompilers, TruncatedModel};
 use crate::bounds::memo::Memo;
 use crate::space::{DeviceKinds, ModelFacts, Request, inner_ranks, ranks_of_stage, world_size};
 use foretell_program::{Layout, Offload, Plan, Recompute};
@@ -28,11 +28,10 @@ pub(in crate::bounds) struct TruncatedModels<'a> {
     request: &'a Request<'a>,
     kinds: Arc<DeviceKinds>,
     memory_rates: MemoryRates,
-    /// Whether the model is a stack of enough equal blocks.
-    is_stack: bool,
     /// Whether two blocks read the same parameter.
     shares_parameters: bool,
-    compilers: TruncatedCompilers<'a>,
+    /// `None` if no blocks of the model repeat.
+    compilers: Option<TruncatedCompilers<'a>>,
     models: Memo<ModelKey, Truncated>,
 }
 
@@ -43,9 +42,8 @@ impl<'a> TruncatedModels<'a> {
         memory_rates: MemoryRates,
         model: &ModelFacts,
     ) -> Self {
-        let compilers = TruncatedCompilers::new(request.model, request.name);
-        let (is_stack, shares_parameters) = (model.is_stack, model.shares_parameters);
-        Self { request, kinds, memory_rates, is_stack, shares_parameters, compilers, models: Memo::new() }
+        let compilers = model.pattern.as_ref().map(|pattern| TruncatedCompilers::new(request, pattern));
+        Self { request, kinds, memory_rates, shares_parameters: model.shares_parameters, compilers, models: Memo::new() }
     }
 
     /// Returns `true` if truncated models represent one replica of a layout.
@@ -60,7 +58,7 @@ impl<'a> TruncatedModels<'a> {
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
         let lies_alike = is_even && (layout.placement.is_none() || layout.pipeline >= TRUNCATED_STAGES);
         let has_one_chunk = layout.virtual_stages == 1 || layout.pipeline > 1;
-        self.is_stack && lies_alike && has_one_chunk && self.fill_nodes_evenly(layout, inner_ranks(layout))
+        self.compilers.is_some() && lies_alike && has_one_chunk && self.fill_nodes_evenly(layout, inner_ranks(layout))
     }
 
     /// Returns `true` if all devices are of one kind, or if the cost model knows how long
@@ -150,19 +148,11 @@ impl<'a> TruncatedModels<'a> {
         let ends_may_be_nearer = is_pipeline && (kind.is_some() || self.ends_are_nearer(layout, &own));
         let left_out = LeftOut { messages: leave_out_messages, sums_over_stages: ends_may_be_nearer };
         let plan = Plan { layout: own, ..self.request.base.clone() };
-        let Request { topology, costs, .. } = *self.request;
         let key = ModelKey { layout: plan.layout.clone(), micro_batches, kind, left_out };
         self.models.get(key, || {
-            let model = TruncatedModel::new(
-                &self.compilers,
-                &plan,
-                (topology, costs),
-                &self.memory_rates,
-                micro_batches,
-                kind,
-                left_out,
-            )?;
-            Ok(Arc::new(model))
+            let compilers = self.compilers.as_ref().expect("invariant: layouts of models without a pattern are not represented");
+            let timing = Timing { request: self.request, rates: &self.memory_rates, micro_batches, kind, left_out };
+            Ok(Arc::new(TruncatedModel::new(compilers, &plan, &timing)?))
         })
     }
 

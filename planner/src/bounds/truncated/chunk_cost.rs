@@ -12,13 +12,17 @@ const KERNEL_PASSES: [StagePass; 4] =
 /// The blocks of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::bounds) struct Chunk {
-    /// Number of equal blocks: all but the model's first and last.
+    /// Number of blocks that repeat in the model.
     pub(in crate::bounds) equal_blocks: usize,
-    /// How many of the equal blocks are recomputed, if only part of the stage's are; else 0.
+    /// The place in a period of the first of them.
+    pub(in crate::bounds) offset: usize,
+    /// How many of all blocks may be recomputed.
+    pub(in crate::bounds) recomputable: usize,
+    /// How many blocks are recomputed, if only part of the stage's are; else 0.
     pub(in crate::bounds) recomputed: usize,
-    /// Whether the model's first block is in the chunk.
+    /// Whether all blocks before those that repeat are in the chunk. A part of them counts nothing.
     pub(in crate::bounds) has_first: bool,
-    /// Whether the model's last block is in the chunk.
+    /// Whether all blocks behind those that repeat are in the chunk. Likewise.
     pub(in crate::bounds) has_last: bool,
 }
 

@@ -1,0 +1,252 @@
+//! Blocks of a graph: which of them are equal, and the same model with fewer of them.
+//!
+//! Two blocks are equal if they have the same operators on tensors of the same shapes. So a planner
+//! finds the pattern of a model's layers in its graph, whatever the family: dense layers before
+//! mixtures, windows in turn with full attention, an encoder before a decoder. It must not know
+//! families or plans.
+
+use super::{Dimension, Graph, Loop, LoopId, Operand, Operator, OperatorKind, Role, Tensor, TensorId};
+use crate::dropout::DropoutSite;
+use crate::storage::Storage;
+use std::collections::BTreeMap;
+use std::mem::{Discriminant, discriminant};
+
+/// What makes a block, without names and values.
+#[derive(PartialEq)]
+struct BlockShape<'a> {
+    recomputable: bool,
+    operators: Vec<(OperatorKind, &'a [Loop], Vec<OperandShape<'a>>)>,
+}
+
+/// A tensor that an operator reads or writes, without its name.
+#[derive(PartialEq)]
+struct OperandShape<'a> {
+    axes: &'a [Option<LoopId>],
+    dimensions: &'a [Dimension],
+    storage: Storage,
+    purpose: Discriminant<Role>,
+    /// Which tensor of the block it is, by first appearance.
+    index: usize,
+    /// Whether the block makes it.
+    is_made_here: bool,
+    is_frozen: bool,
+}
+
+impl Graph {
+    /// Returns a number for each block. Two blocks are equal if they have the same number. Numbers
+    /// count up from 0 by first appearance.
+    ///
+    /// Equal blocks have the same operators in the same order on tensors of the same shapes and
+    /// purposes. Names and initial values do not matter; whether a parameter of that name is frozen
+    /// does.
+    pub fn kinds_of_blocks(&self, is_frozen: impl Fn(&str) -> bool) -> Vec<usize> {
+        let mut different: Vec<BlockShape<'_>> = Vec::new();
+        let shapes = (0..self.blocks.len()).map(|block| self.shape_of_block(block, &is_frozen));
+        let kind = |shape| {
+            different.iter().position(|other| *other == shape).unwrap_or_else(|| {
+                different.push(shape);
+                different.len() - 1
+            })
+        };
+        shapes.map(kind).collect()
+    }
+
+    fn shape_of_block(&self, block: usize, is_frozen: &impl Fn(&str) -> bool) -> BlockShape<'_> {
+        // The tensors of the block, each with whether the block makes it.
+        let mut seen: Vec<(TensorId, bool)> = Vec::new();
+        let mut shape = |operand: &'_ Operand, is_output: bool| {
+            let index = seen.iter().position(|(id, _)| *id == operand.tensor).unwrap_or_else(|| {
+                seen.push((operand.tensor, is_output));
+                seen.len() - 1
+            });
+            let tensor = self.tensor(operand.tensor);
+            let is_parameter = matches!(tensor.role, Role::Parameter(_));
+            (tensor, index, seen[index].1, is_parameter && is_frozen(&tensor.name))
+        };
+        let mut operators = Vec::new();
+        for operator in self.operators.iter().filter(|operator| operator.block == block) {
+            let operands = operator.inputs.iter().map(|operand| (operand, false));
+            let operands = operands.chain(operator.outputs.iter().map(|operand| (operand, true)));
+            let operands = operands.map(|(operand, is_output)| {
+                let (tensor, index, is_made_here, is_frozen) = shape(operand, is_output);
+                let Tensor { role, dimensions, storage, .. } = tensor;
+                let (axes, purpose) = (&operand.axes[..], discriminant(role));
+                OperandShape { axes, dimensions, storage: *storage, purpose, index, is_made_here, is_frozen }
+            });
+            operators.push((without_site(operator.kind), &operator.loops[..], operands.collect()));
+        }
+        BlockShape { recomputable: self.blocks[block].recomputable, operators }
+    }
+
+    /// Returns the graph with some of its blocks, of which `kept` has the indices in increasing
+    /// order. What a block reads of those that are left out, it reads of the block before them.
+    ///
+    /// Returns `None` where that is not clear: blocks that are left out may pass on one tensor
+    /// alone, in place of one of the same shape that they read and that no later block reads.
+    pub fn with_blocks(&self, kept: &[usize]) -> Option<Self> {
+        let place = |block: usize| kept.binary_search(&block).ok();
+        // What stands in place of a tensor that blocks pass on that are left out.
+        let mut stand_ins: BTreeMap<TensorId, TensorId> = BTreeMap::new();
+        let mut start = 0;
+        for end in kept.iter().copied().chain([self.blocks.len()]) {
+            if let Some((passed, read)) = self.passed_through(start, end)? {
+                stand_ins.insert(passed, stand_ins.get(&read).copied().unwrap_or(read));
+            }
+            start = end + 1;
+        }
+        let mut graph = self.clone();
+        graph.blocks = kept.iter().map(|&block| self.blocks[block].clone()).collect();
+        graph.operators.retain_mut(|operator| {
+            let Some(block) = place(operator.block) else { return false };
+            operator.block = block;
+            for operand in &mut operator.inputs {
+                operand.tensor = stand_ins.get(&operand.tensor).copied().unwrap_or(operand.tensor);
+            }
+            true
+        });
+        graph.drop_unused_tensors();
+        Some(graph)
+    }
+
+    /// Returns the tensor that the blocks from `start` to before `end` pass on to later ones, and
+    /// the one that they read in its place. The inner `None` means that they pass on nothing, the
+    /// outer one that they pass on more than one tensor, or that the second is not clear.
+    #[allow(clippy::option_option, reason = "nothing to pass on is not the same as no answer")]
+    fn passed_through(&self, start: usize, end: usize) -> Option<Option<(TensorId, TensorId)>> {
+        let is_inside = |operator: &&Operator| (start..end).contains(&operator.block);
+        let is_read_later = |id: TensorId| self.operators.iter().any(|operator| operator.block >= end && reads(operator, id));
+        let made: Vec<TensorId> = self.operators.iter().filter(is_inside).flat_map(outputs).collect();
+        let mut passed = made.iter().copied().filter(|&id| is_read_later(id));
+        let Some(first) = passed.next() else { return Some(None) };
+        if passed.next().is_some() {
+            return None;
+        }
+        let shape = |id: TensorId| (&self.tensor(id).dimensions, self.tensor(id).storage);
+        let is_passed_in = |&id: &TensorId| {
+            self.tensor(id).role == Role::Activation && !made.contains(&id) && shape(id) == shape(first) && !is_read_later(id)
+        };
+        let mut read: Vec<TensorId> = self.operators.iter().filter(is_inside).flat_map(inputs).filter(is_passed_in).collect();
+        read.sort_unstable();
+        read.dedup();
+        match read[..] {
+            [read] => Some(Some((first, read))),
+            _ => None,
+        }
+    }
+
+    /// Drops tensors that no operator reads or writes.
+    fn drop_unused_tensors(&mut self) {
+        let mut used: Vec<TensorId> =
+            self.operators.iter().flat_map(|operator| inputs(operator).chain(outputs(operator))).collect();
+        used.extend(used.clone().iter().filter_map(|&id| match self.tensor(id).role {
+            Role::OfParameter(parameter) => Some(parameter),
+            _ => None,
+        }));
+        used.sort_unstable();
+        used.dedup();
+        let new = |id: TensorId| TensorId(used.binary_search(&id).expect("invariant: the tensor is in use"));
+        let mut tensors: Vec<Tensor> = used.iter().map(|&id| self.tensor(id).clone()).collect();
+        for tensor in &mut tensors {
+            if let Role::OfParameter(parameter) = &mut tensor.role {
+                *parameter = new(*parameter);
+            }
+        }
+        for operator in &mut self.operators {
+            operator.inputs.iter_mut().chain(&mut operator.outputs).for_each(|operand| operand.tensor = new(operand.tensor));
+        }
+        self.tensors = tensors;
+    }
+}
+
+fn inputs(operator: &Operator) -> impl Iterator<Item = TensorId> + '_ {
+    operator.inputs.iter().map(|operand| operand.tensor)
+}
+
+fn outputs(operator: &Operator) -> impl Iterator<Item = TensorId> + '_ {
+    operator.outputs.iter().map(|operand| operand.tensor)
+}
+
+fn reads(operator: &Operator, id: TensorId) -> bool {
+    inputs(operator).any(|read| read == id)
+}
+
+/// Returns a kind as if its dropout were the model's first.
+fn without_site(mut kind: OperatorKind) -> OperatorKind {
+    let site = match &mut kind {
+        OperatorKind::Dropout(site)
+        | OperatorKind::Attention { dropout: Some(site), .. }
+        | OperatorKind::AttentionGradient { dropout: Some(site), .. } => site,
+        _ => return kind,
+    };
+    *site = DropoutSite { site: 0, ..*site };
+    kind
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::families::{Decoder, SharedKeys};
+    use crate::{GraphOptions, Model};
+
+    fn graph(name: &str) -> crate::Graph {
+        let model = Model::named(name).expect("in the zoo");
+        model.graph(name, &GraphOptions::ONE).expect("its sizes are sound")
+    }
+
+    #[test]
+    fn layers_of_a_plain_stack_are_equal() {
+        let kinds = graph("llama3-8b").kinds_of_blocks(|_| false);
+        assert_eq!(kinds, [vec![0], vec![1; 32], vec![2]].concat());
+    }
+
+    #[test]
+    fn a_frozen_layer_equals_no_trained_one() {
+        let kinds = graph("gpt2").kinds_of_blocks(|name| name.starts_with("transformer.h.3."));
+        assert_eq!(kinds[1..6], [1, 1, 1, 2, 1]);
+    }
+
+    #[test]
+    fn dense_layers_and_windows_are_kinds_of_their_own() {
+        let kinds = graph("deepseek-v3").kinds_of_blocks(|_| false);
+        assert_eq!(kinds, [vec![0], vec![1; 3], vec![2; 58], vec![3]].concat());
+        let kinds = graph("gpt-oss-120b").kinds_of_blocks(|_| false);
+        assert_eq!(kinds[..6], [0, 1, 2, 1, 2, 1]);
+    }
+
+    #[test]
+    fn fewer_blocks_are_the_smaller_model() {
+        for name in ["llama3-8b", "gpt2", "mixtral-8x7b", "bert-large-uncased", "vit_b_16"] {
+            let model = Model::named(name).expect("in the zoo");
+            let layers = model.repeated_layers().expect("it is a stack");
+            let small = model.with_repeated_layers(3).expect("it is a stack");
+            let small = small.graph(name, &GraphOptions::ONE).expect("its sizes are sound");
+            let kept = [0, 1, layers - 1, layers, layers + 1];
+            let cut = graph(name).with_blocks(&kept).expect("one tensor goes from layer to layer");
+            assert_eq!(cut.tensors.len(), small.tensors.len(), "{name}");
+            assert_eq!(cut.parameter_count(), small.parameter_count(), "{name}");
+            assert_eq!(cut.model_flops(), small.model_flops(), "{name}");
+            for (cut, small) in cut.operators.iter().zip(&small.operators) {
+                assert_eq!((cut.block, &cut.inputs, &cut.outputs), (small.block, &small.inputs, &small.outputs), "{}", cut.name);
+            }
+        }
+    }
+
+    #[test]
+    fn an_encoder_and_a_decoder_lose_layers_each() {
+        let whole = graph("flan-t5-base");
+        let kinds = whole.kinds_of_blocks(|_| false);
+        let last_of_runs: Vec<usize> = (2..kinds.len()).filter(|&block| kinds[block] == kinds[block - 1]).collect();
+        let kept: Vec<usize> = (0..kinds.len()).filter(|block| !last_of_runs[..4].contains(block)).collect();
+        let cut = whole.with_blocks(&kept).expect("one tensor goes from layer to layer");
+        assert_eq!(cut.blocks.len(), whole.blocks.len() - 4);
+        assert!(cut.parameter_count() < whole.parameter_count());
+    }
+
+    #[test]
+    fn a_layer_whose_keys_others_use_cannot_be_left_out() {
+        let sizes = Decoder { shared_keys: Some(SharedKeys { layers: 2, ffn: None }), ..Decoder::llama([6, 64, 4, 128, 96, 32]) };
+        let whole = Model::Decoder(sizes).graph("decoder", &GraphOptions::ONE).expect("its sizes are sound");
+        // Layers 4 and 5 use the keys of layer 3, which is block 4.
+        assert!(whole.with_blocks(&[0, 1, 2, 4, 5, 6, 7]).is_some());
+        assert!(whole.with_blocks(&[0, 1, 2, 3, 5, 6, 7]).is_none());
+    }
+}
