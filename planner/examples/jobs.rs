@@ -4,7 +4,8 @@
 //!
 //! The cases are `turing-530b` and `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s),
 //! `llama3-70b` (on 256 H100s), `llama3-70b-16` (on 128), `mixed` (on 5,000 A100s and 5,000 H100s),
-//! `resnet50` (on 8 A100s) and `uneven` (on 16 A100s and 24 H100s).
+//! `resnet50` (on 8 A100s), `uneven` (on 16 A100s and 24 H100s), `deepseek-v2-lite` (on 8 A100s) and
+//! `gpt-oss-120b` (on 64 H100s).
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -53,6 +54,7 @@ fn main() {
     };
     let llama = r#"{"family": "llama", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "sequence": 4096}"#;
     let llama70 = r#"{"family": "llama", "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "sequence": 8192}"#;
+    let zoo = |name: &str| serde_json::to_string(&Model::named(name).unwrap()).unwrap();
     let (model, topology, devices, batch, fixed) = match case.as_str() {
         "turing-530b" => (gpt(105, 20480, 128), "dgx-a100-80g", 5128, 2520, ""),
         "gpt3-175b" => (gpt(96, 12288, 96), "dgx-a100-80g", 512, 512, ""),
@@ -61,7 +63,9 @@ fn main() {
         "uneven" => (llama.to_owned(), "uneven", 0, 480, ""),
         "llama3-70b" => (llama70.to_owned(), "dgx-h100", 256, 512, ""),
         "llama3-70b-16" => (llama70.to_owned(), "dgx-h100", 128, 512, ""),
-        "resnet50" => (serde_json::to_string(&Model::named("resnet50").unwrap()).unwrap(), "dgx-a100-80g", 8, 256, ""),
+        "resnet50" => (zoo("resnet50"), "dgx-a100-80g", 8, 256, ""),
+        "deepseek-v2-lite" => (zoo("deepseek-v2-lite"), "dgx-a100-80g", 8, 512, ""),
+        "gpt-oss-120b" => (zoo("gpt-oss-120b"), "dgx-h100", 64, 256, ""),
         other => return eprintln!("there is no case `{other}`"),
     };
     let fixed = std::env::args().nth(2).unwrap_or(fixed.into());

@@ -5,7 +5,7 @@
 //! mixtures, windows in turn with full attention, an encoder before a decoder. It must not know
 //! families or plans.
 
-use super::{Dimension, Graph, Loop, LoopId, Operand, Operator, OperatorKind, Role, Tensor, TensorId};
+use super::{Block, Dimension, Graph, Loop, LoopId, Operand, Operator, OperatorKind, Role, Tensor, TensorId};
 use crate::dropout::DropoutSite;
 use crate::storage::Storage;
 use std::collections::BTreeMap;
@@ -84,48 +84,45 @@ impl Graph {
     /// Returns `None` where that is not clear: blocks that are left out may pass on one tensor
     /// alone, in place of one of the same shape that they read and that no later block reads.
     pub fn with_blocks(&self, kept: &[usize]) -> Option<Self> {
-        let place = |block: usize| kept.binary_search(&block).ok();
+        let uses = Uses::of(self);
         // What stands in place of a tensor that blocks pass on that are left out.
         let mut stand_ins: BTreeMap<TensorId, TensorId> = BTreeMap::new();
         let mut start = 0;
         for end in kept.iter().copied().chain([self.blocks.len()]) {
-            if let Some((passed, read)) = self.passed_through(start, end)? {
+            if let Some((passed, read)) = self.passed_through(start, end, &uses)? {
                 stand_ins.insert(passed, stand_ins.get(&read).copied().unwrap_or(read));
             }
             start = end + 1;
         }
-        let mut graph = self.clone();
-        graph.blocks = kept.iter().map(|&block| self.blocks[block].clone()).collect();
-        graph.operators.retain_mut(|operator| {
-            let Some(block) = place(operator.block) else { return false };
-            operator.block = block;
+        let operators = self.operators.iter().filter_map(|operator| {
+            let mut operator = Operator { block: kept.binary_search(&operator.block).ok()?, ..operator.clone() };
             for operand in &mut operator.inputs {
                 operand.tensor = stand_ins.get(&operand.tensor).copied().unwrap_or(operand.tensor);
             }
-            true
+            Some(operator)
         });
-        graph.drop_unused_tensors();
-        Some(graph)
+        let blocks = kept.iter().map(|&block| self.blocks[block].clone()).collect();
+        Some(self.with_operators(operators.collect(), blocks))
     }
 
     /// Returns the tensor that the blocks from `start` to before `end` pass on to later ones, and
     /// the one that they read in its place. The inner `None` means that they pass on nothing, the
     /// outer one that they pass on more than one tensor, or that the second is not clear.
     #[allow(clippy::option_option, reason = "nothing to pass on is not the same as no answer")]
-    fn passed_through(&self, start: usize, end: usize) -> Option<Option<(TensorId, TensorId)>> {
-        let is_inside = |operator: &&Operator| (start..end).contains(&operator.block);
-        let is_read_later = |id: TensorId| self.operators.iter().any(|operator| operator.block >= end && reads(operator, id));
-        let made: Vec<TensorId> = self.operators.iter().filter(is_inside).flat_map(outputs).collect();
-        let mut passed = made.iter().copied().filter(|&id| is_read_later(id));
+    fn passed_through(&self, start: usize, end: usize, uses: &Uses) -> Option<Option<(TensorId, TensorId)>> {
+        let inside = || self.operators.iter().filter(|operator| (start..end).contains(&operator.block));
+        let is_read_later = |id: TensorId| uses.last_read[id.0] >= Some(end);
+        let mut passed = inside().flat_map(outputs).filter(|&id| is_read_later(id));
         let Some(first) = passed.next() else { return Some(None) };
         if passed.next().is_some() {
             return None;
         }
         let shape = |id: TensorId| (&self.tensor(id).dimensions, self.tensor(id).storage);
-        let is_passed_in = |&id: &TensorId| {
-            self.tensor(id).role == Role::Activation && !made.contains(&id) && shape(id) == shape(first) && !is_read_later(id)
+        let is_passed_in = |id: &TensorId| {
+            let is_made_before = uses.maker[id.0].is_some_and(|block| block < start);
+            is_made_before && self.tensor(*id).role == Role::Activation && shape(*id) == shape(first) && !is_read_later(*id)
         };
-        let mut read: Vec<TensorId> = self.operators.iter().filter(is_inside).flat_map(inputs).filter(is_passed_in).collect();
+        let mut read: Vec<TensorId> = inside().flat_map(inputs).filter(is_passed_in).collect();
         read.sort_unstable();
         read.dedup();
         match read[..] {
@@ -134,10 +131,9 @@ impl Graph {
         }
     }
 
-    /// Drops tensors that no operator reads or writes.
-    fn drop_unused_tensors(&mut self) {
-        let mut used: Vec<TensorId> =
-            self.operators.iter().flat_map(|operator| inputs(operator).chain(outputs(operator))).collect();
+    /// Returns the graph with these operators and blocks, and the tensors that they use.
+    fn with_operators(&self, mut operators: Vec<Operator>, blocks: Vec<Block>) -> Self {
+        let mut used: Vec<TensorId> = operators.iter().flat_map(|operator| inputs(operator).chain(outputs(operator))).collect();
         used.extend(used.clone().iter().filter_map(|&id| match self.tensor(id).role {
             Role::OfParameter(parameter) => Some(parameter),
             _ => None,
@@ -151,10 +147,30 @@ impl Graph {
                 *parameter = new(*parameter);
             }
         }
-        for operator in &mut self.operators {
+        for operator in &mut operators {
             operator.inputs.iter_mut().chain(&mut operator.outputs).for_each(|operand| operand.tensor = new(operand.tensor));
         }
-        self.tensors = tensors;
+        Self { name: self.name.clone(), tensors, operators, blocks, ..*self }
+    }
+}
+
+/// Which blocks make and read each tensor.
+struct Uses {
+    /// By tensor, the block that makes it.
+    maker: Vec<Option<usize>>,
+    /// By tensor, the last block that reads it.
+    last_read: Vec<Option<usize>>,
+}
+
+impl Uses {
+    fn of(graph: &Graph) -> Self {
+        let mut uses = Self { maker: vec![None; graph.tensors.len()], last_read: vec![None; graph.tensors.len()] };
+        for operator in &graph.operators {
+            let block = Some(operator.block);
+            outputs(operator).for_each(|id| uses.maker[id.0] = block);
+            inputs(operator).for_each(|id| uses.last_read[id.0] = uses.last_read[id.0].max(block));
+        }
+        uses
     }
 }
 
@@ -164,10 +180,6 @@ fn inputs(operator: &Operator) -> impl Iterator<Item = TensorId> + '_ {
 
 fn outputs(operator: &Operator) -> impl Iterator<Item = TensorId> + '_ {
     operator.outputs.iter().map(|operand| operand.tensor)
-}
-
-fn reads(operator: &Operator, id: TensorId) -> bool {
-    inputs(operator).any(|read| read == id)
 }
 
 /// Returns a kind as if its dropout were the model's first.
