@@ -201,7 +201,14 @@ impl Choices {
         });
         let mut base =
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
-        let stack = self.stack.as_deref().unwrap_or_else(|| {
+        let stack = self.stack.as_deref().map(|stack| {
+            if stack != "deepspeed" || !self.method.is_fine_tuning() {
+                return stack;
+            }
+            crate::output::note("`--stack deepspeed` is `hf-deepspeed`, with which people fine-tune; its pipelines are `deepspeed-3d`");
+            "hf-deepspeed"
+        });
+        let stack = stack.unwrap_or_else(|| {
             let is_here = [inputs::LOCAL, inputs::LOCAL_GPUS].contains(&self.topology.as_str());
             let of_framework = policy.as_ref().and_then(|policy| Framework::named(policy.rollout.framework.as_deref()?).ok());
             let stack = match of_framework.and_then(|framework| framework.stacks.first()) {

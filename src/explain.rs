@@ -10,6 +10,7 @@ use crate::predict;
 use foretell_models::GraphOptions;
 use foretell_planner::{Candidate, Dimension, Planned, Search};
 use foretell_program::{Layout, Plan, Profile, usual_cuts, work_of_blocks};
+use foretell_simulator::Prediction;
 use foretell_simulator::gpu::StackLimits;
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::Seconds;
@@ -125,17 +126,30 @@ pub fn title(setting: &Setting) -> String {
 /// Chance of running out from which on an answer says so, and what would leave more memory.
 pub const RISKY: f64 = 0.1;
 
+/// The best of some candidates, of which the first is the fastest: the first that hardly runs out
+/// of memory, else the first that probably does not.
+pub fn safest(candidates: &[Candidate]) -> Option<&Candidate> {
+    let mut likely = candidates.iter().filter(|candidate| !candidate.prediction.probably_runs_out());
+    let first = likely.clone().next();
+    likely.find(|candidate| candidate.prediction.chance_of_running_out.is_none_or(|chance| chance <= RISKY)).or(first)
+}
+
+/// A chance of running out in words, if it is one to speak of.
+pub fn risk(chance: Option<f64>) -> Option<String> {
+    chance.filter(|&chance| chance > RISKY).map(|chance| format!("runs out with a chance of {:.0} %", chance * 100.0))
+}
+
 /// Whether an answer fits, how likely it is that it does not, and what holds the memory at its
-/// peak, where a framework's own allocations say so; `None` of others without adapters.
-pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
+/// peak, where a framework's own allocations say so; `None` of others that are no fine-tuning.
+pub fn fit(prediction: &Prediction, topology: &Topology, is_fine_tuning: bool) -> Option<String> {
     let device = topology.device_kinds().first()?;
-    let held = best.prediction.peak_memory_bytes.iter().copied().max()?;
-    let (Some(chance), Some(peak)) = (best.prediction.chance_of_running_out, best.prediction.memory_peak.as_ref()) else {
+    let held = prediction.peak_memory_bytes.iter().copied().max()?;
+    let (Some(chance), Some(peak)) = (prediction.chance_of_running_out, prediction.memory_peak.as_ref()) else {
         let line = format!("fits: {held} of {} on each `{}`, by the stack's profile", device.memory, device.name);
-        return best.plan.training.lora.is_some().then_some(line);
+        return is_fine_tuning.then_some(line);
     };
     let verdict = match chance {
-        _ if best.prediction.probably_runs_out() => "probably does not fit",
+        _ if prediction.probably_runs_out() => "probably does not fit",
         chance if chance > RISKY => "fits, but may run out",
         _ => "fits",
     };

@@ -2,6 +2,7 @@
 //! fits.
 
 use crate::choices::Choices;
+use crate::explain::{risk, safest};
 use crate::failure::Failure;
 use crate::output;
 use crate::usual_stack::Trainer;
@@ -32,9 +33,14 @@ struct Needed {
     rate: Option<f64>,
     /// Peak memory of the fullest device there.
     memory_bytes: Option<u64>,
+    /// The chance of running out of memory there, where it is known.
+    chance_of_running_out: Option<f64>,
     /// The layout in words.
     layout: String,
 }
+
+/// Fastest layouts among which the first that hardly runs out of memory is taken.
+const LAYOUTS: usize = 5;
 
 /// Nodes that are tried beyond the devices of one, which has eight.
 const NODES: [usize; 7] = [2, 3, 4, 6, 8, 16, 32];
@@ -57,25 +63,33 @@ pub fn answer(kinds: &[String], choices: &Choices, profile: Option<&Profile>) ->
 }
 
 fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Needed, Failure> {
-    let mut found =
-        Needed { device: kind.into(), devices: None, step_seconds: None, rate: None, memory_bytes: None, layout: String::new() };
+    let mut found = Needed {
+        device: kind.into(),
+        devices: None,
+        step_seconds: None,
+        rate: None,
+        memory_bytes: None,
+        chance_of_running_out: None,
+        layout: String::new(),
+    };
     let within = (1..=OF_NODE).map(|devices| (1, devices));
     for (nodes, of_node) in within.chain(NODES.map(|nodes| (nodes, OF_NODE))) {
         let job = Choices { topology: format!("{nodes}x{of_node}x{kind}"), ..choices.clone() };
         let mut setting = job.setting(Trainer::Framework)?;
-        let planned = match job.search(&mut setting, profile, 1) {
+        let planned = match job.search(&mut setting, profile, LAYOUTS) {
             Ok(planned) => planned,
             // A batch may have fewer samples than there are devices; more of them fit where fewer
             // do not.
             Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. })) => continue,
             Err(error) => return Err(error),
         };
-        if let Some(best) = planned.candidates.first().filter(|best| !best.prediction.probably_runs_out()) {
+        if let Some(best) = safest(&planned.candidates) {
             let prediction = &best.prediction;
             found.devices = Some(best.plan.mesh()?.world_size());
             found.step_seconds = Some(prediction.step_seconds.value());
             found.rate = Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second));
             found.memory_bytes = prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count);
+            found.chance_of_running_out = prediction.chance_of_running_out;
             found.layout = best.plan.layout.in_words();
             break;
         }
@@ -102,7 +116,11 @@ impl GpusNeededAnswer {
                 or_none(one.step_seconds.map(|step| Seconds::new(step).to_string())),
                 or_none(one.rate.map(|rate| format!("{rate:.0}"))),
                 or_none(one.memory_bytes.map(|bytes| Bytes::new(bytes).to_string())),
-                if one.devices.is_some() { one.layout.clone() } else { "does not fit on 256".into() },
+                match (one.devices, risk(one.chance_of_running_out)) {
+                    (None, _) => "does not fit on 256".into(),
+                    (_, Some(risk)) => format!("{}; {risk}", one.layout),
+                    _ => one.layout.clone(),
+                },
             ]
         };
         table(&columns, &self.kinds.iter().map(row).collect::<Vec<_>>())

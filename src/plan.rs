@@ -228,7 +228,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(warning) = explain::cut_off(&planned, &objective) {
         output::line(&warning)?;
     }
-    if let Some(line) = explain::fit(best, &setting.topology) {
+    if let Some(line) = explain::fit(&best.prediction, &setting.topology, choices.method.is_fine_tuning()) {
         output::line(&line)?;
     }
     let chance = best.prediction.chance_of_running_out.unwrap_or(0.0);

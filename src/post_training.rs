@@ -76,7 +76,7 @@ pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top
     let (policy, started) = (policy(setting)?, Instant::now());
     let PolicyTraining { method, rollout } = policy;
     let fixed = choices.method.rollout.as_ref().map(crate::rollout::RolloutChoices::fixed).unwrap_or_default();
-    let searched = as_searched(rollout, fixed.placement);
+    let searched = as_searched(rollout, &fixed);
     check_framework(*method, &searched, setting.base.stack.name())?;
     let job = ActorJob::new(&setting.model.model, &setting.base, &searched, Some(1)).map_err(of_error)?;
     let costs = predict::costs(profile, &setting.topology, &job.plan, &job.model)?;
@@ -92,10 +92,13 @@ pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top
 }
 
 /// The rollout as the framework is asked about it before engines are placed.
-fn as_searched(rollout: &Rollout, placement: Option<RolloutPlacement>) -> Rollout {
-    let is_open = placement.is_none() && rollout.off_policy > 0;
-    let placement = if is_open { RolloutPlacement::Split(1) } else { rollout.placement };
-    Rollout { placement, ..rollout.clone() }
+fn as_searched(rollout: &Rollout, fixed: &FixedRollout) -> Rollout {
+    if fixed.placement.is_some() || rollout.off_policy == 0 {
+        return rollout.clone();
+    }
+    // Engines on devices of their own drive nothing out.
+    let offload = fixed.offload.unwrap_or(RolloutOffload::None);
+    Rollout { placement: RolloutPlacement::Split(1), offload, ..rollout.clone() }
 }
 
 fn policy(setting: &Setting) -> Result<&PolicyTraining, Failure> {

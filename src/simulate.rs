@@ -2,6 +2,7 @@
 
 use crate::beside;
 use crate::binding::{self, Limits};
+use crate::explain;
 use crate::failure::{Failure, code};
 use crate::lengths::{DataLengths, LengthChoices, LengthsAnswer};
 use crate::output;
@@ -300,6 +301,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     } else if arguments.dump_program {
         output::line(&program.to_string())?;
     } else {
+        let is_fine_tuning = loaded.plan.training.lora.is_some();
+        if let Some(line) = explain::fit(&predicted.prediction, &loaded.topology, is_fine_tuning) {
+            output::line(&line)?;
+        }
         output::line(&predict::table(&predicted.prediction, &loaded.topology))?;
         if let Some(undisturbed) = predicted.undisturbed {
             output::line(&format!(

@@ -4,6 +4,7 @@
 //! the user may make. The cheapest in time or quality come first.
 
 use crate::choices::{Choices, OptimizerName};
+use crate::explain::{risk, safest};
 use crate::failure::Failure;
 use crate::method::{Attention, Loss, Method};
 use crate::usual_stack::Trainer;
@@ -48,7 +49,11 @@ struct Offer {
     options: String,
     step: Seconds,
     memory: Bytes,
+    chance_of_running_out: Option<f64>,
 }
+
+/// Fastest layouts of a change among which the first that hardly runs out of memory is offered.
+const LAYOUTS_OF_CHANGE: usize = 5;
 
 /// Changes with which a fine-tuning job that does not fit would; `None` if there is none, or if the
 /// job is another.
@@ -69,7 +74,10 @@ pub fn in_words(choices: &Choices, profile: Option<&Profile>) -> Result<Option<S
             }
         }
     }
-    let offered = |Offer { options, step, memory, .. }: &Offer| format!("`{options}` ({memory}, {step} a step)");
+    let offered = |Offer { options, step, memory, chance_of_running_out, .. }: &Offer| {
+        let risk = risk(*chance_of_running_out).map(|risk| format!(", {risk}")).unwrap_or_default();
+        format!("`{options}` ({memory}, {step} a step{risk})")
+    };
     let offered: Vec<String> = offers.iter().map(offered).collect();
     Ok((!offered.is_empty()).then(|| offered.join(", or ")))
 }
@@ -211,18 +219,18 @@ fn changes_of_devices(choices: &Choices) -> Result<Vec<Change>, Failure> {
 fn offer(change: &Change, profile: Option<&Profile>) -> Result<Option<Offer>, Failure> {
     // A cluster may have no second node, and a stack not every option.
     let Ok(mut setting) = change.choices.setting(Trainer::Framework) else { return Ok(None) };
-    let planned = match change.choices.search(&mut setting, profile, 1) {
+    let planned = match change.choices.search(&mut setting, profile, LAYOUTS_OF_CHANGE) {
         Ok(planned) => planned,
         Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. }) | Failure::Input(_)) => {
             return Ok(None);
         }
         Err(error) => return Err(error),
     };
-    let best = planned.candidates.first().filter(|best| !best.prediction.probably_runs_out());
-    Ok(best.map(|best| Offer {
+    Ok(safest(&planned.candidates).map(|best| Offer {
         subject: change.subject,
         options: change.options.clone(),
         step: best.prediction.step_seconds,
         memory: best.prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),
+        chance_of_running_out: best.prediction.chance_of_running_out,
     }))
 }

@@ -370,3 +370,37 @@ fn fine_tuning_has_a_usual_length_and_tables_have_devices_and_models() {
     };
     assert!(rate("4", "gpt2-xl") > 1.5 * rate("1", "gpt2-xl") && rate("1", "gpt2") > rate("1", "gpt2-medium"));
 }
+
+#[test]
+fn a_plan_with_adapters_is_no_job_of_frameworks_that_train_all_weights() {
+    let scratch = Scratch::new();
+    planned(&scratch, &["--method", "qlora", "--global-batch", "8", "-o", "adapters.yaml"]);
+    for framework in ["torchtitan", "megatron", "deepspeed"] {
+        let output = scratch.run(&["export", "--plan", "adapters.yaml", "--to", framework, "-o", framework, "--json"]);
+        let failure: Value = serde_json::from_slice(&output.stdout).expect("one document");
+        assert_eq!(failure["error"]["code"], "framework::method", "{framework}: {failure}");
+        assert!(!scratch.path(framework).exists(), "{framework} has no files");
+    }
+}
+
+#[test]
+fn simulate_says_whether_adapters_fit_and_deepspeed_is_the_one_that_people_fine_tune_with() {
+    let scratch = Scratch::new();
+    let answer = planned(&scratch, &["--method", "lora", "--global-batch", "8", "--stack", "deepspeed", "-o", "adapters.yaml"]);
+    assert_eq!(answer["plan"]["stack"], "hf-deepspeed");
+    let output = scratch.run(&["simulate", "--plan", "adapters.yaml"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let chance = answer["predicted"]["chance_of_running_out"].as_f64().expect("operators were traced");
+    assert!(said.starts_with("fits") && said.contains("chance of running out"), "{chance}: {said}");
+}
+
+#[test]
+fn engines_off_policy_have_devices_of_their_own_in_every_framework() {
+    let scratch = Scratch::new();
+    for framework in ["verl", "nemo-rl", "openrlhf"] {
+        let rollout = format!("framework={framework},off-policy=1");
+        let job = ["plan", "--model", "llama3-8b", "--topology", "8xh100", "--method", "grpo", "--rollout", &rollout];
+        let answer = scratch.json(&job);
+        assert!(answer["plan"]["rollout"]["placement"]["split"].is_u64(), "{framework}: {}", answer["plan"]["rollout"]);
+    }
+}

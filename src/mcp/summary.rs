@@ -3,6 +3,7 @@
 
 use super::tools::Summary;
 use crate::ask::Answer;
+use crate::explain::risk;
 use foretell_units::{Bytes, Seconds};
 use serde_json::{Value, json};
 
@@ -156,8 +157,9 @@ fn cells(document: &Value) -> Vec<String> {
         vec![format!("{} by {}: memory of the fullest device, and tokens or samples per second", name("rows"), name("columns"))];
     for cell in document["cells"].as_array().into_iter().flatten() {
         let memory = cell["memory_bytes"].as_u64().map(Bytes::new);
+        let risk = risk(cell["chance_of_running_out"].as_f64()).map(|risk| format!(", {risk}")).unwrap_or_default();
         let answer = match (cell["fits"] == true, memory) {
-            (true, Some(memory)) => format!("fits, {memory}, {:.0}/s", cell["rate"].as_f64().unwrap_or_default()),
+            (true, Some(memory)) => format!("fits, {memory}, {:.0}/s{risk}", cell["rate"].as_f64().unwrap_or_default()),
             (false, Some(memory)) => format!("does not fit, the least is {memory}"),
             (_, None) => format!("cannot be planned: {}", cell["layout"].as_str().unwrap_or_default()),
         };

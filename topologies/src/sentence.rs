@@ -60,8 +60,10 @@ impl<'a> Said<'a> {
             None => (1, first, rest),
         };
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | ' ');
-        let is_sound =
-            !device.is_empty() && device.chars().all(is_name) && device.starts_with(|first: char| first.is_ascii_alphabetic());
+        // `4090` is a device, too, and `8` is none.
+        let begins_as_name =
+            || device.starts_with(|first: char| first.is_ascii_alphabetic()) || find(device, &mut Vec::new()).is_ok();
+        let is_sound = !device.is_empty() && device.chars().all(is_name) && begins_as_name();
         (is_sound && (1..=MOST).contains(&nodes) && (1..=MOST).contains(&devices)).then_some(Self {
             nodes,
             devices,
@@ -221,6 +223,7 @@ mod tests {
             ("8 h100", 1, 8, "h100-sxm-80g", 450.0, None),
             ("h100", 1, 1, "h100-sxm-80g", 0.0, None),
             ("RTX 4090", 1, 1, "rtx-4090", 0.0, None),
+            ("2x4090", 1, 2, "rtx-4090", 31.0, None),
         ];
         for (text, nodes, devices, kind, link, nics) in cases {
             let SaidTopology { topology, .. } = said(text);

@@ -16,8 +16,8 @@ pub(super) struct Nearest {
 }
 
 impl Nearest {
-    /// Starts from a plan, without what no framework expresses. Preferences are refused: exporters
-    /// whose framework trains on them take them out before.
+    /// Starts from a plan, without what no framework expresses. Preferences and adapters are refused:
+    /// exporters whose framework trains with them take them out before.
     pub(super) fn new(plan: &Plan, framework: &'static str, stack: &str) -> Result<Self, FrameworkError> {
         let layout = plan.layout.clone().normalised();
         if layout.stages.is_some() {
@@ -33,6 +33,14 @@ impl Nearest {
                 method: preference.name(),
                 reason: "its files start training on texts, which is another job",
                 hint: "export it `--to trl`, `axolotl` or `llama-factory`, whose files state Accelerate's and DeepSpeed's settings too",
+            });
+        }
+        if plan.training.lora.is_some() || plan.workload.base_bits.is_some() {
+            return Err(FrameworkError::Method {
+                framework,
+                method: if plan.workload.base_bits.is_some() { "qlora" } else { "lora" },
+                reason: "its files train all weights, which is another job",
+                hint: "export it `--to trl`, `axolotl`, `llama-factory`, `torchtune` or `accelerate`",
             });
         }
         // The stack's own overlap and buckets apply.
