@@ -205,7 +205,9 @@ impl Choices {
             if stack != "deepspeed" || !self.method.is_fine_tuning() {
                 return stack;
             }
-            crate::output::note("`--stack deepspeed` is `hf-deepspeed`, with which people fine-tune; its pipelines are `deepspeed-3d`");
+            crate::output::note(
+                "`--stack deepspeed` is `hf-deepspeed`, with which people fine-tune; its pipelines are `deepspeed-3d`",
+            );
             "hf-deepspeed"
         });
         let stack = stack.unwrap_or_else(|| {

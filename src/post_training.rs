@@ -8,8 +8,8 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::predict;
 use foretell_planner::{
-    Framework, PlacedRoles, PlacementSearch, PlanJob, PlannedRoles, PostTrainingPlanError, PostTrainingRequest, Request,
-    plan_post_training,
+    FixedRollout, Framework, PlacedRoles, PlacementSearch, PlanJob, PlannedRoles, PostTrainingPlanError, PostTrainingRequest,
+    Request, plan_post_training,
 };
 use foretell_program::{PolicyMethod, Profile, Rollout, RolloutOffload, RolloutPlacement};
 use foretell_reports::{Column, table};
