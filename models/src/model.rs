@@ -136,10 +136,13 @@ impl Model {
         with_family!(self, sizes => sizes.repeated_layers())
     }
 
-    /// Returns the model with another number of equal blocks. `None` if it is not a stack of them
-    /// ([`Model::repeated_layers`]).
-    pub fn with_repeated_layers(&self, count: usize) -> Option<Self> {
-        self.repeated_layers()?;
+    /// Returns the model's number of layers. `None` if its family has no such number.
+    pub fn layers(&self) -> Option<usize> {
+        with_family!(&mut self.clone(), sizes => sizes.layers_mut()).copied()
+    }
+
+    /// Returns the model with another number of layers. `None` if its family has no such number.
+    pub fn with_layers(&self, count: usize) -> Option<Self> {
         let mut model = self.clone();
         *with_family!(&mut model, sizes => sizes.layers_mut())? = count;
         Some(model)

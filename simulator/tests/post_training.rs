@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 static TOPOLOGY: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-h100").expect("in the library"));
 static MODEL: LazyLock<Model> =
-    LazyLock::new(|| Model::named("llama3-8b").expect("in the zoo").with_repeated_layers(4).expect("it has layers"));
+    LazyLock::new(|| Model::named("llama3-8b").expect("in the zoo").with_layers(4).expect("it has layers"));
 
 fn rollout() -> Rollout {
     Rollout::new([16, 8], [512, 1024, 3072])

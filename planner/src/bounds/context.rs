@@ -89,7 +89,7 @@ impl<'a> Bounds<'a> {
             compiler: Compiler::new(request.model, request.name),
             parameters: graph.parameter_count(),
             trained: objective::trained_parameters(request.base, &graph),
-            truncated: TruncatedModels::new(request, Arc::clone(&kinds), memory_rates, &space.model),
+            truncated: TruncatedModels::new(request, Arc::clone(&kinds), memory_rates, (&space.model, &graph)),
             replicas: Replicas::new(),
             pipelines: PipelineTables::new(),
             hosts: Hosts::new(request, &kinds, &memory_rates),

@@ -24,11 +24,13 @@ pub(super) use messages::stages_sharing_nodes;
 
 use crate::bounds::passes::{MicroBatchMemory, TimedList};
 use crate::space::{BlockPattern, FEWEST_REPEATS, Request};
+use foretell_models::{Graph, GraphOptions, Model};
 use foretell_program::{Compiler, Layout, Plan};
 use foretell_simulator::{MemoryRates, Oversubscription, least_times, least_times_on};
 use foretell_units::diagnostic::Mistake;
 use messages::{equalise_messages, largest_message, leave_out_messages, leave_out_sums_over_stages};
 use stacks::{LONG, SHORT, Stacks};
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -54,13 +56,21 @@ pub(super) struct TruncatedCompilers<'a> {
 }
 
 impl<'a> TruncatedCompilers<'a> {
-    fn new(request: &Request<'a>, pattern: &BlockPattern) -> Self {
+    fn new(request: &Request<'a>, graph: &Graph, pattern: &BlockPattern) -> Self {
+        let training = &request.base.training;
+        let graph_of = |model: &Model| training.graph(model, request.name, &GraphOptions::ONE).ok();
+        // Graphs of a shorter model are built sooner.
+        let short = pattern.shortened(request.model, graph, graph_of, |parameter| training.is_frozen(parameter));
+        let (model, pattern) = match short {
+            Some((model, pattern)) => (Cow::Owned(model), pattern),
+            None => (Cow::Borrowed(request.model), pattern.clone()),
+        };
         let compiler =
-            |blocks| Compiler::of_blocks(request.model, request.name, blocks).with_operator_limit(REMEMBERED_OPERATORS);
+            |blocks| Compiler::of_blocks(model.clone(), request.name, blocks).with_operator_limit(REMEMBERED_OPERATORS);
         Self {
             stacks: [SHORT, LONG].map(|periods| compiler(pattern.with_periods(periods))),
             pipelines: (0..pattern.kinds()).map(|kind| compiler(pattern.with_one_kind(kind, PIPELINE_BLOCKS))).collect(),
-            pattern: pattern.clone(),
+            pattern,
         }
     }
 }

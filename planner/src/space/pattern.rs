@@ -1,6 +1,6 @@
 //! The pattern of a model's blocks: which of them repeat, found in its graph.
 
-use foretell_models::Graph;
+use foretell_models::{Graph, Model};
 
 /// Fewest times that blocks repeat in a model that truncated models bound. Below that, compiling
 /// the whole model costs about as much.
@@ -73,6 +73,24 @@ impl BlockPattern {
     pub(crate) fn plain(layers: usize) -> Self {
         let recomputable = [vec![false], vec![true; layers], vec![false]].concat();
         Self { first: 1, period: vec![0], repeats: layers, last: 1, recomputable }
+    }
+
+    /// Returns a model with as few periods as truncated models need, and its pattern; `graph` is the
+    /// whole model's, and `graph_of` gives that of a smaller one. `None` if no model of the family is
+    /// the same but for the periods that are left out.
+    pub(crate) fn shortened(
+        &self,
+        model: &Model,
+        graph: &Graph,
+        graph_of: impl Fn(&Model) -> Option<Graph>,
+        is_frozen: impl Fn(&str) -> bool,
+    ) -> Option<(Model, Self)> {
+        let left_out = (self.repeats - FEWEST_REPEATS) * self.period.len();
+        let short = model.with_layers(model.layers()?.checked_sub(left_out)?)?;
+        let cut = graph.with_blocks(&self.with_periods(FEWEST_REPEATS))?;
+        let recomputable = cut.blocks.iter().map(|block| block.recomputable).collect();
+        let pattern = Self { repeats: FEWEST_REPEATS, recomputable, ..self.clone() };
+        graph_of(&short)?.is_like(&cut, is_frozen).then_some((short, pattern))
     }
 
     /// Returns the number of different blocks of a period.
@@ -151,6 +169,11 @@ mod tests {
     #[test]
     fn short_models_keep_both_ends() {
         let found = pattern("gpt-oss-120b");
+        let model = Model::named("gpt-oss-120b").expect("in the zoo");
+        let graph = |model: &Model| model.graph("model", &GraphOptions::ONE).ok();
+        let whole = graph(&model).expect("its sizes are sound");
+        let (short, of_short) = found.shortened(&model, &whole, graph, |_| false).expect("it is a shorter model of the family");
+        assert_eq!((short.layers(), of_short.repeats, of_short.blocks()), (Some(10), 5, 12));
         assert_eq!(found.with_periods(1), [0, 1, 2, 37]);
         assert_eq!(found.with_one_kind(1, 2), [0, 2, 4, 37]);
         assert!(!found.is_plain() && pattern("gpt2").is_plain() && !pattern("deepseek-v3").is_plain());

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 
 static TOPOLOGY: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-h100").expect("in the library"));
 static MODEL: LazyLock<Model> =
-    LazyLock::new(|| Model::named("llama3-8b").expect("in the zoo").with_repeated_layers(4).expect("it has layers"));
+    LazyLock::new(|| Model::named("llama3-8b").expect("in the zoo").with_layers(4).expect("it has layers"));
 
 /// A search on one node, whose actor is trained by FSDP.
 fn planned(

@@ -9,6 +9,7 @@ use super::wanted::{SessionPart, Wanted};
 use crate::plan::{Plan, PlanError};
 use crate::program::Program;
 use foretell_models::Model;
+use std::borrow::Cow;
 use std::fmt;
 
 /// The default limit on cached operators: some hundred megabytes of lowerings.
@@ -31,12 +32,12 @@ impl fmt::Debug for Compiler<'_> {
 impl<'a> Compiler<'a> {
     /// A compiler of `model`, with an empty cache. Error messages call the model `name`.
     pub fn new(model: &'a Model, name: &'a str) -> Self {
-        Self { cache: LoweringCache::new(Source { model, name, blocks: None }, DEFAULT_OPERATOR_LIMIT) }
+        Self { cache: LoweringCache::new(Source { model: Cow::Borrowed(model), name, blocks: None }, DEFAULT_OPERATOR_LIMIT) }
     }
 
     /// A compiler of some blocks of a model, given their indices in increasing order
     /// ([`Graph::with_blocks`](foretell_models::Graph::with_blocks)). Plans that it compiles have the cuts of so many blocks.
-    pub fn of_blocks(model: &'a Model, name: &'a str, blocks: Vec<usize>) -> Self {
+    pub fn of_blocks(model: Cow<'a, Model>, name: &'a str, blocks: Vec<usize>) -> Self {
         Self { cache: LoweringCache::new(Source { model, name, blocks: Some(blocks) }, DEFAULT_OPERATOR_LIMIT) }
     }
 

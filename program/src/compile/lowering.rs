@@ -11,6 +11,7 @@ use crate::plan::{Layout, Plan, PlanError, ShardedPart};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
 use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate, logits_only, with_evaluation};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The use of a Program.
@@ -26,7 +27,7 @@ pub(super) enum Purpose {
 
 /// A model, or some of its blocks.
 pub(super) struct Source<'a> {
-    pub(super) model: &'a Model,
+    pub(super) model: Cow<'a, Model>,
     /// What error messages call it.
     pub(super) name: &'a str,
     /// Indices of the blocks in increasing order. `None`: all.
@@ -35,7 +36,7 @@ pub(super) struct Source<'a> {
 
 impl Source<'_> {
     fn graph(&self, plan: &Plan, options: &GraphOptions) -> Result<Graph, PlanError> {
-        let graph = plan.training.graph(self.model, self.name, options)?;
+        let graph = plan.training.graph(&self.model, self.name, options)?;
         let Some(blocks) = &self.blocks else { return Ok(graph) };
         graph.with_blocks(blocks).ok_or_else(|| PlanError::Invalid {
             field: "model",
@@ -145,7 +146,7 @@ pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(
     let mesh = plan.mesh()?;
     let first = mesh.stage(0);
     let stage = first.with_even_samples(first.distinct_samples()[0]);
-    let source = Source { model, name, blocks: None };
+    let source = Source { model: Cow::Borrowed(model), name, blocks: None };
     let graph = graph(&source, plan, &stage, vocabulary_parts(plan, &mesh), Purpose::Training)?;
     Ok((graph, stage))
 }
@@ -174,7 +175,7 @@ fn graph(
     let inference = purpose != Purpose::Training;
     let options = GraphOptions {
         batch: mesh.samples_at_once(),
-        normalization_groups: normalization_groups(source.model, plan, mesh)?,
+        normalization_groups: normalization_groups(&source.model, plan, mesh)?,
         inference,
         vocabulary_parts,
     };

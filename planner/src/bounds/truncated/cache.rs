@@ -4,6 +4,7 @@ use super::messages::stages_sharing_nodes;
 use super::{LeftOut, TRUNCATED_STAGES, Timing, TruncatedCompilers, TruncatedModel};
 use crate::bounds::memo::Memo;
 use crate::space::{DeviceKinds, ModelFacts, Request, inner_ranks, ranks_of_stage, world_size};
+use foretell_models::Graph;
 use foretell_program::{Layout, Offload, Plan, Recompute};
 use foretell_simulator::MemoryRates;
 use foretell_units::diagnostic::Mistake;
@@ -40,9 +41,9 @@ impl<'a> TruncatedModels<'a> {
         request: &'a Request<'a>,
         kinds: Arc<DeviceKinds>,
         memory_rates: MemoryRates,
-        model: &ModelFacts,
+        (model, graph): (&ModelFacts, &Graph),
     ) -> Self {
-        let compilers = model.pattern.as_ref().map(|pattern| TruncatedCompilers::new(request, pattern));
+        let compilers = model.pattern.as_ref().map(|pattern| TruncatedCompilers::new(request, graph, pattern));
         Self { request, kinds, memory_rates, shares_parameters: model.shares_parameters, compilers, models: Memo::new() }
     }
 
