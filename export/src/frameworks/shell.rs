@@ -33,7 +33,7 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
             script: Some(only.script.clone()),
             launcher: only.launcher.clone(),
             arguments: only.arguments.clone(),
-            ranks: ranks_of(&only.launcher),
+            ranks: ranks_of(&only.launcher).or_else(|| script.ranks_of_environment(&only.script)),
             notes: script.notes.clone(),
             unexpanded: script.unexpanded.clone(),
             foreign: None,
@@ -48,7 +48,8 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
 
 /// A job that a script starts.
 pub(super) struct Started {
-    /// The Python script; `None` where the text has arguments alone.
+    /// The Python script, or the command of a tool whose settings are in a file (`swift-sft`);
+    /// `None` where the text has arguments alone.
     pub(super) script: Option<String>,
     /// The words before it.
     pub(super) launcher: Vec<String>,
@@ -163,6 +164,8 @@ struct Script {
     calls: Vec<Vec<String>>,
     /// The first command of another launcher, which starts no Python script.
     foreign: Option<String>,
+    /// Its name and its first word, with a dash between.
+    command: Option<String>,
     /// The file of settings that it names.
     settings: Option<String>,
     /// What is left out, a sentence each.
@@ -286,6 +289,13 @@ impl Script {
             self.assign(&counted.name, Assigned::Text(word), false);
             self.read(counted.body);
         }
+    }
+
+    /// The ranks that ms-swift's commands start: its variables say so.
+    fn ranks_of_environment(&self, script: &str) -> Option<usize> {
+        let number = |name: &str| self.variables.get(name)?.first()?.trim().parse::<usize>().ok();
+        let is_of_swift = ["swift-", "megatron-"].iter().any(|start| script.starts_with(start));
+        number("NPROC_PER_NODE").filter(|_| is_of_swift)?.checked_mul(number("NNODES").unwrap_or(1))
     }
 
     /// Whether the next command is run.
@@ -456,8 +466,9 @@ impl Script {
                 self.notes.push(format!("the script starts nothing itself: the arguments in `{names}` are taken"));
             }
         }
-        let Self { arguments, notes, unexpanded, foreign, settings, .. } = self;
-        Started { script: None, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign, settings }
+        let Self { arguments, notes, unexpanded, foreign, command, settings, .. } = self;
+        let script = command.filter(|_| settings.is_some());
+        Started { script, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign, settings }
     }
 
     fn look_at(&mut self, words: Vec<String>) {
@@ -512,14 +523,20 @@ impl Script {
                 let arguments = words.get(at + 2..).unwrap_or_default();
                 // `llamafactory-cli train --stage sft ...`, `trl sft --config job.yaml`
                 let [launcher, job] = [at, at + 1].map(|at| words.get(at).cloned().unwrap_or_default());
-                if matches!(launcher.as_str(), "llamafactory-cli" | "trl" | "-m") && is_flags(arguments) {
-                    let script = if launcher == "llamafactory-cli" { launcher } else { job.replacen(TRL_MODULES, "", 1) };
+                let name = launcher.rsplit('/').next().unwrap_or_default();
+                if matches!(name, "llamafactory-cli" | "trl" | "-m" | "swift" | "megatron") && is_flags(arguments) {
+                    let script = match name {
+                        "llamafactory-cli" => name.to_owned(),
+                        "swift" | "megatron" => format!("{name}-{job}"),
+                        _ => job.replacen(TRL_MODULES, "", 1),
+                    };
                     let arguments = arguments.to_vec();
                     self.launches.push(Launch { script, launcher: words[..at].to_vec(), arguments });
                     return;
                 }
                 let settings = words.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
                 let command = words.get(at..at + 2).unwrap_or_default().join(" ");
+                self.command = self.command.take().or_else(|| Some(format!("{launcher}-{job}")));
                 self.settings = self.settings.take().or_else(|| settings.cloned());
                 self.foreign.get_or_insert(match settings {
                     Some(file) => format!("`{command}`, whose settings are in `{file}`"),

@@ -285,6 +285,22 @@ impl Stated {
         }
     }
 
+    /// Puts another value in the place of a setting's, which counts as stated.
+    pub(super) fn set(&mut self, name: &str, value: Value) {
+        self.settings.insert(name.into(), value);
+    }
+
+    /// Puts the settings of an object in the place of a setting that stands for them. Those that are
+    /// stated under their own names stay.
+    pub(super) fn replace_by_section(&mut self, name: &str, section: Value) {
+        self.settings.remove(name);
+        let mut inside = BTreeMap::new();
+        flatten(name.into(), section, &mut inside);
+        for (path, value) in inside {
+            self.settings.entry(path).or_insert(value);
+        }
+    }
+
     /// A name that costs nothing, such as that of a model; `None` also where a script's variable
     /// holds it.
     pub(super) fn name(&mut self, name: &str) -> Result<Option<String>, FrameworkError> {

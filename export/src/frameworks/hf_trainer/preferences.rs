@@ -54,7 +54,7 @@ const OTHER_MODELS: [&str; 42] = [
 ];
 
 /// Of these, settings that change a loss and neither a model nor a pass.
-const OF_LOSSES: [&str; 16] = [
+const OF_LOSSES: [&str; 17] = [
     "beta",
     "max_prompt_length",
     "max_completion_length",
@@ -71,6 +71,7 @@ const OF_LOSSES: [&str; 16] = [
     "undesirable_weight",
     "center_rewards_coefficient",
     "rpo_alpha",
+    "cpo_alpha",
 ];
 
 /// Reads what is trained on: `None` for texts.
@@ -121,7 +122,7 @@ pub(super) fn keeps_dropout(stated: &mut Stated, tool: Tool, preference: Option<
     Ok(match tool {
         Tool::Trl => is_disabled == Some(false),
         Tool::Trainer => is_disabled != Some(true),
-        Tool::Axolotl => false,
+        Tool::Axolotl | Tool::Swift | Tool::OpenRlhf(_) => false,
         Tool::LlamaFactory => preference == Preference::Reward,
     })
 }
@@ -153,6 +154,29 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
             "kto" => Ok(Some(Preference::Kto)),
             "rm" => Ok(Some(Preference::Reward)),
             _ => unknown(stated, "stage"),
+        };
+    }
+    if let Tool::OpenRlhf(job) = tool {
+        return Ok(job.preference());
+    }
+    if tool == Tool::Swift {
+        if !script.is_some_and(|script| script.contains("rlhf")) {
+            return Ok(None);
+        }
+        return match stated.text("rlhf_type")?.as_deref() {
+            None => {
+                stated.assume("`workload.preference` dpo: ms-swift's default of `rlhf_type`");
+                Ok(Some(Preference::Dpo))
+            }
+            Some("dpo") => Ok(Some(Preference::Dpo)),
+            Some("orpo") => Ok(Some(Preference::Orpo)),
+            Some("cpo" | "simpo") => {
+                stated.assume("`workload.preference` orpo: CPO and SimPO have its passes, without a reference model");
+                Ok(Some(Preference::Orpo))
+            }
+            Some("kto") => Ok(Some(Preference::Kto)),
+            Some("rm") => Ok(Some(Preference::Reward)),
+            Some(_) => unknown(stated, "rlhf_type"),
         };
     }
     if tool == Tool::Axolotl && stated.flag("reward_model")? == Some(true) {
