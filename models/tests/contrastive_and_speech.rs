@@ -118,7 +118,11 @@ fn siglip_pools_its_patches_and_compares_once() {
     assert_eq!(extents(&graph, "vision_model.encoder.layers.0.self_attn.out_proj"), [4, 729, 1152]);
     assert_eq!(extents(&graph, "vision_model.head.attention.out_proj"), [4, 1, 1152]);
     assert_eq!(graph.operators.iter().filter(|one| one.kind == OperatorKind::CrossEntropy).count(), 1);
-    assert!(imported.notes.iter().any(|one| one.contains("sigmoid of each pair is planned as a softmax")), "{:?}", imported.notes);
+    assert!(
+        imported.notes.iter().any(|one| one.contains("sigmoid of each pair is planned as a softmax")),
+        "{:?}",
+        imported.notes
+    );
 }
 
 #[test]

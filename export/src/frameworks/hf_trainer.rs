@@ -11,6 +11,7 @@ mod method;
 mod names;
 mod open_rlhf;
 mod preferences;
+mod published;
 mod script;
 mod swift;
 
@@ -186,7 +187,8 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         stated.assume("`workload.no_master_copy`: Axolotl loads parameters in bf16, and trains them so");
     }
     // Accelerate's own setting, and not those of scripts that shard sequences themselves.
-    let is_by_accelerate = plan.layout.context_method == ContextMethod::AllToAll && stated.own_name("sp_size").ends_with("sp_size");
+    let is_by_accelerate =
+        plan.layout.context_method == ContextMethod::AllToAll && stated.own_name("sp_size").ends_with("sp_size");
     if is_by_accelerate && !is_followed {
         return Err(FrameworkError::Form {
             reason: format!("{}: Accelerate shards sequences by heads with DeepSpeed alone", stated.written("sp_size")),
@@ -259,6 +261,7 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
         layout.recompute = Recompute::Full;
     }
     if let Some(megabytes) = stated.size("ddp_bucket_cap_mb")? {
+        stated.state_bucket();
         layout.bucket = Bytes::new((megabytes as u64).saturating_mul(1 << 20));
     }
     let words = fsdp::read_words(stated)?;
@@ -333,6 +336,11 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
         Some(path) => match (surroundings.file)(&path) {
             Some(text) => Stated::parse(&text, "DeepSpeed's JSON configuration")?,
             None => {
+                if let Some((configuration, sentence)) = published::of_path(&path) {
+                    stated.assume(sentence);
+                    stated.replace_by_section("deepspeed", configuration);
+                    return follow_deepspeed(stated, surroundings, plan);
+                }
                 stated.assume(format!(
                     "`deepspeed: {path}` is not followed, as there is no such file beside this one: the plan lacks its ZeRO stage and \
                      offload, and is another job if that file has them; put it there and import again"
@@ -351,7 +359,9 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
     if layout.tensor > 1 || (layout.context > 1 && layout.context_method == ContextMethod::Gather) {
         return Err(FrameworkError::Form {
             reason: "`deepspeed` beside axes over which DeepSpeed shards nothing".into(),
-            hint: "of these axes, keep `sp_size` alone; `tensor_parallel.autotp_size` in DeepSpeed's configuration shards operators".into(),
+            hint:
+                "of these axes, keep `sp_size` alone; `tensor_parallel.autotp_size` in DeepSpeed's configuration shards operators"
+                    .into(),
         });
     }
     let steps = plan.global_batch / layout.micro_batch.saturating_mul(layout.data).max(1);

@@ -78,6 +78,7 @@ fn is_foreign(launcher: &str, command: &str) -> bool {
         "llamafactory-cli" | "axolotl" => command == "train",
         "trl" => matches!(command, "sft" | "dpo" | "grpo" | "kto" | "reward" | "rloo"),
         "tune" => command == "run",
+        "nemo" => command == "llm",
         // `torchrun -m trl.scripts.dpo`
         "-m" => command.starts_with(TRL_MODULES),
         _ => false,
@@ -524,10 +525,11 @@ impl Script {
                 // `llamafactory-cli train --stage sft ...`, `trl sft --config job.yaml`
                 let [launcher, job] = [at, at + 1].map(|at| words.get(at).cloned().unwrap_or_default());
                 let name = launcher.rsplit('/').next().unwrap_or_default();
-                if matches!(name, "llamafactory-cli" | "trl" | "-m" | "swift" | "megatron") && is_flags(arguments) {
+                let is_read = matches!(name, "llamafactory-cli" | "trl" | "-m" | "swift" | "megatron") && is_flags(arguments);
+                if is_read || name == "tune" {
                     let script = match name {
                         "llamafactory-cli" => name.to_owned(),
-                        "swift" | "megatron" => format!("{name}-{job}"),
+                        "swift" | "megatron" | "tune" => format!("{name}-{job}"),
                         _ => job.replacen(TRL_MODULES, "", 1),
                     };
                     let arguments = arguments.to_vec();
@@ -558,14 +560,23 @@ impl Script {
     fn without_arguments(&mut self, words: &[String]) -> Option<Taken> {
         let asks = |word: &String| ["$1", "$#", "$@"].contains(&word.as_str());
         let is_asked = words.first().is_some_and(|first| first == "getopts") || words.iter().any(asks);
-        if !(self.branches.tests_loop() && self.calls.is_empty() && is_asked) {
-            return None;
-        }
+        let result = self.branches.ends_loop().filter(|_| self.calls.is_empty() && is_asked)?;
         let note = "the script is taken to be started without arguments of its own";
         if !self.notes.iter().any(|known| known == note) {
             self.notes.push(note.into());
         }
-        Some(Taken::No)
+        Some(result)
+    }
+
+    /// A default's text with its variables expanded.
+    fn expand_text(&self, text: &str) -> String {
+        if !text.contains('$') {
+            return text.to_owned();
+        }
+        let words = lexer::tokens(&format!("\"{text}\""));
+        let expanded =
+            words.iter().map(|token| if let Token::Word(word) = token { self.expand(word).join(" ") } else { String::new() });
+        expanded.collect::<Vec<_>>().join("")
     }
 
     /// The words that a word becomes.
@@ -582,7 +593,7 @@ impl Script {
                 }
                 Piece::Variable { name, default, is_quoted, is_all } => {
                     let found = self.positional(name).or_else(|| self.variables.get(name).cloned());
-                    let found = found.or_else(|| default.clone().map(|text| vec![text]));
+                    let found = found.or_else(|| default.as_ref().map(|text| vec![self.expand_text(text)]));
                     let Some(values) = found else {
                         current.get_or_insert_default().push_str(&format!("${}", without_blanks(name)));
                         continue;

@@ -9,3 +9,4 @@ mod plans;
 mod preferences;
 mod scripts;
 mod spellings;
+mod tools;

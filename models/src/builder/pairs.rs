@@ -39,11 +39,7 @@ impl GraphBuilder {
     pub(crate) fn similarities(&mut self, name: &str, rows: TensorId, others: TensorId) -> TensorId {
         let own = self.dimensions(rows);
         let compared = dimension("others", self.dimensions(others)[0].extent);
-        let loops = vec![
-            shardable(&own[0], Extent::Rows),
-            whole(&compared, Extent::Columns),
-            whole(&own[1], Extent::Contracted),
-        ];
+        let loops = vec![shardable(&own[0], Extent::Rows), whole(&compared, Extent::Columns), whole(&own[1], Extent::Contracted)];
         let at = |loops: [usize; 2]| loops.map(|index| Some(LoopId(index))).to_vec();
         let inputs = vec![(rows, at([0, 2])), (others, at([1, 2]))];
         self.planned(name, PlannedKind::MatrixProduct, loops, inputs, (vec![own[0], compared], at([0, 1])))
@@ -53,11 +49,8 @@ impl GraphBuilder {
     fn with_number(&mut self, name: &str, kind: PlannedKind, x: TensorId, number: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let one = self.dimensions(number)[0];
-        let loops = vec![
-            shardable(&dimensions[0], Extent::Rows),
-            whole(&dimensions[1], Extent::Features),
-            whole(&one, Extent::Parts),
-        ];
+        let loops =
+            vec![shardable(&dimensions[0], Extent::Rows), whole(&dimensions[1], Extent::Features), whole(&one, Extent::Parts)];
         let inputs = vec![(x, walk(0, 2)), (number, walk(2, 1))];
         self.planned(name, kind, loops, inputs, (dimensions, walk(0, 2)))
     }
@@ -77,8 +70,7 @@ impl GraphBuilder {
     pub(crate) fn row_of_each_sample(&mut self, name: &str, batch: usize, row: TensorId) -> TensorId {
         let features = self.dimensions(row)[0];
         let [batch, position] = [dimension(crate::graph::BATCH, batch), dimension("sequence", 1)];
-        let loops =
-            vec![shardable(&batch, Extent::Rows), whole(&position, Extent::Parts), shardable(&features, Extent::Rows)];
+        let loops = vec![shardable(&batch, Extent::Rows), whole(&position, Extent::Parts), shardable(&features, Extent::Rows)];
         let inputs = vec![(row, walk(2, 1))];
         self.planned(name, PlannedKind::Rearrangement, loops, inputs, (vec![batch, position, features], walk(0, 3)))
     }

@@ -220,11 +220,8 @@ impl Towers<'_> {
     }
 
     fn layer(&mut self, module: &str, x: TensorId, sizes: LayerSizes, causal: bool) -> TensorId {
-        let names = AttentionNames {
-            module: format!("{module}.self_attn"),
-            norm: format!("{module}.layer_norm1"),
-            key_bias: true,
-        };
+        let names =
+            AttentionNames { module: format!("{module}.self_attn"), norm: format!("{module}.layer_norm1"), key_bias: true };
         let kind = AttentionKind { causal, scaled: true, window: None, relative: None, dropout: DropoutRate::NONE };
         let x = pre_norm::attention(&mut self.builder, &names, x, None, sizes, kind);
         pre_norm::feed_forward(&mut self.builder, &format!("{module}.mlp"), &format!("{module}.layer_norm2"), x, sizes)
@@ -329,9 +326,7 @@ impl Towers<'_> {
         let projection = [dimension("projection", self.sizes.projection)];
         match self.sizes.form {
             ClipForm::Clip => self.builder.linear("text_projection", x, 1, &projection, WEIGHTS, None),
-            ClipForm::Siglip => {
-                self.builder.linear("text_model.head", x, 1, &projection, WEIGHTS, Some(Initialisation::Zeros))
-            }
+            ClipForm::Siglip => self.builder.linear("text_model.head", x, 1, &projection, WEIGHTS, Some(Initialisation::Zeros)),
         }
     }
 }

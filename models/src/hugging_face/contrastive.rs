@@ -145,6 +145,8 @@ pub(super) fn siglip(fields: &mut Fields) -> Result<Model, ConfigError> {
             return Err(inexpressible("text_config.projection_size", &other, &hint));
         }
     };
-    fields.note("the sigmoid of each pair is planned as a softmax of each image over the texts: the same product, and as many logits");
+    fields.note(
+        "the sigmoid of each pair is planned as a softmax of each image over the texts: the same product, and as many logits",
+    );
     Ok(Model::Clip(Clip { form: ClipForm::Siglip, images, text, projection }))
 }

@@ -84,8 +84,7 @@ pub(super) fn gemma3n(fields: &mut Fields) -> Result<Model, ConfigError> {
     // Where a coefficient is clipped, and which stream is the active one, costs nothing.
     fields.neutral(&["altup_coef_clip", "altup_active_idx", "rope_local_base_freq"]);
     fields.must_be("altup_correct_scale", &[json!(true)], "the corrected stream has a scale")?;
-    for (field, usual) in
-        [("num_hidden_layers", 35), ("hidden_size", 2048), ("num_attention_heads", 8), ("vocab_size", 262_400)]
+    for (field, usual) in [("num_hidden_layers", 35), ("hidden_size", 2048), ("num_attention_heads", 8), ("vocab_size", 262_400)]
     {
         if !fields.has(field) {
             fields.set(field, json!(usual));

@@ -36,7 +36,8 @@ const KNOWN: [(&str, &str); 6] = [
 const ONE_TOWER: &str = "an encoder alone has no loss that it is trained by; the configuration of the whole model (`clip`, `siglip`) is \
                          read, and the families `vit` and `bert` are an encoder each";
 
-const OTHER_TOWERS: &str = "its encoders differ from CLIP's; the family `clip` comes nearest, an encoder of images beside one of text";
+const OTHER_TOWERS: &str =
+    "its encoders differ from CLIP's; the family `clip` comes nearest, an encoder of images beside one of text";
 
 /// What is not planned of a type that people train, and what comes nearest.
 pub(super) fn known(name: &str) -> Option<&'static str> {

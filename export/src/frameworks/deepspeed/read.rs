@@ -220,11 +220,7 @@ pub(in super::super) fn read_config(
 
 /// The ranks that operators are sharded over, and those that share a sequence. DeepSpeed's own
 /// exchange parts of it for heads (Ulysses).
-fn read_degrees(
-    stated: &mut Stated,
-    ranks: usize,
-    trainer: &Trainer,
-) -> Result<(usize, (usize, ContextMethod)), FrameworkError> {
+fn read_degrees(stated: &mut Stated, ranks: usize, trainer: &Trainer) -> Result<(usize, (usize, ContextMethod)), FrameworkError> {
     const CONTEXT: &str = "sequence_parallel_size";
     let tensor = stated.size("tensor_parallel.autotp_size")?.unwrap_or(1);
     stated.neutral(&["tensor_parallel.enabled", "tensor_parallel.tp.*", "tensor_parallel.tp_grain_size"]);
@@ -297,6 +293,7 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
         return Err(stated.wrong(STAGE, "a stage of ZeRO, which are 0 to 3"));
     }
     if let Some(elements) = stated.size("zero_optimization.reduce_bucket_size")? {
+        stated.state_bucket();
         layout.bucket = bucket_of(elements as u64);
     }
     // The name before offload_optimizer.

@@ -77,6 +77,9 @@ pub(super) fn put(launched: Launched, stated: &mut Stated, plan: &mut Plan) -> R
     let recompute = if layout.recompute == Recompute::Full { Recompute::Full } else { own.recompute };
     plan.layout = Layout { micro_batch: own.micro_batch, recompute, ..layout };
     plan.global_batch = own.micro_batch.saturating_mul(steps).saturating_mul(plan.layout.data);
+    if launched.states_bucket {
+        stated.state_bucket();
+    }
     stated.absorb_others(launched.unread, launched.without_effect);
     Ok(is_deepspeed)
 }

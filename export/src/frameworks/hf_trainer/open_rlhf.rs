@@ -190,7 +190,10 @@ pub(super) fn translate(stated: &mut Stated, job: Job, surroundings: &Surroundin
     }
     if tensor > 1 {
         return Err(FrameworkError::Form {
-            reason: format!("{}: DeepSpeed's sharding of operators is not read beside a Trainer's batch", stated.written("ds_tensor_parallel_size")),
+            reason: format!(
+                "{}: DeepSpeed's sharding of operators is not read beside a Trainer's batch",
+                stated.written("ds_tensor_parallel_size")
+            ),
             hint: "leave it out, and choose `tensor` in the plan".into(),
         });
     }
@@ -209,7 +212,9 @@ fn read_precision(stated: &mut Stated) -> Result<(), FrameworkError> {
         // switch.
         None if stated.has("bf16") || stated.has("fp16") => {}
         None => {
-            stated.assume("`precision` bf16: OpenRLHF's default of `--ds.param_dtype`; releases before it compute in fp16 without `--bf16`");
+            stated.assume(
+                "`precision` bf16: OpenRLHF's default of `--ds.param_dtype`; releases before it compute in fp16 without `--bf16`",
+            );
             stated.provide("bf16", json!(true));
         }
     }
@@ -247,7 +252,10 @@ fn read_accumulation(stated: &mut Stated, data: usize) -> Result<(), FrameworkEr
     let at_once = micro_batch.saturating_mul(data).max(1);
     if !global.is_multiple_of(at_once) {
         return Err(FrameworkError::Form {
-            reason: format!("{}: no multiple of {micro_batch} samples on {data} ranks of data", stated.written("train_batch_size")),
+            reason: format!(
+                "{}: no multiple of {micro_batch} samples on {data} ranks of data",
+                stated.written("train_batch_size")
+            ),
             hint: "choose a multiple, as OpenRLHF demands, or other `--topology` and `--nodes`".into(),
         });
     }

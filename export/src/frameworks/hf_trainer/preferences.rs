@@ -74,6 +74,10 @@ const OF_LOSSES: [&str; 17] = [
     "cpo_alpha",
 ];
 
+/// Losses that TRL's DPO has and its other trainers have not.
+const LOSSES_OF_DPO: [&str; 11] =
+    ["sigmoid", "ipo", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair", "discopop", "apo_zero", "apo_down", "exo_pair"];
+
 /// Reads what is trained on: `None` for texts.
 pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<Option<Preference>, FrameworkError> {
     let preference = stated_preference(stated, tool, script)?;
@@ -203,6 +207,21 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
     let found = of_scripts.into_iter().find(|(name, _)| starts(name)).map(|(_, preference)| preference);
     if let Some(preference) = found {
         stated.assume(format!("`workload.preference` {}: the script's name says so", preference.name()));
+        return Ok(found);
+    }
+    // A recipe without a script: losses have names of their own.
+    if script.is_some() || !stated.has("beta") {
+        return Ok(None);
+    }
+    let loss = stated.peek("loss_type").and_then(|loss| loss.as_str()).unwrap_or_default();
+    let of_losses = [(&LOSSES_OF_DPO[..], Preference::Dpo), (&["kto", "apo_zero_unpaired"], Preference::Kto)];
+    let found = of_losses.into_iter().find(|(losses, _)| losses.contains(&loss)).map(|(_, preference)| preference);
+    if let Some(preference) = found {
+        stated.assume(format!(
+            "`workload.preference` {}: {} is one of its losses; give the script that starts the job if it trains otherwise",
+            preference.name(),
+            stated.written("loss_type")
+        ));
     }
     Ok(found)
 }

@@ -25,6 +25,12 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
         Err(error) if !is_script && text.trim_start().starts_with(['{', '[']) => Err(error),
         other => {
             let started = shell::launch(text)?;
+            if started.script.as_deref() == Some("tune-run") {
+                return Err(FrameworkError::Form {
+                    reason: "`tune run` starts a recipe of torchtune".into(),
+                    hint: "import it with `foretell import torchtune`".into(),
+                });
+            }
             if let Some(job) = started.script.as_deref().and_then(|script| script.strip_prefix("megatron-")) {
                 return Err(FrameworkError::Form {
                     reason: format!("`megatron {job}` trains with Megatron-Core, and its arguments are Megatron's"),

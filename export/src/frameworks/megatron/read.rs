@@ -67,6 +67,19 @@ fn check_script(started: &Started) -> Result<(), FrameworkError> {
                     .into(),
         });
     }
+    let is_override = |word: &&String| {
+        let word = word.trim_start_matches('+');
+        word.contains('=')
+            && ["trainer.", "model.", "exp_manager.", "data.", "optim."].iter().any(|start| word.starts_with(start))
+    };
+    if let Some(first) = started.arguments.iter().find(is_override) {
+        return Err(FrameworkError::Form {
+            reason: format!("`{first}` changes a recipe of NeMo, whose other settings are elsewhere"),
+            hint: "give the whole job as arguments of Megatron-LM (`--tensor-model-parallel-size 2 ...`), or plan it with \
+                   `foretell plan --stack nemo` and `--fix tensor=2,pipeline=1`"
+                .into(),
+        });
+    }
     if !started.arguments.is_empty() {
         return Ok(());
     }
@@ -142,6 +155,7 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
     };
     read_sharding(stated, &mut layout)?;
     if let Some(parameters) = stated.size("ddp-bucket-size")? {
+        stated.state_bucket();
         layout.bucket = bucket_of(parameters as u64);
     }
     read_chunks(stated, &mut layout)?;

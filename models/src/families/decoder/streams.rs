@@ -102,8 +102,7 @@ impl Layers<'_> {
     pub(super) fn layer_of_streams(&mut self, layer: usize, x: TensorId, streams: ResidualStreams) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.altup.{part}");
         let (hidden, count) = (dimension("hidden", self.sizes.hidden), dimension("weights", streams.streams));
-        let norm =
-            self.builder.parameter(name("router_norm.weight"), vec![hidden], vec![hidden.extent], Initialisation::Ones);
+        let norm = self.builder.parameter(name("router_norm.weight"), vec![hidden], vec![hidden.extent], Initialisation::Ones);
         let shape = vec![count.extent, hidden.extent];
         let weight = self.builder.parameter(name("modality_router.weight"), vec![count, hidden], shape, WEIGHTS);
         let router = Router { norm, weight };
@@ -122,8 +121,7 @@ impl Layers<'_> {
         let innovation = self.builder.add(&name("innovation"), y, active);
         let corrected = self.builder.corrected_streams(&name("corrected"), predicted, innovation, weights);
         let first = self.builder.without_layers(&name("first"), corrected);
-        let scale =
-            self.builder.parameter(name("correct_output_scale"), vec![hidden], vec![hidden.extent], Initialisation::Ones);
+        let scale = self.builder.parameter(name("correct_output_scale"), vec![hidden], vec![hidden.extent], Initialisation::Ones);
         let first = self.builder.scaled_features(&name("correct_output"), first, scale);
         match self.layer_inputs {
             Some(inputs) => {
