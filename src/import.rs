@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, check_stack, import_plan};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::traced::TracedPlan;
-use foretell_program::{AttentionKernel, Layout, Plan};
+use foretell_program::{AttentionKernel, Plan};
 use foretell_simulator::require_products;
 use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use schemars::JsonSchema;

@@ -1,13 +1,13 @@
-//! `method` of a plan file: what is trained of the model, in the words of `--method`. It becomes the
-//! fields that describe the same (`training.lora`, `workload`), and must not contradict them.
+//! `method` of a plan file: what is trained of the model, in the words of `--method`. It becomes
+//! the fields that describe the same (`training.lora`, `workload`), and must not contradict them.
 
 use crate::failure::{Failure, code};
 use crate::method::{Adapter, Method};
 use foretell_models::Model;
 use foretell_program::{PlannedWorkload, Training};
 
-/// Writes what a method says into `training` and `workload`. `remarks` gets what it leaves open. The
-/// methods that generate are described by the file's `rollout`.
+/// Writes what a method says into `training` and `workload`. `remarks` gets what it leaves open.
+/// The methods that generate are described by the file's `rollout`.
 ///
 /// # Errors
 /// If the file states something else.

@@ -181,7 +181,9 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     kernels::read(&mut stated, &mut plan)?;
     // DeepSpeed keeps a copy in single precision, FSDP widens what is not computed in pure bf16,
     // and peft keeps adapters wide.
-    let is_wide = has_deepspeed || plan.training.lora.is_some() || (loaded == Loaded::Narrow && plan.layout.zero > 0);
+    // LLaMA-Factory's `pure_bf16` leaves adapters in bf16, too.
+    let has_wide_adapters = plan.training.lora.is_some() && !(tool == Tool::LlamaFactory && stated.is_on("pure_bf16")?);
+    let is_wide = has_deepspeed || has_wide_adapters || (loaded == Loaded::Narrow && plan.layout.zero > 0);
     plan.workload.no_master_copy = loaded != Loaded::Single && !is_wide;
     if plan.workload.no_master_copy && tool == Tool::Axolotl && !stated.has("dtype") {
         stated.assume("`workload.no_master_copy`: Axolotl loads parameters in bf16, and trains them so");

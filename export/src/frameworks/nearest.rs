@@ -117,8 +117,8 @@ impl Nearest {
         }
     }
 
-    /// As [`Self::only_data_parallel`], but for `context` whose ranks exchange parts of the sequence
-    /// for heads.
+    /// As [`Self::only_data_parallel`], but for `context` whose ranks exchange parts of the
+    /// sequence for heads.
     pub(super) fn only_data_and_heads(&mut self) -> Result<(), FrameworkError> {
         let context = self.plan.layout.context;
         if context == 1 || self.plan.layout.context_method != ContextMethod::AllToAll {

@@ -307,8 +307,8 @@ impl Stated {
         self.settings.insert(name.into(), value);
     }
 
-    /// Puts the settings of an object in the place of a setting that stands for them. Those that are
-    /// stated under their own names stay.
+    /// Puts the settings of an object in the place of a setting that stands for them. Those that
+    /// are stated under their own names stay.
     pub(super) fn replace_by_section(&mut self, name: &str, section: Value) {
         self.settings.remove(name);
         let mut inside = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023) with Hugging Face's names: an encoder of
-//! images, an encoder of text, and a loss that compares each image of a micro-batch with each text.
+//! CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023) with Hugging Face's names: an encoder
+//! of images, one of text, and a loss that compares each image of a micro-batch with each text.
 //!
 //! Ranks that shard the samples gather each other's features before they compare them, so the loss
 //! is over the micro-batch of all ranks. SigLIP's loss, a sigmoid of each pair, is planned as the

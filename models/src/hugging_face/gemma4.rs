@@ -1,5 +1,6 @@
-//! The text models of Gemma 3n and Gemma 4: an embedding for each layer, and layers that share keys.
-//! Gemma 4 has other heads where a layer sees all positions, and Gemma 3n several residual streams.
+//! The text models of Gemma 3n and Gemma 4: an embedding for each layer, and layers that share
+//! keys. Gemma 4 has other heads where a layer sees all positions, and Gemma 3n several residual
+//! streams.
 
 use super::decoders::{gemma_parts, period};
 use super::fields::{ConfigError, Fields, inexpressible};

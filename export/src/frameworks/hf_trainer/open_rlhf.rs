@@ -1,6 +1,6 @@
 //! OpenRLHF's jobs (`openrlhf.cli.train_sft`, `train_dpo`, `train_rm`) as arguments of a Trainer
-//! with a configuration of DeepSpeed: its own names, in the dotted form of newer releases and in the
-//! plain one of older ones, and its own defaults.
+//! with a configuration of DeepSpeed: its own names, in the dotted form of newer releases and in
+//! the plain one of older ones, and its own defaults.
 
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};

@@ -1,5 +1,5 @@
-//! ms-swift's jobs (`swift sft`, `swift pt`, `swift rlhf`) as arguments of a Trainer: its own names,
-//! its own defaults, and the configurations of DeepSpeed and FSDP that come with it.
+//! ms-swift's jobs (`swift sft`, `swift pt`, `swift rlhf`) as arguments of a Trainer: its own
+//! names, its own defaults, and the configurations of DeepSpeed and FSDP that come with it.
 
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};

@@ -1,5 +1,5 @@
-//! A recipe as it is launched: `tune run RECIPE --config FILE key=value`, where `key=value` replaces
-//! what the file says.
+//! A recipe as it is launched: `tune run RECIPE --config FILE key=value`, where `key=value`
+//! replaces what the file says.
 
 use super::super::shell;
 use super::super::stated::{Notation, Stated};

@@ -1,5 +1,5 @@
-//! What layers of Gemma 3n and Gemma 4 have beside the usual parts: an embedding of their own, keys and values
-//! of another layer, and other heads where they see all positions.
+//! What layers of Gemma 3n and Gemma 4 have beside the usual parts: an embedding of their own, keys
+//! and values of another layer, and other heads where they see all positions.
 
 use super::super::Check;
 use super::Decoder;

@@ -98,7 +98,7 @@ impl Layers<'_> {
         self.builder.scale(&format!("{name}.tanh"), routed, 1)
     }
 
-    /// Adds a layer between the prediction of its streams and their correction. Returns the streams.
+    /// Adds a layer between the prediction of its streams and their correction. Returns them.
     pub(super) fn layer_of_streams(&mut self, layer: usize, x: TensorId, streams: ResidualStreams) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.altup.{part}");
         let (hidden, count) = (dimension("hidden", self.sizes.hidden), dimension("weights", streams.streams));
