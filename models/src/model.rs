@@ -184,6 +184,7 @@ impl Model {
             Model::Decoder(sizes) => sizes.sequence = length,
             Model::Bert(sizes) => sizes.sequence = length,
             Model::ModernBert(sizes) => sizes.sequence = length,
+            Model::Whisper(sizes) => sizes.set_target(length),
             _ => return None,
         }
         Some(model)

@@ -65,6 +65,8 @@ fn whisper_halves_the_frames_and_its_decoder_sees_all_of_them() {
     assert_eq!(extents(&graph, "model.decoder.layers.0.encoder_attn.q_proj"), [2, 128, 20, 64]);
     assert!(imported.notes.iter().any(|note| note.contains("3000 frames of 128 bins and 128 tokens")), "{:?}", imported.notes);
     assert_eq!(imported.model.planned_only(), ["`family: whisper`"]);
+    assert_eq!(imported.model.with_sequence(448), Some(read(&case("whisper-large-v3"), None).model));
+    assert_eq!(read(&case("whisper-large-v3"), None).model.with_sequence(128).as_ref(), Some(&imported.model));
     // Every parameter has a gradient.
     assert_every_parameter_is_trained(&graph);
 }
@@ -184,4 +186,29 @@ fn layers_of_gemma_3n_that_differ_are_refused() {
     let imported = read(&whole, None);
     assert_eq!(imported.model, read(&config, None).model);
     assert!(imported.notes.iter().any(|note| note.contains("other parts are left out")), "{:?}", imported.notes);
+}
+
+#[test]
+fn sizes_beyond_any_model_are_refused_without_a_panic() {
+    let most = 1_usize << 24;
+    for (name, part, field) in [
+        ("whisper-tiny", None, "d_model"),
+        ("whisper-tiny", None, "num_mel_bins"),
+        ("whisper-tiny", None, "max_source_positions"),
+        ("clip", Some("vision_config"), "num_channels"),
+        ("clip", Some("vision_config"), "hidden_size"),
+        ("siglip", Some("text_config"), "vocab_size"),
+        ("gemma3n", None, "hidden_size"),
+        ("gemma3n", None, "altup_num_inputs"),
+        ("gemma3n", None, "laurel_rank"),
+    ] {
+        let mut config = case(name);
+        match part {
+            Some(part) => config[part][field] = json!(most),
+            None => config[field] = json!(most),
+        }
+        let Ok(imported) = from_hugging_face(&config.to_string(), None) else { continue };
+        let graph = imported.model.graph("m", &GraphOptions { batch: 1 << 20, ..GraphOptions::ONE });
+        assert!(graph.is_err(), "{name}: {field}");
+    }
 }

@@ -17,7 +17,8 @@ impl GraphBuilder {
     pub(crate) fn convolution_of_positions(&mut self, name: &str, x: TensorId, weight: TensorId, stride: usize) -> TensorId {
         let (own, weights) = (self.dimensions(x), self.dimensions(weight));
         let positions = dimension("sequence", own[1].extent.div_ceil(stride));
-        let multiply_adds = positions.extent * weights.iter().map(|one| one.extent).product::<usize>();
+        // Sizes that are too large are refused when the graph is whole.
+        let multiply_adds = weights.iter().fold(positions.extent, |product, one| product.saturating_mul(one.extent));
         let mut loops = vec![shardable(&own[0], Extent::Rows)];
         loops.extend(own[1..].iter().chain(&weights).chain([&positions]).map(|one| whole(one, Extent::Parts)));
         loops.push(whole(&dimension("multiply_adds", multiply_adds), Extent::Contracted));

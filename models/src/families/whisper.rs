@@ -54,6 +54,15 @@ fn source_positions() -> usize {
     1500
 }
 
+impl Whisper {
+    /// Sets the tokens of a sample. The table of positions keeps its rows.
+    pub(crate) fn set_target(&mut self, tokens: usize) {
+        let rows = self.target_rows.unwrap_or(self.target_sequence);
+        self.target_sequence = tokens;
+        self.target_rows = Some(rows).filter(|&rows| rows != tokens);
+    }
+}
+
 /// Epsilon of the norms.
 const EPSILON: Epsilon = Epsilon::new(5);
 

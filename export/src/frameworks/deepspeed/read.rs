@@ -241,7 +241,7 @@ fn read_degrees(stated: &mut Stated, ranks: usize, trainer: &Trainer) -> Result<
             hint: "keep one of them".into(),
         });
     }
-    if !ranks.is_multiple_of(tensor * context) {
+    if !ranks.is_multiple_of(tensor.saturating_mul(context)) {
         let (name, size) = if tensor > 1 { ("tensor_parallel.autotp_size", tensor) } else { (CONTEXT, context) };
         return Err(FrameworkError::Form {
             reason: format!("`{name}: {size}` does not divide {ranks} ranks"),
