@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 /// Parts of names of fields that decide no size, operator or number of a model: tokens, how weights
 /// begin, losses beside the main one, generation, scales, and how a router weighs.
-const NEUTRAL: [&str; 25] = [
+const NEUTRAL: [&str; 26] = [
     "token_id",
     "token_index",
     "init",
@@ -33,6 +33,7 @@ const NEUTRAL: [&str; 25] = [
     "original_max_position_embeddings",
     "pooler_output_size",
     "encoder_stride",
+    "floor_scale",
 ];
 
 /// Numbers that Transformers does not read either, since another field says the same, or that are
