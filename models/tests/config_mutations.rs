@@ -81,7 +81,7 @@ fn decides(name: &str) -> bool {
 /// The numbers of a configuration: their paths.
 fn numbers(object: &Map<String, Value>, path: &[String], found: &mut Vec<Vec<String>>) {
     for (name, value) in object {
-        let inner = [path, &[name.clone()]].concat();
+        let inner = [path, std::slice::from_ref(name)].concat();
         match value {
             Value::Number(number) if number.as_u64().is_some_and(|number| number > 1) => found.push(inner),
             Value::Object(object) => numbers(object, &inner, found),
