@@ -39,6 +39,11 @@ DELTA = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_d
 LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 NANO = [LETTERS[letter] for letter in "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"]
 
+LARGE_WHISPER = dict(encoder_layers=32, decoder_layers=32, d_model=1280, encoder_attention_heads=20, decoder_attention_heads=20,
+                     encoder_ffn_dim=5120, decoder_ffn_dim=5120, vocab_size=51866, num_mel_bins=128)
+SEES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+SO400M = dict(hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16)
+
 # By name: the class of the configuration, that of the model, and the sizes.
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(n_layer=3, n_embd=64, n_head=4, vocab_size=500, n_positions=128)),
@@ -250,6 +255,30 @@ CASES = {
     "t5": ("T5Config", "T5ForConditionalGeneration", dict(num_layers=2, d_model=64, num_heads=4, d_kv=16, d_ff=160, vocab_size=500)),
     "t5-v1.1": ("T5Config", "T5ForConditionalGeneration", dict(num_layers=2, d_model=64, num_heads=3, d_kv=16, d_ff=160, vocab_size=500,
                                                               feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", dict(
+        encoder_layers=2, decoder_layers=3, d_model=64, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=160,
+        decoder_ffn_dim=160, vocab_size=500, num_mel_bins=16, max_source_positions=40, max_target_positions=24, pad_token_id=0)),
+    "whisper-tiny": ("WhisperConfig", "WhisperForConditionalGeneration", dict()),
+    "whisper-large-v3": ("WhisperConfig", "WhisperForConditionalGeneration", LARGE_WHISPER),
+    "whisper-large-v3-turbo": ("WhisperConfig", "WhisperForConditionalGeneration", dict(LARGE_WHISPER, decoder_layers=4)),
+    "clip": ("CLIPConfig", "CLIPModel", dict(
+        text_config=dict(SEES, vocab_size=500, max_position_embeddings=24, hidden_size=48), vision_config=dict(SEES, image_size=30, patch_size=8),
+        projection_dim=40)),
+    "clip-vit-base-patch32": ("CLIPConfig", "CLIPModel", dict()),
+    "clip-vit-large-patch14": ("CLIPConfig", "CLIPModel", dict(
+        text_config=dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12),
+        vision_config=dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, patch_size=14),
+        projection_dim=768)),
+    "siglip": ("SiglipConfig", "SiglipModel", dict(
+        text_config=dict(SEES, vocab_size=500, max_position_embeddings=24), vision_config=dict(SEES, image_size=30, patch_size=8))),
+    "siglip-base": ("SiglipConfig", "SiglipModel", dict()),
+    "siglip-so400m-patch14-384": ("SiglipConfig", "SiglipModel", dict(
+        text_config=dict(SO400M), vision_config=dict(SO400M, image_size=384, patch_size=14))),
+    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM", decoder(
+        10, 64, 4, 160, 500, 128, num_key_value_heads=2, head_dim=16, sliding_window=32, vocab_size_per_layer_input=400,
+        hidden_size_per_layer_input=24, num_kv_shared_layers=5, laurel_rank=8, altup_num_inputs=3, activation_sparsity_pattern=[0.95] * 4 + [0.0] * 6)),
+    "gemma3n-e2b": ("Gemma3nTextConfig", "Gemma3nForCausalLM", dict(num_hidden_layers=30, intermediate_size=8192, num_kv_shared_layers=10)),
+    "gemma3n-e4b": ("Gemma3nTextConfig", "Gemma3nForCausalLM", dict()),
     "vit": ("ViTConfig", "ViTForImageClassification", dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=160,
                                                            image_size=32, patch_size=8)),
     "vit-base": ("ViTConfig", "ViTForImageClassification", dict(num_labels=10)),
@@ -258,7 +287,6 @@ CASES = {
 }
 
 # Models of images and text: the text model's sizes, and those of the part that sees.
-SEES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 SEES_SIGLIP = dict(SEES, model_type="siglip_vision_model", image_size=896, patch_size=14, vision_use_head=False)
 SEES_CLIP = dict(SEES, model_type="clip_vision_model", image_size=32, patch_size=8)
 SIGLIP_SO400M = dict(model_type="siglip_vision_model", hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16,

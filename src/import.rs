@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, check_stack, import_plan};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::traced::TracedPlan;
-use foretell_program::{AttentionKernel, Layout, Plan};
+use foretell_program::{AttentionKernel, Plan};
 use foretell_simulator::require_products;
 use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use schemars::JsonSchema;
@@ -296,7 +296,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     let model = model(arguments, &mut imported, path)?;
     let mut plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
     // Readers leave our own bucket where their file states none. Without shards it is DDP's too.
-    if plan.layout.zero > 0 && plan.layout.bucket == Layout::default().bucket {
+    if plan.layout.zero > 0 && !imported.states_bucket {
         plan.layout.bucket = usual_bucket(&plan.stack, plan.layout.bucket);
     }
     let settings = Settings { unread: imported.unread, assumed: imported.assumed, without_effect: imported.without_effect };

@@ -57,6 +57,7 @@ mod serve;
 mod simulate;
 mod sizes;
 mod slurm;
+mod stated_method;
 mod stated_overlap;
 mod status;
 mod submit;

@@ -7,6 +7,9 @@ use clap::{Args, ValueEnum};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, PolicyMethod, Preference};
 use foretell_units::diagnostic::Mistake;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Command-line choices of what is trained.
 #[derive(Debug, Clone, Default, Args)]
@@ -40,8 +43,9 @@ pub struct MethodChoices {
     pub attention: Option<Attention>,
 }
 
-/// Methods of training on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+/// Methods of training on the command line, and in plan files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Method {
     /// All parameters, from the start.
     Pretrain,
@@ -167,6 +171,26 @@ impl Default for Adapter {
     }
 }
 
+impl fmt::Display for Adapter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let targets = match &self.targets {
+            Targets::All => "all-linear".into(),
+            Targets::Attention => "attention".into(),
+            Targets::Named(names) => names.join("+"),
+        };
+        write!(formatter, "rank={},targets={targets}", self.rank)
+    }
+}
+
+impl From<PolicyMethod> for Method {
+    fn from(method: PolicyMethod) -> Self {
+        match method {
+            PolicyMethod::Grpo => Self::Grpo,
+            PolicyMethod::Ppo => Self::Ppo,
+        }
+    }
+}
+
 impl std::str::FromStr for Adapter {
     type Err = Mistake;
 
@@ -209,7 +233,11 @@ impl std::str::FromStr for Adapter {
 }
 
 impl Adapter {
-    fn lora(&self, model: &Model) -> Result<Lora, Failure> {
+    /// The adapters, at layers of a model.
+    ///
+    /// # Errors
+    /// If the model has no such layers.
+    pub fn lora(&self, model: &Model) -> Result<Lora, Failure> {
         let graph = model.graph("model", &GraphOptions::ONE)?;
         let targets = match &self.targets {
             Targets::All => Lora::targets_named(["all"]),
@@ -262,7 +290,7 @@ impl MethodChoices {
         plan.workload.preference = preference;
         if has_adapters {
             let adapter = self.adapter.clone().unwrap_or_else(|| {
-                taken.push(format!("--adapter rank={},targets=all-linear", Lora::USUAL_RANK));
+                taken.push(format!("--adapter {}", Adapter::default()));
                 Adapter::default()
             });
             plan.training.lora = Some(adapter.lora(model)?);

@@ -5,6 +5,8 @@ use crate::failure::{Failure, code};
 use crate::foreign::{self, Wanted};
 use crate::host;
 use crate::inputs::{self, NamedModel};
+use crate::method::Method;
+use crate::stated_method;
 use crate::stated_overlap::StatedOverlap;
 use foretell_export::check_stack;
 use foretell_models::Model;
@@ -69,10 +71,11 @@ pub struct PlanFile {
     /// How the replicas of the model stay together.
     #[serde(default)]
     mode: Mode,
-    /// The method of RL post-training, with a `rollout`. `global_batch` then counts the responses
-    /// of an update.
+    /// What is trained: everything (`pretrain`, `full`), adapters (`lora`, `qlora`), on preferences
+    /// (`dpo`, `orpo`, `kto`, `reward`), or by RL post-training with a `rollout` (`grpo`, `ppo`).
+    /// `global_batch` of the last two counts the responses of an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    method: Option<PolicyMethod>,
+    method: Option<Method>,
     /// The generation of a step of RL post-training, and its roles beside the actor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<Rollout>,
@@ -272,7 +275,7 @@ impl PlanFile {
     /// The file with RL post-training, or without.
     #[must_use]
     pub fn with_policy(self, policy: Option<PolicyTraining>) -> Self {
-        let (method, rollout) = policy.map(|policy| (policy.method, policy.rollout)).unzip();
+        let (method, rollout) = policy.map(|policy| (Method::from(policy.method), policy.rollout)).unzip();
         Self { method, rollout, ..self }
     }
 
@@ -398,6 +401,12 @@ impl PlanFile {
             let message = format!("`optimizer` is `{plan}`, and `training.optimizer` is `{training}`");
             return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("keep one of them").in_file(path));
         }
+        let mut method_remarks = Vec::new();
+        // What a method says is stated by the fields that describe the same.
+        if let Some(method) = file.method.take_if(|method| method.policy().is_none()) {
+            stated_method::apply(method, &mut file.training, &mut file.workload, &model.model, &mut method_remarks)
+                .map_err(|failure| failure.in_file(path))?;
+        }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| failure.in_file(path))?;
         // Responses are packed before they are divided: their number need not divide the layout.
@@ -411,13 +420,16 @@ impl PlanFile {
         if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());
         }
-        let policy = match (file.method, file.rollout.clone()) {
+        remarks.append(&mut method_remarks);
+        let policy = match (file.method.and_then(Method::policy), file.rollout.clone()) {
             (Some(method), Some(rollout)) => Some(PolicyTraining { method, rollout }),
             (None, None) => None,
             (method, _) => {
                 let (stated, missing) = if method.is_some() { ("method", "rollout") } else { ("rollout", "method") };
                 let message = format!("`{stated}` without `{missing}`");
-                return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("state both, or none").in_file(path));
+                return Err(Failure::input(code::PLAN_CONTRADICTION, message)
+                    .hint("state `method: grpo` or `ppo` and a `rollout`, or neither")
+                    .in_file(path));
             }
         };
         if let Some(policy) = &policy {

@@ -46,6 +46,7 @@ mod search_progress;
 mod search_report;
 mod simulate;
 mod sizes;
+mod stated_method;
 mod stated_overlap;
 mod tokenizer;
 mod trace_file;

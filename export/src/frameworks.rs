@@ -98,12 +98,14 @@ pub struct ImportedPlan {
     pub without_effect: Vec<String>,
     /// Values that the files leave open, with their source, a sentence each.
     pub assumed: Vec<String>,
+    /// Whether the files state the plan's bucket. Else it is our own, and the stack has another.
+    pub states_bucket: bool,
 }
 
 impl ImportedPlan {
     fn new(plan: Plan, account: Account) -> Self {
-        let Account { unread, without_effect, assumed } = account;
-        Self { plan, model: None, unknown_model: None, sequence: None, unread, without_effect, assumed }
+        let Account { unread, without_effect, assumed, states_bucket } = account;
+        Self { plan, model: None, unknown_model: None, sequence: None, unread, without_effect, assumed, states_bucket }
     }
 }
 

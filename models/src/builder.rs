@@ -9,10 +9,12 @@ mod linear_attention;
 mod loss;
 mod mixture;
 mod norms;
+mod pairs;
 mod planned;
 mod products;
 mod recurrence;
 mod sequences;
+mod streams;
 mod vision;
 
 pub(crate) use attention::AttentionKind;

@@ -7,6 +7,7 @@
 
 mod bert;
 mod check;
+mod clip;
 mod decoder;
 mod gpt;
 mod images;
@@ -16,15 +17,18 @@ mod mlp;
 mod modern_bert;
 mod moe;
 mod network;
+mod pre_norm;
 mod resnet;
 mod t5;
 mod vgg;
 mod vit;
+mod whisper;
 
 pub use bert::Bert;
+pub use clip::{Clip, ClipForm, ImageEncoder, TextEncoder};
 pub use decoder::{
     CapacityFactor, Decoder, FeedForward, FullAttention, JoinedPatches, LayerInputs, LayerKind, LinearAttention, LinearNorm,
-    Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind, Projector, SharedKeys, VisionTower,
+    Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind, Projector, ResidualStreams, SharedKeys, VisionTower,
 };
 pub use gpt::Gpt;
 pub use images::Stem;
@@ -40,6 +44,7 @@ pub use resnet::Resnet;
 pub use t5::T5;
 pub use vgg::Vgg;
 pub use vit::Vit;
+pub use whisper::Whisper;
 
 pub(crate) use check::{Check, MOST};
 

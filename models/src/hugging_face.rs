@@ -7,6 +7,7 @@
 //! model.
 
 mod cohere;
+mod contrastive;
 mod decoders;
 mod encoders;
 mod fields;
@@ -22,6 +23,7 @@ mod others;
 mod python_json;
 mod recent;
 mod rotary;
+mod speech;
 mod vision;
 
 pub use fields::ConfigError;
@@ -44,7 +46,7 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read: the name, the Transformers class that is planned, the reader.
-const READERS: [(&str, &str, Reader); 72] = [
+const READERS: [(&str, &str, Reader); 76] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),
     ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
@@ -96,6 +98,7 @@ const READERS: [(&str, &str, Reader); 72] = [
     ("gemma2", "Gemma2ForCausalLM", decoders::gemma2),
     ("gemma3_text", "Gemma3ForCausalLM", decoders::gemma3),
     ("gemma4_text", "Gemma4ForCausalLM", gemma4::gemma4),
+    ("gemma3n_text", "Gemma3nForCausalLM", gemma4::gemma3n),
     ("qwen2_vl_text", "Qwen2VLForConditionalGeneration", decoders::qwen2_vl),
     ("qwen2_5_vl_text", "Qwen2_5_VLForConditionalGeneration", decoders::qwen2_vl),
     ("qwen3_vl_text", "Qwen3VLForConditionalGeneration", decoders::qwen3_vl),
@@ -117,6 +120,9 @@ const READERS: [(&str, &str, Reader); 72] = [
     ("distilbert", "DistilBertForMaskedLM", encoders::distilbert),
     ("modernbert", "ModernBertForMaskedLM", encoders::modernbert),
     ("t5", "T5ForConditionalGeneration", encoders::t5),
+    ("whisper", "WhisperForConditionalGeneration", speech::whisper),
+    ("clip", "CLIPModel", contrastive::clip),
+    ("siglip", "SiglipModel", contrastive::siglip),
     ("vit", "ViTForImageClassification", images::vit),
     ("resnet", "ResNetForImageClassification", images::resnet),
 ];

@@ -3,7 +3,7 @@
 use crate::builder::GraphOptions;
 use crate::error::ModelError;
 use crate::families::{
-    Bert, Check, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp, ModernBert, Moe, Network, Resnet, T5, Vgg, Vit,
+    Bert, Check, Clip, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp, ModernBert, Moe, Network, Resnet, T5, Vgg, Vit, Whisper,
 };
 use crate::graph::{Graph, Tensor};
 use crate::optimizer::Optimizer;
@@ -30,6 +30,8 @@ pub enum Model {
     LstmSeq2seq(LstmSeq2seq),
     Bert(Bert),
     ModernBert(ModernBert),
+    Whisper(Whisper),
+    Clip(Clip),
     Network(Network),
 }
 
@@ -49,6 +51,8 @@ macro_rules! with_family {
             Model::LstmSeq2seq($sizes) => $value,
             Model::Bert($sizes) => $value,
             Model::ModernBert($sizes) => $value,
+            Model::Whisper($sizes) => $value,
+            Model::Clip($sizes) => $value,
             Model::Network($sizes) => $value,
         }
     };
@@ -70,6 +74,8 @@ macro_rules! of_all_families {
             named(LstmSeq2seq::$list(), Model::LstmSeq2seq),
             named(Bert::$list(), Model::Bert),
             named(ModernBert::$list(), Model::ModernBert),
+            named(Whisper::$list(), Model::Whisper),
+            named(Clip::$list(), Model::Clip),
             named(Network::$list(), Model::Network),
         ]
         .into_iter()
@@ -181,6 +187,7 @@ impl Model {
             Model::Decoder(sizes) => sizes.sequence = length,
             Model::Bert(sizes) => sizes.sequence = length,
             Model::ModernBert(sizes) => sizes.sequence = length,
+            Model::Whisper(sizes) => sizes.set_target(length),
             _ => return None,
         }
         Some(model)

@@ -42,7 +42,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 
 /// Replaces what DeepSpeed's configuration lacks.
 pub(super) fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
-    nearest.only_data_parallel()?;
+    nearest.only_data_and_heads()?;
     // MiCS had them until release 0.19.
     nearest.replace(|plan| &mut plan.layout.shard_group, None, "all ranks of `data` are one shard group");
     nearest.replace(
@@ -105,6 +105,9 @@ fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {
         "gradient_clipping": decimal(training.clip_norm.unwrap_or(0.0)),
         "bf16": {"enabled": plan.precision == DataType::Bf16},
     });
+    if layout.context > 1 {
+        document["sequence_parallel_size"] = json!(layout.context);
+    }
     if plan.precision == DataType::Fp16 {
         document["fp16"] = json!({"enabled": true, "initial_scale_power": training.loss_scale.initial.log2().round() as u32,
             "loss_scale_window": training.loss_scale.growth_interval});

@@ -38,28 +38,36 @@ pub(super) fn read(
         stated.rename(&format!("parallelism_config_{name}"), name)?;
     }
     stated.rename("sequence_parallel_degree", context)?;
-    if let Some(size) = stated.size("sp_size")?.filter(|&size| size > 1) {
-        return Err(FrameworkError::Form {
-            reason: format!("`sp_size: {size}`: Ulysses' exchange of heads is not planned"),
-            hint: format!("write `{context}: {size}` in its place, or leave it out of the file"),
-        });
-    }
+    let heads = read_heads(stated)?;
     let replicas = stated.size("dp_replicate_size")?.unwrap_or(1);
     layout.tensor = stated.size(tensor)?.unwrap_or(1);
     layout.context = stated.size(context)?.unwrap_or(1);
+    if let Some((size, method)) = heads {
+        if layout.context > 1 {
+            return Err(FrameworkError::Form {
+                reason: format!("two axes shard a sequence: {} and {}", stated.written(context), stated.written("sp_size")),
+                hint: "keep one of them: a plan has one axis `context`".into(),
+            });
+        }
+        (layout.context, layout.context_method) = (size, method);
+    }
     layout.context_method = match (names, stated.text("cp_comm_strategy")?.as_deref()) {
         _ if layout.context == 1 => ContextMethod::Gather,
+        _ if heads.is_some() => layout.context_method,
         // Axolotl's attention is a ring.
         (Names::Axolotl, _) | (Names::Accelerate, Some("alltoall")) => ContextMethod::Ring,
         (Names::Accelerate, None | Some("allgather")) => ContextMethod::Gather,
         (Names::Accelerate, Some(_)) => return Err(stated.unknown("cp_comm_strategy", "strategies: allgather, alltoall")),
     };
     stated.neutral(&["cp_backend", "sp_*", "cp_handler*", "tp_handler*", "ring_attn_func", "heads_k_stride"]);
+    stated.neutral(&["sequence_parallel_mode", "ring_head_stride"]);
     let others = replicas.saturating_mul(layout.tensor).saturating_mul(layout.context);
     let stated_shards = stated.size(SHARDS)?;
     let shards = stated_shards.unwrap_or(ranks / others.max(1)).max(1);
-    // Shards of parameters are FSDP's. Its own section, read later, may say another stage.
-    if stated_shards.is_some_and(|shards| shards > 1) {
+    // Shards of parameters are FSDP's, but for Accelerate's `sp_size`, which DeepSpeed alone has. A
+    // section of its own, read later, may say another stage.
+    let is_of_deepspeed = heads.is_some() && names == Names::Accelerate;
+    if stated_shards.is_some_and(|shards| shards > 1) && !is_of_deepspeed {
         layout.zero = 3;
     }
     let product = others.saturating_mul(shards);
@@ -74,6 +82,36 @@ pub(super) fn read(
     }
     layout.data = replicas * shards;
     Ok(Some(shards).filter(|_| replicas > 1))
+}
+
+/// Names of the ranks that exchange parts of a sequence for heads (Ulysses): Accelerate's, and
+/// those of scripts.
+const OF_HEADS: [&str; 4] = ["sequence_parallel_size", "ulysses_sequence_parallel_size", "ulysses_parallel_size", "ulysses_size"];
+
+/// Reads the ranks of a sequence under names that are not a ring's, and how they attend. `None` if
+/// there is one rank.
+fn read_heads(stated: &mut Stated) -> Result<Option<(usize, ContextMethod)>, FrameworkError> {
+    for name in OF_HEADS {
+        stated.rename(name, "sp_size")?;
+    }
+    let method = match stated.text("sequence_parallel_mode")?.as_deref() {
+        // LLaMA-Factory's forks have both.
+        None | Some("ulysses") => ContextMethod::AllToAll,
+        Some("zigzag-ring" | "ring") => ContextMethod::Ring,
+        Some(_) => return Err(stated.unknown("sequence_parallel_mode", "modes: ulysses, zigzag-ring")),
+    };
+    if let Some(backend) = stated.text("sp_backend")?.filter(|backend| backend != "deepspeed") {
+        return Err(FrameworkError::Form {
+            reason: format!("`sp_backend: {backend}`: of the ways to shard a sequence by heads, DeepSpeed's is planned"),
+            hint: "write `sp_backend: deepspeed`, or `cp_size` in place of `sp_size` for attention that gathers".into(),
+        });
+    }
+    let is_left_open = stated.is_on("sp_seq_length_is_variable")?;
+    let size = stated.size("sp_size")?.filter(|&size| size > 1);
+    if size.is_some() && is_left_open {
+        stated.assume("`sp_seq_length_is_variable`: every sample is planned as long as `--sequence` says");
+    }
+    Ok(size.map(|size| (size, method)))
 }
 
 /// Puts the shards of a parameter into a layout whose stage of ZeRO is known.

@@ -1,14 +1,19 @@
 //! The `TrainingArguments` of Hugging Face's Trainer, as JSON, YAML or the flags of a script that
-//! is launched, and the files of tools that begin with them: TRL, LLaMA-Factory, Axolotl.
+//! is launched, and the files of tools that begin with them: TRL, LLaMA-Factory, Axolotl, ms-swift,
+//! OpenRLHF.
 
 mod accelerate_launch;
 mod formats;
+mod intern_vl;
 mod kernels;
 mod launch;
 mod method;
 mod names;
+mod open_rlhf;
 mod preferences;
+mod published;
 mod script;
+mod swift;
 
 use super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::degrees;
@@ -17,7 +22,7 @@ use super::hf_stack;
 use super::stated::Stated;
 use super::{FrameworkError, ImportedPlan, Surroundings};
 use accelerate_launch::AccelerateLaunch;
-use foretell_program::{Layout, Offload, Plan, Recompute};
+use foretell_program::{ContextMethod, Layout, Offload, Plan, Recompute};
 use foretell_units::Bytes;
 use formats::Loaded;
 use names::{NEUTRAL, REFUSED, RENAMED};
@@ -30,6 +35,9 @@ enum Tool {
     Trl,
     Axolotl,
     LlamaFactory,
+    /// A command of ms-swift.
+    Swift,
+    OpenRlhf(open_rlhf::Job),
 }
 
 impl Tool {
@@ -57,6 +65,8 @@ impl Tool {
             Self::Trl => "TRL",
             Self::Axolotl => "Axolotl",
             Self::LlamaFactory => "LLaMA-Factory",
+            Self::Swift => "ms-swift",
+            Self::OpenRlhf(_) => "OpenRLHF",
         }
     }
 }
@@ -89,7 +99,17 @@ const KNOWN: [&str; 8] =
 
 pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
     let script::Given { mut stated, launch, script } = script::read(text, surroundings)?;
-    let tool = Tool::of(&stated, script.as_deref(), surroundings.tool);
+    let tool = match (script.as_deref().map(open_rlhf::job).transpose()?.flatten(), script.as_deref().and_then(swift::job)) {
+        (Some(job), _) => {
+            open_rlhf::translate(&mut stated, job, surroundings)?;
+            Tool::OpenRlhf(job)
+        }
+        (None, Some(job)) => {
+            swift::translate(&mut stated, job, surroundings)?;
+            Tool::Swift
+        }
+        (None, None) => Tool::of(&stated, script.as_deref(), surroundings.tool),
+    };
     // ms-swift's name for what the model calls itself.
     if stated.has("model") {
         stated.drop("model_name");
@@ -100,6 +120,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     if !stated.has_section("model") {
         stated.rename("model", "model_name_or_path")?;
     }
+    intern_vl::read(&mut stated)?;
     if !KNOWN.iter().any(|name| stated.has(name)) {
         return Err(FrameworkError::Form {
             reason: "no argument of a Trainer is in it".into(),
@@ -160,10 +181,21 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     kernels::read(&mut stated, &mut plan)?;
     // DeepSpeed keeps a copy in single precision, FSDP widens what is not computed in pure bf16,
     // and peft keeps adapters wide.
-    let is_wide = has_deepspeed || plan.training.lora.is_some() || (loaded == Loaded::Narrow && plan.layout.zero > 0);
+    // LLaMA-Factory's `pure_bf16` leaves adapters in bf16, too.
+    let has_wide_adapters = plan.training.lora.is_some() && !(tool == Tool::LlamaFactory && stated.is_on("pure_bf16")?);
+    let is_wide = has_deepspeed || has_wide_adapters || (loaded == Loaded::Narrow && plan.layout.zero > 0);
     plan.workload.no_master_copy = loaded != Loaded::Single && !is_wide;
     if plan.workload.no_master_copy && tool == Tool::Axolotl && !stated.has("dtype") {
         stated.assume("`workload.no_master_copy`: Axolotl loads parameters in bf16, and trains them so");
+    }
+    // Accelerate's own setting, and not those of scripts that shard sequences themselves.
+    let is_by_accelerate =
+        plan.layout.context_method == ContextMethod::AllToAll && stated.own_name("sp_size").ends_with("sp_size");
+    if is_by_accelerate && !is_followed {
+        return Err(FrameworkError::Form {
+            reason: format!("{}: Accelerate shards sequences by heads with DeepSpeed alone", stated.written("sp_size")),
+            hint: "name DeepSpeed's configuration (`deepspeed`), or write `cp_size` in place of `sp_size`".into(),
+        });
     }
     if is_followed {
         let stack = hf_stack::of_deepspeed(&plan.layout, "hf-deepspeed");
@@ -181,7 +213,7 @@ fn read_sequence(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_
         return Ok(Some(sequence));
     }
     let usual = match tool {
-        Tool::Trainer => {
+        Tool::Trainer | Tool::Swift | Tool::OpenRlhf(_) => {
             if surroundings.sequence.is_none() {
                 stated.assume("the positions of a sample are the model's own: the file states none (`--sequence`)");
             }
@@ -231,6 +263,7 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
         layout.recompute = Recompute::Full;
     }
     if let Some(megabytes) = stated.size("ddp_bucket_cap_mb")? {
+        stated.state_bucket();
         layout.bucket = Bytes::new((megabytes as u64).saturating_mul(1 << 20));
     }
     let words = fsdp::read_words(stated)?;
@@ -261,13 +294,14 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
 fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bool, FrameworkError> {
     let is_usual = match tool {
         Tool::LlamaFactory => !stated.is_on("disable_gradient_checkpointing")?,
-        Tool::Trl => true,
-        Tool::Trainer | Tool::Axolotl => false,
+        Tool::Trl | Tool::Swift => true,
+        Tool::Trainer | Tool::Axolotl | Tool::OpenRlhf(_) => false,
     };
     let is_disabled = tool == Tool::LlamaFactory && !is_usual;
     if is_usual && !stated.has("activation_checkpointing") && !stated.has("fsdp_config.activation_checkpointing") {
         let what = match tool {
             Tool::Trl => "TRL recomputes since 0.20 (`gradient_checkpointing`)",
+            Tool::Swift => "ms-swift recomputes unless `gradient_checkpointing` is off",
             _ => "LLaMA-Factory recomputes unless `disable_gradient_checkpointing` is on",
         };
         stated.assume(format!("`recompute` full: {what}"));
@@ -304,6 +338,11 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
         Some(path) => match (surroundings.file)(&path) {
             Some(text) => Stated::parse(&text, "DeepSpeed's JSON configuration")?,
             None => {
+                if let Some((configuration, sentence)) = published::of_path(&path) {
+                    stated.assume(sentence);
+                    stated.replace_by_section("deepspeed", configuration);
+                    return follow_deepspeed(stated, surroundings, plan);
+                }
                 stated.assume(format!(
                     "`deepspeed: {path}` is not followed, as there is no such file beside this one: the plan lacks its ZeRO stage and \
                      offload, and is another job if that file has them; put it there and import again"
@@ -319,6 +358,14 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
         });
     }
     let layout = &plan.layout;
+    if layout.tensor > 1 || (layout.context > 1 && layout.context_method == ContextMethod::Gather) {
+        return Err(FrameworkError::Form {
+            reason: "`deepspeed` beside axes over which DeepSpeed shards nothing".into(),
+            hint:
+                "of these axes, keep `sp_size` alone; `tensor_parallel.autotp_size` in DeepSpeed's configuration shards operators"
+                    .into(),
+        });
+    }
     let steps = plan.global_batch / layout.micro_batch.saturating_mul(layout.data).max(1);
     let trainer = Trainer {
         micro_batch: (layout.micro_batch, "the Trainer's"),
@@ -326,6 +373,7 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
         precision: (plan.precision, "the Trainer's"),
         optimizer: plan.optimizer,
         training: plan.training.clone(),
+        context: (layout.context, layout.context_method),
         is_stated: true,
     };
     // A configuration without its own batch or precision gets the Trainer's.

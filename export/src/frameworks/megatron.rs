@@ -1,9 +1,11 @@
-//! Megatron-LM's `pretrain_gpt.py` with Megatron-Core. It must not know the other frameworks.
+//! Megatron-LM's `pretrain_gpt.py` with Megatron-Core, and ms-swift's jobs on it. It must not know
+//! the other frameworks.
 
 mod model;
 mod names;
 mod read;
 mod read_pipeline;
+mod swift;
 
 pub(super) use read::import;
 

@@ -125,6 +125,19 @@ impl Nearest {
         }
     }
 
+    /// As [`Self::only_data_parallel`], but for `context` whose ranks exchange parts of the
+    /// sequence for heads.
+    pub(super) fn only_data_and_heads(&mut self) -> Result<(), FrameworkError> {
+        let context = self.plan.layout.context;
+        if context == 1 || self.plan.layout.context_method != ContextMethod::AllToAll {
+            return self.only_data_parallel();
+        }
+        self.plan.layout.context = 1;
+        self.only_data_parallel()?;
+        (self.plan.layout.context, self.plan.layout.context_method) = (context, ContextMethod::AllToAll);
+        Ok(())
+    }
+
     /// Refuses all axes but `data`, and removes what only they use.
     pub(super) fn only_data_parallel(&mut self) -> Result<(), FrameworkError> {
         let Layout { tensor, pipeline, context, expert, .. } = self.plan.layout;

@@ -33,7 +33,7 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
             script: Some(only.script.clone()),
             launcher: only.launcher.clone(),
             arguments: only.arguments.clone(),
-            ranks: ranks_of(&only.launcher),
+            ranks: ranks_of(&only.launcher).or_else(|| script.ranks_of_environment(&only.script)),
             notes: script.notes.clone(),
             unexpanded: script.unexpanded.clone(),
             foreign: None,
@@ -48,7 +48,8 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
 
 /// A job that a script starts.
 pub(super) struct Started {
-    /// The Python script; `None` where the text has arguments alone.
+    /// The Python script, or the command of a tool whose settings are in a file (`swift-sft`);
+    /// `None` where the text has arguments alone.
     pub(super) script: Option<String>,
     /// The words before it.
     pub(super) launcher: Vec<String>,
@@ -77,6 +78,7 @@ fn is_foreign(launcher: &str, command: &str) -> bool {
         "llamafactory-cli" | "axolotl" => command == "train",
         "trl" => matches!(command, "sft" | "dpo" | "grpo" | "kto" | "reward" | "rloo"),
         "tune" => command == "run",
+        "nemo" => command == "llm",
         // `torchrun -m trl.scripts.dpo`
         "-m" => command.starts_with(TRL_MODULES),
         _ => false,
@@ -163,6 +165,8 @@ struct Script {
     calls: Vec<Vec<String>>,
     /// The first command of another launcher, which starts no Python script.
     foreign: Option<String>,
+    /// Its name and its first word, with a dash between.
+    command: Option<String>,
     /// The file of settings that it names.
     settings: Option<String>,
     /// What is left out, a sentence each.
@@ -286,6 +290,13 @@ impl Script {
             self.assign(&counted.name, Assigned::Text(word), false);
             self.read(counted.body);
         }
+    }
+
+    /// The ranks that ms-swift's commands start: its variables say so.
+    fn ranks_of_environment(&self, script: &str) -> Option<usize> {
+        let number = |name: &str| self.variables.get(name)?.first()?.trim().parse::<usize>().ok();
+        let is_of_swift = ["swift-", "megatron-"].iter().any(|start| script.starts_with(start));
+        number("NPROC_PER_NODE").filter(|_| is_of_swift)?.checked_mul(number("NNODES").unwrap_or(1))
     }
 
     /// Whether the next command is run.
@@ -456,8 +467,9 @@ impl Script {
                 self.notes.push(format!("the script starts nothing itself: the arguments in `{names}` are taken"));
             }
         }
-        let Self { arguments, notes, unexpanded, foreign, settings, .. } = self;
-        Started { script: None, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign, settings }
+        let Self { arguments, notes, unexpanded, foreign, command, settings, .. } = self;
+        let script = command.filter(|_| settings.is_some());
+        Started { script, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign, settings }
     }
 
     fn look_at(&mut self, words: Vec<String>) {
@@ -512,14 +524,21 @@ impl Script {
                 let arguments = words.get(at + 2..).unwrap_or_default();
                 // `llamafactory-cli train --stage sft ...`, `trl sft --config job.yaml`
                 let [launcher, job] = [at, at + 1].map(|at| words.get(at).cloned().unwrap_or_default());
-                if matches!(launcher.as_str(), "llamafactory-cli" | "trl" | "-m") && is_flags(arguments) {
-                    let script = if launcher == "llamafactory-cli" { launcher } else { job.replacen(TRL_MODULES, "", 1) };
+                let name = launcher.rsplit('/').next().unwrap_or_default();
+                let is_read = matches!(name, "llamafactory-cli" | "trl" | "-m" | "swift" | "megatron") && is_flags(arguments);
+                if is_read || name == "tune" {
+                    let script = match name {
+                        "llamafactory-cli" => name.to_owned(),
+                        "swift" | "megatron" | "tune" => format!("{name}-{job}"),
+                        _ => job.replacen(TRL_MODULES, "", 1),
+                    };
                     let arguments = arguments.to_vec();
                     self.launches.push(Launch { script, launcher: words[..at].to_vec(), arguments });
                     return;
                 }
                 let settings = words.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
                 let command = words.get(at..at + 2).unwrap_or_default().join(" ");
+                self.command = self.command.take().or_else(|| Some(format!("{launcher}-{job}")));
                 self.settings = self.settings.take().or_else(|| settings.cloned());
                 self.foreign.get_or_insert(match settings {
                     Some(file) => format!("`{command}`, whose settings are in `{file}`"),
@@ -541,14 +560,23 @@ impl Script {
     fn without_arguments(&mut self, words: &[String]) -> Option<Taken> {
         let asks = |word: &String| ["$1", "$#", "$@"].contains(&word.as_str());
         let is_asked = words.first().is_some_and(|first| first == "getopts") || words.iter().any(asks);
-        if !(self.branches.tests_loop() && self.calls.is_empty() && is_asked) {
-            return None;
-        }
+        let result = self.branches.ends_loop().filter(|_| self.calls.is_empty() && is_asked)?;
         let note = "the script is taken to be started without arguments of its own";
         if !self.notes.iter().any(|known| known == note) {
             self.notes.push(note.into());
         }
-        Some(Taken::No)
+        Some(result)
+    }
+
+    /// A default's text with its variables expanded.
+    fn expand_text(&self, text: &str) -> String {
+        if !text.contains('$') {
+            return text.to_owned();
+        }
+        let words = lexer::tokens(&format!("\"{text}\""));
+        let expanded =
+            words.iter().map(|token| if let Token::Word(word) = token { self.expand(word).join(" ") } else { String::new() });
+        expanded.collect::<Vec<_>>().join("")
     }
 
     /// The words that a word becomes.
@@ -565,7 +593,7 @@ impl Script {
                 }
                 Piece::Variable { name, default, is_quoted, is_all } => {
                     let found = self.positional(name).or_else(|| self.variables.get(name).cloned());
-                    let found = found.or_else(|| default.clone().map(|text| vec![text]));
+                    let found = found.or_else(|| default.as_ref().map(|text| vec![self.expand_text(text)]));
                     let Some(values) = found else {
                         current.get_or_insert_default().push_str(&format!("${}", without_blanks(name)));
                         continue;

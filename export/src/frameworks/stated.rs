@@ -34,6 +34,8 @@ pub(super) struct Account {
     pub(super) without_effect: Vec<String>,
     /// Values that the file leaves open, with their source, a sentence each.
     pub(super) assumed: Vec<String>,
+    /// Whether the file states how much is reduced together.
+    pub(super) states_bucket: bool,
 }
 
 /// The settings of a file.
@@ -115,6 +117,12 @@ impl Stated {
         self.account.unread.extend(account.unread);
         self.account.without_effect.extend(account.without_effect);
         self.account.assumed.extend(account.assumed);
+        self.account.states_bucket |= account.states_bucket;
+    }
+
+    /// Notes that the file states how much is reduced together, even if that is our own default.
+    pub(super) fn state_bucket(&mut self) {
+        self.account.states_bucket = true;
     }
 
     /// Whether a setting is accounted for.
@@ -282,6 +290,31 @@ impl Stated {
         if self.settings.get(name).is_none_or(Value::is_null) {
             self.settings.insert(name.into(), value);
             self.taken.insert(name.into());
+        }
+    }
+
+    /// Takes a setting and all below it out of the file, as if it had not stated them. Returns
+    /// whether it had.
+    pub(super) fn remove(&mut self, name: &str) -> bool {
+        let before = self.settings.len();
+        let start = format!("{name}.");
+        self.settings.retain(|path, _| path != name && !path.starts_with(&start));
+        self.settings.len() < before
+    }
+
+    /// Puts another value in the place of a setting's, which counts as stated.
+    pub(super) fn set(&mut self, name: &str, value: Value) {
+        self.settings.insert(name.into(), value);
+    }
+
+    /// Puts the settings of an object in the place of a setting that stands for them. Those that
+    /// are stated under their own names stay.
+    pub(super) fn replace_by_section(&mut self, name: &str, section: Value) {
+        self.settings.remove(name);
+        let mut inside = BTreeMap::new();
+        flatten(name.into(), section, &mut inside);
+        for (path, value) in inside {
+            self.settings.entry(path).or_insert(value);
         }
     }
 

@@ -1,6 +1,7 @@
 //! torchtune's recipes: YAML files whose components are named by Python paths. It must not know the
 //! other frameworks.
 
+mod launch;
 mod read;
 mod recipe;
 

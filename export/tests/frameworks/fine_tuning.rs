@@ -313,7 +313,7 @@ fn accelerates_ranks_axes_and_switches_are_read_or_refused() {
         ("distributed_type: 'NO'\nmixed_precision: bf16\n", "`--topology 1xa100-sxm-80g`"),
         ("distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machines: 2\n", "`--topology 2x4xa100-sxm-80g`"),
         ("distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 1\n", "`--topology 4xa100-sxm-80g`"),
-        ("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: 2\n", "Ulysses"),
+        ("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: 2\n", "by heads with DeepSpeed alone"),
     ] {
         let error = read(text, 8, 8).expect_err(text);
         assert!(error.contains(expected), "{text}: {error}");

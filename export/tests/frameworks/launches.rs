@@ -238,8 +238,6 @@ fn a_launch_is_found_by_its_module_and_behind_another_tool() {
         let plan = trainer(&format!("{launcher} {flags}\n")).plan;
         assert_eq!((plan.precision, plan.layout.zero), (DataType::Bf16, 3), "{launcher}");
     }
-    let error = read("swift sft --model Qwen/Qwen2.5-7B --train_type lora\n", PlanForm::HuggingFaceTrainer);
-    assert!(error.as_ref().is_err_and(|error| error.contains("`swift sft`")), "{error:?}");
 }
 
 #[test]

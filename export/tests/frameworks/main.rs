@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 
 mod fine_tuning;
+mod forms;
 mod kineto;
 mod launches;
 mod mutations;
@@ -9,3 +10,4 @@ mod plans;
 mod preferences;
 mod scripts;
 mod spellings;
+mod tools;

@@ -58,6 +58,33 @@ const TRAINER: &str = r#"{
 const ACCELERATE: &str = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  \
                           fsdp_sharding_strategy: FULL_SHARD\n  fsdp_offload_params: false\n";
 
+const ACCELERATE_ZERO: &str = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n\
+                               deepspeed_config:\n  zero_stage: 3\n  offload_optimizer_device: none\n  gradient_accumulation_steps: 4\n";
+
+const TORCHTUNE: &str = "model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj, v_proj], \
+                         apply_lora_to_mlp: true, lora_rank: 8, lora_alpha: 16}\ntokenizer: {max_seq_len: 2048}\nbatch_size: 2\n\
+                         optimizer: {_component_: torch.optim.AdamW, lr: 3e-4}\nloss: {_component_: torchtune.modules.loss.CEWithChunkedOutputLoss}\n\
+                         gradient_accumulation_steps: 8\nenable_activation_checkpointing: false\ndtype: bf16\n";
+
+const AXOLOTL: &str = "base_model: org/7b\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nadapter: qlora\nlora_r: 32\nlora_target_linear: true\n\
+                       optimizer: adamw_torch_fused\nbf16: true\ngradient_checkpointing: true\nsequence_len: 4096\n";
+
+const LLAMA_FACTORY: &str = "model_name_or_path: org/7b\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\nlora_target: all\ncutoff_len: 2048\n\
+                             per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n";
+
+const SWIFT: &str = "NPROC_PER_NODE=8 swift sft --model org/7b --train_type lora --lora_rank 8 --torch_dtype bfloat16 --dataset d \\\n  \
+                     --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_length 2048 --deepspeed zero2\n";
+
+const OPEN_RLHF: &str = "deepspeed --module openrlhf.cli.train_sft --pretrain org/7b --dataset d --max_len 2048 --micro_train_batch_size 2 \\\n  \
+                         --train_batch_size 128 --zero_stage 2 --bf16 --flash_attn --gradient_checkpointing\n";
+
+const MEGATRON_SWIFT: &str = "NPROC_PER_NODE=8 megatron sft --model org/moe --tensor_model_parallel_size 2 --expert_model_parallel_size 4 \\\n  \
+                              --micro_batch_size 1 --global_batch_size 32 --sequence_parallel true --recompute_granularity full --recompute_method uniform \\\n  \
+                              --max_length 8192\n";
+
+const INTERN_VL: &str = "torchrun --nproc_per_node 8 internvl_chat_finetune.py --model_name_or_path org/m --force_image_size 448 --freeze_llm False \\\n  \
+                         --freeze_backbone True --per_device_train_batch_size 4 --bf16 True --max_seq_length 4096 --output_dir o\n";
+
 /// What was read of a text for 8 ranks.
 fn read(text: &str, form: PlanForm) -> Result<(Plan, Option<Model>), String> {
     import_plan(text, form, 8).map(|imported| (imported.plan, imported.model)).map_err(|error| one_line(&error))
@@ -66,7 +93,7 @@ fn read(text: &str, form: PlanForm) -> Result<(Plan, Option<Model>), String> {
 /// Texts in a file of a form, and what replaces them. Each replacement decides what is planned.
 type Changes = &'static [(&'static str, &'static str)];
 
-const CASES: [(PlanForm, &str, Changes); 4] = [
+const CASES: [(PlanForm, &str, Changes); 12] = [
     (
         PlanForm::MegatronArguments,
         MEGATRON,
@@ -191,6 +218,172 @@ const CASES: [(PlanForm, &str, Changes); 4] = [
             ),
             ("\"deepspeed\": null", "\"deepspeed\": {\"zero_optimization\": {\"stage\": 1}}"),
             ("\"deepspeed\": null", "\"use_peft\": true"),
+        ],
+    ),
+    (
+        PlanForm::Accelerate,
+        ACCELERATE_ZERO,
+        &[
+            ("zero_stage: 3", "zero_stage: 2"),
+            ("offload_optimizer_device: none", "offload_optimizer_device: cpu"),
+            ("mixed_precision: bf16", "mixed_precision: fp16"),
+            ("num_processes: 8", "num_processes: 4"),
+            ("accumulation_steps: 4", "accumulation_steps: 8"),
+            ("deepspeed_config:", "parallelism_config: {sp_size: 2}\ndeepspeed_config:"),
+            ("deepspeed_config:", "parallelism_config: {tp_size: 2}\ndeepspeed_config:"),
+            ("deepspeed_config:", "parallelism_config: {cp_size: 2}\ndeepspeed_config:"),
+        ],
+    ),
+    (
+        PlanForm::Torchtune,
+        TORCHTUNE,
+        &[
+            ("llama3_1_8b", "llama3_1_70b"),
+            ("lora_llama", "qlora_llama"),
+            ("lora_llama", "llama"),
+            ("lora_rank: 8", "lora_rank: 16"),
+            ("apply_lora_to_mlp: true", "apply_lora_to_mlp: false"),
+            ("batch_size: 2", "batch_size: 4"),
+            ("steps: 8", "steps: 4"),
+            ("max_seq_len: 2048", "max_seq_len: 4096"),
+            ("dtype: bf16", "dtype: fp32"),
+            ("AdamW", "AdamW8bit"),
+            ("AdamW", "Muon"),
+            ("CEWithChunkedOutputLoss", "DPOLoss"),
+            ("checkpointing: false", "checkpointing: true"),
+            ("checkpointing: false", "checkpointing: false\nfsdp_cpu_offload: true"),
+            ("checkpointing: false", "checkpointing: false\noptimizer_in_bwd: true"),
+            ("checkpointing: false", "checkpointing: false\ntensor_parallel_dim: 2"),
+            ("lora_alpha: 16", "lora_alpha: 16, use_dora: true"),
+        ],
+    ),
+    (
+        PlanForm::HuggingFaceTrainer,
+        AXOLOTL,
+        &[
+            ("micro_batch_size: 2", "micro_batch_size: 4"),
+            ("steps: 4", "steps: 8"),
+            ("adapter: qlora", "adapter: lora"),
+            ("adapter: qlora", "adapter: ia3"),
+            ("lora_r: 32", "lora_r: 64"),
+            ("target_linear: true", "target_linear: false"),
+            ("optimizer: adamw_torch_fused", "optimizer: paged_adamw_8bit"),
+            ("optimizer: adamw_torch_fused", "optimizer: muon"),
+            ("bf16: true", "fp16: true"),
+            ("gradient_checkpointing: true", "gradient_checkpointing: false"),
+            ("gradient_checkpointing: true", "gradient_checkpointing: offload"),
+            ("sequence_len: 4096", "sequence_len: 4096\ncontext_parallel_size: 2"),
+            ("sequence_len: 4096", "sequence_len: 4096\nsequence_parallel_degree: 2"),
+            ("sequence_len: 4096", "sequence_len: 4096\ntensor_parallel_size: 2"),
+            ("sequence_len: 4096", "sequence_len: 4096\nrl: dpo"),
+            ("sequence_len: 4096", "sequence_len: 4096\ndeepspeed: deepspeed_configs/zero3.json"),
+            ("sequence_len: 4096", "sequence_len: 4096\nfsdp: [full_shard]"),
+            ("sequence_len: 4096", "sequence_len: 4096\nunfrozen_parameters: [lm_head]"),
+        ],
+    ),
+    (
+        PlanForm::HuggingFaceTrainer,
+        LLAMA_FACTORY,
+        &[
+            ("stage: sft", "stage: dpo"),
+            ("stage: sft", "stage: ppo"),
+            ("finetuning_type: lora", "finetuning_type: full"),
+            ("finetuning_type: lora", "finetuning_type: freeze"),
+            ("lora_rank: 8", "lora_rank: 16"),
+            ("lora_target: all", "lora_target: q_proj"),
+            ("batch_size: 1", "batch_size: 2"),
+            ("steps: 8", "steps: 16"),
+            ("bf16: true", "pure_bf16: true"),
+            ("bf16: true", "bf16: true\nquantization_bit: 4"),
+            ("bf16: true", "bf16: true\ndisable_gradient_checkpointing: true"),
+            ("bf16: true", "bf16: true\nflash_attn: fa2"),
+            ("bf16: true", "bf16: true\nenable_liger_kernel: true"),
+            ("bf16: true", "bf16: true\nuse_galore: true"),
+            ("bf16: true", "bf16: true\nsequence_parallel_size: 2"),
+            ("bf16: true", "bf16: true\nsequence_parallel_size: 2\nsequence_parallel_mode: zigzag-ring"),
+            ("bf16: true", "bf16: true\ndeepspeed: examples/deepspeed/ds_z2_config.json"),
+        ],
+    ),
+    (
+        PlanForm::HuggingFaceTrainer,
+        SWIFT,
+        &[
+            ("swift sft", "swift rlhf"),
+            ("swift sft", "swift rlhf --rlhf_type kto"),
+            ("lora_rank 8", "lora_rank 16"),
+            ("train_type lora", "train_type full"),
+            ("train_type lora", "train_type adalora"),
+            ("batch_size 2", "batch_size 4"),
+            ("steps 4", "steps 8"),
+            ("bfloat16", "float16"),
+            ("zero2", "zero3"),
+            ("zero2", "zero2_offload"),
+            ("zero2", "zero2 --sequence_parallel_size 2"),
+            ("zero2", "zero2 --deepspeed_autotp_size 2"),
+            ("zero2", "zero2 --zero_hpz_partition_size 4"),
+            ("zero2", "zero2 --gradient_checkpointing false"),
+            ("zero2", "zero2 --quant_method bnb --quant_bits 4"),
+            ("zero2", "zero2 --optim adafactor"),
+            ("zero2", "zero2 --attn_impl flash_attn"),
+            ("zero2", "zero2 --freeze_parameters_ratio 0.5"),
+            ("zero2", "zero2 --use_dora true"),
+            ("zero2", "$ZERO"),
+        ],
+    ),
+    (
+        PlanForm::HuggingFaceTrainer,
+        OPEN_RLHF,
+        &[
+            ("train_sft", "train_dpo"),
+            ("train_sft", "train_rm"),
+            ("train_sft", "train_ppo_ray"),
+            ("micro_train_batch_size 2", "micro_train_batch_size 4"),
+            ("train_batch_size 128", "train_batch_size 256"),
+            ("zero_stage 2", "zero_stage 3"),
+            ("--bf16", "--ds.param_dtype fp16"),
+            ("--bf16", "--bf16 --adam_offload"),
+            ("--bf16", "--bf16 --ring_attn_size 2"),
+            ("--bf16", "--bf16 --ds_tensor_parallel_size 2"),
+            ("--bf16", "--bf16 --zpg 8"),
+            ("--bf16", "--bf16 --grad_accum_dtype bf16"),
+            ("--bf16", "--bf16 --lora_rank 8"),
+            ("--bf16", "--bf16 --optim muon"),
+            ("--bf16", "--bf16 --use_liger_kernel"),
+            ("--gradient_checkpointing", ""),
+            ("--flash_attn", "--attn_implementation eager"),
+        ],
+    ),
+    (
+        PlanForm::MegatronArguments,
+        MEGATRON_SWIFT,
+        &[
+            ("tensor_model_parallel_size 2", "tensor_model_parallel_size 4"),
+            ("expert_model_parallel_size 4", "expert_model_parallel_size 2"),
+            ("micro_batch_size 1", "micro_batch_size 2"),
+            ("global_batch_size 32", "global_batch_size 64"),
+            ("--sequence_parallel true", "--sequence_parallel false"),
+            ("recompute_granularity full --recompute_method uniform", "recompute_granularity selective"),
+            ("--max_length 8192", "--max_length 8192 --pipeline_model_parallel_size 2"),
+            ("--max_length 8192", "--max_length 8192 --context_parallel_size 2"),
+            ("--max_length 8192", "--max_length 8192 --tuner_type lora"),
+            ("--max_length 8192", "--max_length 8192 --optimizer_cpu_offload true"),
+            ("--max_length 8192", "--max_length 8192 --fp8_format hybrid"),
+            ("--max_length 8192", "--max_length 8192 --use_distributed_optimizer false"),
+            ("megatron sft", "megatron rlhf"),
+        ],
+    ),
+    (
+        PlanForm::HuggingFaceTrainer,
+        INTERN_VL,
+        &[
+            ("batch_size 4", "batch_size 2"),
+            ("--freeze_backbone True", "--freeze_backbone False"),
+            ("--freeze_llm False", "--freeze_llm True"),
+            ("--freeze_llm False", "--freeze_llm True --use_llm_lora 16"),
+            ("--freeze_llm False", "--freeze_llm False --use_backbone_lora 16"),
+            ("--freeze_llm False", "--freeze_llm False --grad_checkpoint False"),
+            ("--freeze_llm False", "--freeze_llm False --unfreeze_vit_layers 2"),
+            ("--bf16 True", "--fp16 True"),
         ],
     ),
 ];

@@ -34,7 +34,7 @@ fn arguments_in_variables_are_read_without_a_launch() {
     assert_eq!(imported.model.and_then(|model| model.sample().tokens()).map(|(length, _)| length), Some(512));
     let of_loop = format!("for i in $ROUNDS; do F=$F,1; done\n{}", launch("--bf16 --swiglu --num-experts 8 --moe-layer-freq $F"));
     refused(&of_loop, &["`$F`", "branch"]);
-    refused("megatron sft --model org/name --micro_batch_size 1\n", &["`megatron sft`"]);
+    refused("megatron rlhf --model org/name --micro_batch_size 1\n", &["`megatron rlhf`", "--method dpo"]);
     refused("llamafactory-cli train job.yaml\n", &["`llamafactory-cli train`", "`job.yaml`"]);
 }
 
@@ -149,4 +149,33 @@ fn lists_that_loops_build_are_read() {
     assert_eq!((words.precision, words.layout.sequence_parallel), (DataType::Bf16, true));
     // What a loop over files adds is not known.
     refused(&format!("for one in *.txt; do ARGS+=(--bf16); done\n{launched}"), &["branch or loop"]);
+}
+
+#[test]
+fn loops_over_a_scripts_own_arguments_end_at_once() {
+    for (first, last) in
+        [("until [ -z \"$1\" ]; do", "done"), ("while getopts \"t:p:\" opt; do", "done"), ("for arg in \"$@\"; do", "done")]
+    {
+        let script = format!(
+            "TP=2\n{first}\n  case $1 in --tp) TP=$2; shift ;; esac\n  shift\n{last}\n{}",
+            launch("--bf16 --tensor-model-parallel-size $TP")
+        );
+        assert_eq!(read(&script).expect(first).plan.layout.tensor, 2, "{first}");
+    }
+    // Another condition may hold.
+    let other = format!("TP=2\nuntil [ -f done ]; do TP=4; done\n{}", launch("--bf16 --tensor-model-parallel-size $TP"));
+    assert!(read(&other).is_err());
+}
+
+#[test]
+fn a_default_may_be_another_variable_and_a_sum_that_of_expr() {
+    let size = |assignments: &str| {
+        let script = format!("{assignments}\n{}", launch("--bf16 --tensor-model-parallel-size $TP"));
+        read(&script).map(|imported| imported.plan.layout.tensor)
+    };
+    assert_eq!(size("N=4\nTP=${1:-$N}").ok(), Some(4));
+    assert_eq!(size("N=4\nTP=${MINE:-${N}}").ok(), Some(4));
+    assert_eq!(size("N=4\nTP=$(expr 8 / $N)").ok(), Some(2));
+    assert_eq!(size("N=2\nTP=$(expr $N \\* 2)").ok(), Some(4));
+    assert!(size("TP=$(expr $MINE / 2)").is_err() && size("TP=${1:-$MINE}").is_err() && size("TP=$(exprs 8 / 4)").is_err());
 }

@@ -89,7 +89,7 @@ fn text(settings: &Map<String, Value>, is_toml: bool, in_blocks: bool, seed: u64
 }
 
 prop_compose! {
-    fn jobs()(
+    pub(crate) fn jobs()(
         data in proptest::sample::select(vec![1usize, 2, 4, 8]),
         (tensor, pipeline, context) in (1usize..3, 1usize..3, 1usize..3),
         (zero, recompute, state) in (0usize..4, any::<bool>(), any::<bool>()),

@@ -11,11 +11,13 @@ mod layers;
 mod linear;
 mod mixers;
 mod parts;
+mod streams;
 mod vision;
 
 pub use layer_inputs::{FullAttention, LayerInputs, SharedKeys};
 pub use linear::{LayerKind, LinearAttention, LinearNorm};
 pub use parts::{CapacityFactor, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
+pub use streams::ResidualStreams;
 pub use vision::{JoinedPatches, Projector, VisionTower};
 
 use super::{Check, Family};
@@ -192,6 +194,13 @@ pub struct Decoder {
     /// The part that sees images. Its tokens are among the `sequence` positions of a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vision: Option<VisionTower>,
+    /// Several residual streams, as in Gemma 3n. `None`: one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residual_streams: Option<ResidualStreams>,
+    /// Layers from the first on whose activations are cut off at a share of each position's
+    /// distribution, as in Gemma 3n. Planned as one more pass over the gate.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sparse_activation_layers: usize,
     /// Mixtures of experts. `None`: all layers are dense.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixtures: Option<Mixtures>,
@@ -268,6 +277,8 @@ impl Decoder {
             layer_kinds: Vec::new(),
             linear: None,
             vision: None,
+            residual_streams: None,
+            sparse_activation_layers: 0,
             mixtures: None,
             prediction_modules: 0,
             dropout: DropoutRate::NONE,
@@ -445,6 +456,7 @@ impl Family for Decoder {
         self.validate_positions(check)?;
         self.validate_kinds(check)?;
         self.validate_layer_inputs(check)?;
+        self.validate_streams(check)?;
         if let Some(tower) = &self.vision {
             tower.validate(self, check)?;
         }
@@ -467,10 +479,12 @@ impl Family for Decoder {
         let has_equal_windows = self.full_attention_every.is_none() || (self.window.is_none() && self.full_attention.is_none());
         // With `layer_inputs` the embedding grows with the layers.
         let has_equal_attention = self.unrotated_every.is_none() && self.shared_keys.is_none() && self.layer_inputs.is_none();
+        let has_equal_activations = self.sparse_activation_layers == 0 || self.sparse_activation_layers >= self.layers;
         (self.vision.is_none()
             && has_equal_layers
             && has_equal_windows
             && has_equal_attention
+            && has_equal_activations
             && self.has_equal_kinds()
             && self.prediction_modules == 0)
             .then_some(self.layers)
@@ -491,6 +505,8 @@ impl Family for Decoder {
             (self.rope_scaling, "`rope_scaling`"),
             (self.embedding_scale, "`embedding_scale`"),
             (self.vision.is_some(), "`vision`"),
+            (self.residual_streams.is_some(), "`residual_streams`"),
+            (self.sparse_activation_layers > 0, "`sparse_activation_layers`"),
             (self.sinks, "`sinks`"),
             (self.attention_gate, "`attention_gate`"),
             (self.layer_kinds.iter().any(|kind| kind.has_linear()), "`linear`"),

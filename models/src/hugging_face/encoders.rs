@@ -127,6 +127,14 @@ pub(super) fn modernbert(fields: &mut Fields) -> Result<Model, ConfigError> {
     // Of classifiers, of generation, and of how batches are packed.
     fields.neutral(&["classifier_pooling", "classifier_dropout", "sparse_pred_ignore_index", "initializer_cutoff_factor"]);
     fields.neutral(&["reference_compile", "repad_logits_with_grad", "layer_norm_eps", "position_embedding_type"]);
+    // Decoders' names, which Transformers does not read for this type.
+    let foreign = ["head_dim", "num_key_value_heads", "rms_norm_eps", "rope_theta"];
+    for field in foreign {
+        if fields.has(field) {
+            fields.note(format!("`{field}` is no field of this type, and Transformers does not read it"));
+        }
+    }
+    fields.neutral(&foreign);
     fields.must_be("hidden_activation", &[json!("gelu")], "the feed-forward network of this type is a gated GELU")?;
     fields.must_be("classifier_activation", &[json!("gelu")], "the activation is a GELU")?;
     fields.must_be_off("sparse_prediction", "logits are made of all positions")?;

@@ -356,6 +356,11 @@ impl Fields {
         self.object.get(field).filter(|value| !value.is_null()).cloned()
     }
 
+    /// The value of a field, which does not count as read.
+    pub(super) fn peek(&self, field: &str) -> Option<&Value> {
+        self.object.get(field)
+    }
+
     /// Whether the field is there, even if null.
     pub(super) fn has(&self, field: &str) -> bool {
         self.object.contains_key(field)

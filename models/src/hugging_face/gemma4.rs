@@ -1,9 +1,10 @@
-//! The text model of Gemma 4: an embedding for each layer, layers that share keys, and other heads
-//! where a layer sees all positions.
+//! The text models of Gemma 3n and Gemma 4: an embedding for each layer, and layers that share
+//! keys. Gemma 4 has other heads where a layer sees all positions, and Gemma 3n several residual
+//! streams.
 
 use super::decoders::{gemma_parts, period};
 use super::fields::{ConfigError, Fields, inexpressible};
-use crate::families::{Decoder, FullAttention, LayerInputs, SharedKeys};
+use crate::families::{Decoder, FullAttention, LayerInputs, ResidualStreams, SharedKeys};
 use crate::model::Model;
 use serde_json::{Map, Value, json};
 
@@ -45,6 +46,89 @@ fn full_attention(fields: &mut Fields) -> Result<FullAttention, ConfigError> {
     }
     let size = |name: &str| first.get(name).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
     Ok(FullAttention { head_dimension: size("head_dim"), kv_heads: size("num_key_value_heads"), keys_as_values })
+}
+
+/// Reads a value that Gemma 3n's files list by layer. All layers must have the same.
+fn of_each_layer(fields: &mut Fields, field: &str) -> Result<(), ConfigError> {
+    let Some(Value::Array(values)) = fields.peek(field).cloned() else { return Ok(()) };
+    match values.first() {
+        Some(first) if values.iter().all(|value| value == first) => {
+            fields.set(field, first.clone());
+            Ok(())
+        }
+        _ => Err(inexpressible(field, &json!(values), "all layers have the same size")),
+    }
+}
+
+/// Reads in how many layers from the first on activations are cut off.
+fn sparse_layers(fields: &mut Fields, layers: usize) -> Result<usize, ConfigError> {
+    const FIELD: &str = "activation_sparsity_pattern";
+    const HINT: &str = "the first layers cut off the same share, and the others nothing";
+    let shares = match fields.take(FIELD) {
+        // Transformers' default: 95 % in the first ten layers.
+        None if fields.has(FIELD) => return Ok(0),
+        None => return Ok(layers.min(10)),
+        Some(Value::Array(shares)) => shares,
+        Some(share) => vec![share; layers],
+    };
+    let cuts = |share: &Value| share.as_f64().is_some_and(|share| share > 0.0);
+    let count = shares.iter().take_while(|share| cuts(share)).count();
+    let are_equal = shares.iter().take(count).all(|share| Some(share) == shares.first());
+    match shares.len() == layers && are_equal && !shares.iter().skip(count).any(cuts) {
+        true => Ok(count),
+        false => Err(inexpressible(FIELD, &json!(shares), HINT)),
+    }
+}
+
+/// The text model of Gemma 3n.
+pub(super) fn gemma3n(fields: &mut Fields) -> Result<Model, ConfigError> {
+    // Where a coefficient is clipped, and which stream is the active one, costs nothing.
+    fields.neutral(&["altup_coef_clip", "altup_active_idx", "rope_local_base_freq"]);
+    fields.must_be("altup_correct_scale", &[json!(true)], "the corrected stream has a scale")?;
+    for (field, usual) in [("num_hidden_layers", 35), ("hidden_size", 2048), ("num_attention_heads", 8), ("vocab_size", 262_400)]
+    {
+        if !fields.has(field) {
+            fields.set(field, json!(usual));
+        }
+    }
+    of_each_layer(fields, "intermediate_size")?;
+    if !fields.has("intermediate_size") {
+        fields.set("intermediate_size", json!(16_384));
+    }
+    // Older files state the base beside the object, which newer files have in its place.
+    if fields.has("rope_parameters") {
+        positions(fields)?;
+    }
+    if !fields.has("rope_theta") && !fields.has("rope_parameters") {
+        fields.set("rope_theta", json!(1_000_000.0));
+    }
+    let window = fields.size_or("sliding_window", 512)?;
+    let every = match fields.list("layer_types")? {
+        Some(kinds) => period(&kinds)?,
+        None => Some(5),
+    };
+    let features = fields.size_or("hidden_size_per_layer_input", 256)?;
+    let rows = fields.size_or("vocab_size_per_layer_input", 262_144)?;
+    let shared = fields.count_or("num_kv_shared_layers", 15)?;
+    let cap = fields.number_or("final_logit_softcapping", 30.0)?;
+    let residual_streams =
+        ResidualStreams { streams: fields.size_or("altup_num_inputs", 4)?, rank: fields.size_or("laurel_rank", 64)? };
+    let decoder = gemma_parts(fields, 32_768, Some(2))?;
+    let sparse_activation_layers = sparse_layers(fields, decoder.layers)?;
+    let layer_inputs = LayerInputs { features, vocab: Some(rows).filter(|&rows| rows != decoder.vocab) };
+    Ok(Model::Decoder(Decoder {
+        output_norms: true,
+        query_key_norm: true,
+        value_norm: true,
+        window: Some(window),
+        full_attention_every: every,
+        shared_keys: Some(SharedKeys { layers: shared, ffn: None }).filter(|shared| shared.layers > 0),
+        layer_inputs: Some(layer_inputs),
+        residual_streams: Some(residual_streams),
+        sparse_activation_layers,
+        logit_cap: cap != 0.0,
+        ..decoder
+    }))
 }
 
 pub(super) fn gemma4(fields: &mut Fields) -> Result<Model, ConfigError> {

@@ -285,6 +285,11 @@ pub(super) fn falcon_h1(fields: &mut Fields) -> Result<Model, ConfigError> {
     if fields.take("mamba_d_head").is_none_or(|features| features == "auto") {
         fields.set("mamba_d_head", json!(inner / heads));
     }
+    let features = fields.size("mamba_d_head")?;
+    if features.saturating_mul(heads) != inner {
+        let hint = format!("{heads} heads of {features} features make another width, which Transformers refuses");
+        return Err(inexpressible("mamba_d_ssm", &json!(inner), &hint));
+    }
     let has_norm = fields.flag_or("mamba_rms_norm", false)?;
     let linear = mamba(fields, &MAMBA, ["mamba_conv_bias", "mamba_proj_bias"])?;
     if fields.flag_or("projectors_bias", false)? != linear.bias {

@@ -24,25 +24,20 @@ const OTHER_LAYERS: [&str; 13] = [
 
 /// Types that people train and that have no reader, by the beginnings of their names: what of them
 /// is not planned, and what comes nearest.
-const KNOWN: [(&str, &str); 7] = [
-    (
-        "gemma3n",
-        "four residual streams that are predicted and corrected (AltUp), low-rank products beside attention (LAuReL) and sparse \
-         activations are not planned; `gemma4_text` comes nearest, which has its embeddings of layers and its shared keys",
-    ),
-    ("clip", TWO_TOWERS),
-    ("siglip", TWO_TOWERS),
-    ("chinese_clip", TWO_TOWERS),
-    ("metaclip", TWO_TOWERS),
-    ("whisper", AUDIO),
-    ("moonshine", AUDIO),
+const KNOWN: [(&str, &str); 6] = [
+    ("clip", ONE_TOWER),
+    ("siglip2", "images of any number of patches are not planned; `siglip` comes nearest, whose images have one size"),
+    ("siglip", ONE_TOWER),
+    ("chinese_clip", OTHER_TOWERS),
+    ("metaclip", OTHER_TOWERS),
+    ("moonshine", "convolutions over the samples of a sound are not planned; `whisper` comes nearest, which reads a spectrogram"),
 ];
 
-const TWO_TOWERS: &str = "a loss that compares each image of a batch with each text is not planned, nor are encoders of both side by \
-                          side; the families `vit` and `bert` come nearest, an encoder each";
+const ONE_TOWER: &str = "an encoder alone has no loss that it is trained by; the configuration of the whole model (`clip`, `siglip`) is \
+                         read, and the families `vit` and `bert` are an encoder each";
 
-const AUDIO: &str = "convolutions over the frames of audio are not planned, nor is an encoder of samples that are no tokens; the family \
-                     `t5` comes nearest, an encoder and a decoder that attends to it";
+const OTHER_TOWERS: &str =
+    "its encoders differ from CLIP's; the family `clip` comes nearest, an encoder of images beside one of text";
 
 /// What is not planned of a type that people train, and what comes nearest.
 pub(super) fn known(name: &str) -> Option<&'static str> {

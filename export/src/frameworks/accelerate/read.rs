@@ -5,7 +5,7 @@ use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::super::fsdp::{self, Sharding};
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings, degrees, hf_stack};
-use foretell_program::{Layout, Plan};
+use foretell_program::{ContextMethod, Layout, Plan};
 use foretell_units::DataType;
 
 /// Settings that change neither the time of a step nor its memory.
@@ -128,6 +128,12 @@ fn read_pytorch_part(
     let mut layout = Layout { data: surroundings.ranks, micro_batch: size, ..Layout::default() };
     let mut section = stated.section("parallelism_config");
     let shards = degrees::read(&mut section, degrees::Names::Accelerate, surroundings, &mut layout)?;
+    if layout.context_method == ContextMethod::AllToAll {
+        return Err(FrameworkError::Form {
+            reason: format!("{}: Accelerate shards sequences by heads with DeepSpeed alone", section.written("sp_size")),
+            hint: "write `distributed_type: DEEPSPEED`, or `cp_size` in place of `sp_size`".into(),
+        });
+    }
     stated.absorb(section.finish()?);
     let words = Some(Sharding::FULL).filter(|_| kind == "FSDP");
     let section = stated.section("fsdp_config");
@@ -159,6 +165,20 @@ fn read_deepspeed_part(
     trainer: &mut Trainer,
     precision: Option<DataType>,
 ) -> Result<Plan, FrameworkError> {
+    let mut axes = stated.section("parallelism_config");
+    if !axes.is_empty() {
+        let mut layout = Layout::default();
+        degrees::read(&mut axes, degrees::Names::Accelerate, surroundings, &mut layout)?;
+        let is_by_heads = layout.context == 1 || layout.context_method == ContextMethod::AllToAll;
+        if layout.tensor > 1 || !is_by_heads {
+            return Err(FrameworkError::Form {
+                reason: "`parallelism_config` has axes over which DeepSpeed shards nothing".into(),
+                hint: "of these axes, keep `sp_size` alone beside `distributed_type: DEEPSPEED`".into(),
+            });
+        }
+        trainer.context = (layout.context, layout.context_method);
+        stated.absorb(axes.finish()?);
+    }
     let mut section = stated.section("deepspeed_config");
     section.neutral(&[
         "zero3_init_flag",

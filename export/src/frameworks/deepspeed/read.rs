@@ -3,7 +3,7 @@
 use super::super::nearest::bucket_of;
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings, hf_stack};
-use foretell_program::{Layout, Offload, Optimizer, Plan, Training};
+use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Training};
 use foretell_units::DataType;
 use serde_json::json;
 
@@ -130,6 +130,8 @@ pub(in super::super) struct Trainer {
     pub(in super::super) optimizer: Optimizer,
     /// Its numbers.
     pub(in super::super) training: Training,
+    /// Ranks that share a sequence, and how they attend.
+    pub(in super::super) context: (usize, ContextMethod),
     /// Whether the arguments are there, so that values from them need no note.
     pub(in super::super) is_stated: bool,
 }
@@ -148,6 +150,7 @@ impl Trainer {
             precision: (surroundings.precision, "that of most models; a Trainer takes its own `bf16` or `fp16`"),
             optimizer: Optimizer::AdamW,
             training,
+            context: (1, ContextMethod::Gather),
             is_stated: false,
         }
     }
@@ -200,10 +203,10 @@ pub(in super::super) fn read_config(
     if !stated.has("amp.enabled") || !stated.is_on("amp.enabled")? {
         stated.neutral(&["amp.*", "torch_autocast.*"]);
     }
-    let tensor = read_tensor(stated, surroundings.ranks)?;
-    let data = surroundings.ranks / tensor;
+    let (tensor, (context, context_method)) = read_degrees(stated, surroundings.ranks, trainer)?;
+    let data = surroundings.ranks / (tensor * context);
     let (micro_batch, global_batch) = read_batch(stated, data, trainer)?;
-    let mut layout = Layout { data, tensor, micro_batch, ..Layout::default() };
+    let mut layout = Layout { data, tensor, context, context_method, micro_batch, ..Layout::default() };
     read_zero(stated, &mut layout)?;
     let mut plan = Plan::new(layout, global_batch);
     plan.training = Training::default();
@@ -215,23 +218,37 @@ pub(in super::super) fn read_config(
     Ok(plan)
 }
 
-/// The ranks that operators are sharded over.
-fn read_tensor(stated: &mut Stated, ranks: usize) -> Result<usize, FrameworkError> {
+/// The ranks that operators are sharded over, and those that share a sequence. DeepSpeed's own
+/// exchange parts of it for heads (Ulysses).
+fn read_degrees(stated: &mut Stated, ranks: usize, trainer: &Trainer) -> Result<(usize, (usize, ContextMethod)), FrameworkError> {
+    const CONTEXT: &str = "sequence_parallel_size";
     let tensor = stated.size("tensor_parallel.autotp_size")?.unwrap_or(1);
     stated.neutral(&["tensor_parallel.enabled", "tensor_parallel.tp.*", "tensor_parallel.tp_grain_size"]);
-    if let Some(size) = stated.size("sequence_parallel_size")?.filter(|&size| size > 1) {
+    let own = stated.size(CONTEXT)?;
+    if let Some(own) = own.filter(|&own| trainer.context.0 > 1 && own != trainer.context.0) {
         return Err(FrameworkError::Form {
-            reason: format!("`sequence_parallel_size: {size}`: Ulysses' exchange of heads is not planned"),
-            hint: "leave it out of the file, and choose `context` in the plan".into(),
+            reason: format!("`{CONTEXT}: {own}`, and the job's arguments say {}", trainer.context.0),
+            hint: "write the same number in both".into(),
         });
     }
-    if !ranks.is_multiple_of(tensor) {
+    let (context, method) = match own.filter(|&own| own > 1) {
+        Some(own) => (own, ContextMethod::AllToAll),
+        None => trainer.context,
+    };
+    if tensor > 1 && context > 1 && method == ContextMethod::AllToAll {
         return Err(FrameworkError::Form {
-            reason: format!("`tensor_parallel.autotp_size: {tensor}` does not divide {ranks} ranks"),
+            reason: format!("`{CONTEXT}: {context}` beside `tensor_parallel.autotp_size: {tensor}`: both shard heads"),
+            hint: "keep one of them".into(),
+        });
+    }
+    if !ranks.is_multiple_of(tensor.saturating_mul(context)) {
+        let (name, size) = if tensor > 1 { ("tensor_parallel.autotp_size", tensor) } else { (CONTEXT, context) };
+        return Err(FrameworkError::Form {
+            reason: format!("`{name}: {size}` does not divide {ranks} ranks"),
             hint: "say the cluster with `--topology` and `--nodes`".into(),
         });
     }
-    Ok(tensor)
+    Ok((tensor, (context, method)))
 }
 
 /// Micro-batch and global batch, which DeepSpeed's triangle joins.
@@ -276,6 +293,7 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
         return Err(stated.wrong(STAGE, "a stage of ZeRO, which are 0 to 3"));
     }
     if let Some(elements) = stated.size("zero_optimization.reduce_bucket_size")? {
+        stated.state_bucket();
         layout.bucket = bucket_of(elements as u64);
     }
     // The name before offload_optimizer.

@@ -32,8 +32,8 @@ pub(super) fn read_precision(
     let is_pure = stated.is_on("pure_bf16")?;
     let (precision, is_mixed) = read_mixed(stated, tool, surroundings)?;
     let is_loaded_narrow = match dtype.as_deref() {
-        // Axolotl loads the model in the format of `bf16`.
-        None => tool == Tool::Axolotl && precision == DataType::Bf16,
+        // Axolotl and ms-swift load the model in the format of `bf16`.
+        None => matches!(tool, Tool::Axolotl | Tool::Swift) && precision == DataType::Bf16,
         Some("bfloat16" | "bf16") => true,
         Some("float32" | "fp32") => false,
         Some("float16" | "fp16" | "half") if precision == DataType::Fp16 => false,

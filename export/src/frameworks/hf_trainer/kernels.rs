@@ -20,7 +20,7 @@ const PARTS_OF_LIGER: [&str; 7] = [
 /// Reads the kernels of attention and loss.
 pub(super) fn read(stated: &mut Stated, plan: &mut Plan) -> Result<(), FrameworkError> {
     plan.workload.attention = read_attention(stated)?;
-    plan.workload.loss = read_loss(stated)?;
+    plan.workload.loss = read_loss(stated, plan.workload.preference.is_some())?;
     Ok(())
 }
 
@@ -58,7 +58,9 @@ fn read_attention(stated: &mut Stated) -> Result<Option<AttentionKernel>, Framew
     Ok(found)
 }
 
-fn read_loss(stated: &mut Stated) -> Result<LossKernel, FrameworkError> {
+/// Reads the loss over the vocabulary. Training on preferences has losses of its own under the same
+/// name.
+fn read_loss(stated: &mut Stated, has_preference: bool) -> Result<LossKernel, FrameworkError> {
     let mut is_liger = false;
     for switch in ["use_liger_kernel", "enable_liger_kernel", "use_liger", "liger_fused_linear_cross_entropy"] {
         is_liger |= stated.is_on(switch)?;
@@ -75,7 +77,7 @@ fn read_loss(stated: &mut Stated) -> Result<LossKernel, FrameworkError> {
         || stated.is_on("cut_cross_entropy")?;
     let parts = stated.stated_of(&PARTS_OF_LIGER);
     stated.neutral(&PARTS_OF_LIGER);
-    let is_chunked = match stated.text("loss_type")?.as_deref() {
+    let is_chunked = match stated.text("loss_type")?.filter(|_| !has_preference).as_deref() {
         None | Some("nll" | "dft") => false,
         Some("chunked_nll") => true,
         Some(_) => return Err(stated.unknown("loss_type", "losses: nll, dft, chunked_nll")),

@@ -4,16 +4,22 @@
 use super::super::stated::{Stated, object_of};
 use super::super::{FrameworkError, ImportedPlan, Surroundings, accelerate};
 use super::accelerate_launch::AccelerateLaunch;
-use foretell_program::{Layout, Plan, Recompute};
+use foretell_program::{ContextMethod, Layout, Plan, Recompute};
 use foretell_units::DataType;
 use serde_json::{Map, Value};
+
+/// The plan of a launch's configuration, and whether DeepSpeed shards it.
+pub(super) struct Launched {
+    imported: ImportedPlan,
+    is_deepspeed: bool,
+}
 
 /// Reads the launch's configuration, and states its precision where the arguments state none.
 pub(super) fn follow(
     launch: &AccelerateLaunch,
     stated: &mut Stated,
     surroundings: &Surroundings<'_>,
-) -> Result<ImportedPlan, FrameworkError> {
+) -> Result<Launched, FrameworkError> {
     let mut of_file = Map::new();
     if let Some(file) = &launch.file {
         let Some(text) = (surroundings.file)(file) else {
@@ -26,7 +32,10 @@ pub(super) fn follow(
         };
         of_file = object_of(&text, "Accelerate's configuration, which `accelerate config` writes")?;
     }
-    let launched = accelerate::import(&launch.text(of_file), surroundings)?;
+    let text = launch.text(of_file);
+    let kind = object_of(&text, "Accelerate's configuration")?.remove("distributed_type");
+    let is_deepspeed = kind.and_then(|kind| kind.as_str().map(str::to_ascii_uppercase)).as_deref() == Some("DEEPSPEED");
+    let launched = accelerate::import(&text, surroundings)?;
     if !stated.has("bf16") && !stated.has("fp16") {
         match launched.plan.precision {
             DataType::Bf16 => stated.provide("bf16", Value::Bool(true)),
@@ -34,23 +43,43 @@ pub(super) fn follow(
             _ => {}
         }
     }
-    Ok(launched)
+    Ok(Launched { imported: launched, is_deepspeed })
 }
 
 /// Puts the launch's layout into the plan of the arguments. Returns whether DeepSpeed shards it.
-pub(super) fn put(launched: ImportedPlan, stated: &mut Stated, plan: &mut Plan) -> Result<bool, FrameworkError> {
+pub(super) fn put(launched: Launched, stated: &mut Stated, plan: &mut Plan) -> Result<bool, FrameworkError> {
     if plan.layout.zero > 0 {
         return Err(FrameworkError::Form {
             reason: "`fsdp` beside the launch's own sharding".into(),
             hint: "keep one of them".into(),
         });
     }
-    let is_deepspeed = launched.plan.stack.name() == "hf-deepspeed";
+    let Launched { imported: launched, is_deepspeed } = launched;
     let own = plan.layout.clone();
     let steps = plan.global_batch / own.micro_batch.saturating_mul(own.data).max(1);
-    let recompute = if launched.plan.layout.recompute == Recompute::Full { Recompute::Full } else { own.recompute };
-    plan.layout = Layout { micro_batch: own.micro_batch, recompute, ..launched.plan.layout };
+    let (others, launched_others) = ([own.tensor, own.context], [launched.plan.layout.tensor, launched.plan.layout.context]);
+    let mut layout = launched.plan.layout;
+    if others != [1, 1] && others != launched_others {
+        // A script that shards sequences by heads itself.
+        let is_by_heads = own.context_method == ContextMethod::AllToAll && others[0] == 1 && launched_others == [1, 1];
+        if !is_by_heads || !layout.data.is_multiple_of(own.context) {
+            return Err(FrameworkError::Form {
+                reason: format!(
+                    "the arguments say `tensor` {} and `context` {}, and the launch's configuration {} and {}",
+                    others[0], others[1], launched_others[0], launched_others[1]
+                ),
+                hint: "write the sizes of parallelism in one of the two files".into(),
+            });
+        }
+        layout.data /= own.context;
+        (layout.context, layout.context_method) = (own.context, own.context_method);
+    }
+    let recompute = if layout.recompute == Recompute::Full { Recompute::Full } else { own.recompute };
+    plan.layout = Layout { micro_batch: own.micro_batch, recompute, ..layout };
     plan.global_batch = own.micro_batch.saturating_mul(steps).saturating_mul(plan.layout.data);
+    if launched.states_bucket {
+        stated.state_bucket();
+    }
     stated.absorb_others(launched.unread, launched.without_effect);
     Ok(is_deepspeed)
 }

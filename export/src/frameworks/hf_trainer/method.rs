@@ -208,7 +208,10 @@ pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> R
     }
     // LLaMA-Factory freezes the tower and the projector unless it is told otherwise.
     let sees = ["image_max_pixels", "video_max_pixels", "image_resolution", "freeze_multi_modal_projector", "media_dir"];
-    let is_usual = tool == Tool::LlamaFactory && sees.iter().any(|name| stated.peek(name).is_some());
+    let mut is_usual = tool == Tool::LlamaFactory && sees.iter().any(|name| stated.peek(name).is_some());
+    // So does ms-swift, whose settings of images say that the model has such a part.
+    let of_swift = ["max_pixels", "vit_lr", "aligner_lr", "vit_gradient_checkpointing", "freeze_aligner"];
+    is_usual |= tool == Tool::Swift && of_swift.iter().any(|name| stated.peek(name).is_some());
     let mut freezes = is_usual.then_some(true);
     freezes = stated.flag("freeze_backbone")?.or(freezes);
     for (name, freezing) in FREEZES_VISION {
@@ -236,7 +239,7 @@ fn read_adapters(stated: &mut Stated, tool: Tool) -> Result<Lora, FrameworkError
     let alpha = stated.size("lora_alpha")?.unwrap_or(match tool {
         Tool::Trl => Lora::usual_alpha(Lora::USUAL_RANK),
         Tool::LlamaFactory => Lora::usual_alpha(rank),
-        Tool::Axolotl | Tool::Trainer => of_peft.alpha,
+        Tool::Axolotl | Tool::Trainer | Tool::Swift | Tool::OpenRlhf(_) => of_peft.alpha,
     });
     if stated_rank.is_none() {
         stated.assume(format!("`training.lora.rank` {rank}: the default of {}", tool.name()));

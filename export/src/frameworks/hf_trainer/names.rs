@@ -130,7 +130,7 @@ pub(super) const NEUTRAL: [&str; 125] = [
 ];
 
 /// Names of the same settings in files of Axolotl, LLaMA-Factory and TRL, and older names.
-pub(super) const RENAMED: [(&str, &str); 11] = [
+pub(super) const RENAMED: [(&str, &str); 12] = [
     ("per_gpu_train_batch_size", "per_device_train_batch_size"),
     ("micro_batch_size", "per_device_train_batch_size"),
     ("optimizer", "optim"),
@@ -143,6 +143,8 @@ pub(super) const RENAMED: [(&str, &str); 11] = [
     ("block_size", "max_length"),
     // The second name is that of releases before 5.20.
     ("gradient_checkpointing", "activation_checkpointing"),
+    // InternVL's.
+    ("grad_checkpoint", "activation_checkpointing"),
 ];
 
 /// Settings that no plan expresses.

@@ -54,7 +54,7 @@ const OTHER_MODELS: [&str; 42] = [
 ];
 
 /// Of these, settings that change a loss and neither a model nor a pass.
-const OF_LOSSES: [&str; 16] = [
+const OF_LOSSES: [&str; 17] = [
     "beta",
     "max_prompt_length",
     "max_completion_length",
@@ -71,7 +71,12 @@ const OF_LOSSES: [&str; 16] = [
     "undesirable_weight",
     "center_rewards_coefficient",
     "rpo_alpha",
+    "cpo_alpha",
 ];
+
+/// Losses that TRL's DPO has and its other trainers have not.
+const LOSSES_OF_DPO: [&str; 11] =
+    ["sigmoid", "ipo", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair", "discopop", "apo_zero", "apo_down", "exo_pair"];
 
 /// Reads what is trained on: `None` for texts.
 pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<Option<Preference>, FrameworkError> {
@@ -121,7 +126,7 @@ pub(super) fn keeps_dropout(stated: &mut Stated, tool: Tool, preference: Option<
     Ok(match tool {
         Tool::Trl => is_disabled == Some(false),
         Tool::Trainer => is_disabled != Some(true),
-        Tool::Axolotl => false,
+        Tool::Axolotl | Tool::Swift | Tool::OpenRlhf(_) => false,
         Tool::LlamaFactory => preference == Preference::Reward,
     })
 }
@@ -155,6 +160,29 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
             _ => unknown(stated, "stage"),
         };
     }
+    if let Tool::OpenRlhf(job) = tool {
+        return Ok(job.preference());
+    }
+    if tool == Tool::Swift {
+        if !script.is_some_and(|script| script.contains("rlhf")) {
+            return Ok(None);
+        }
+        return match stated.text("rlhf_type")?.as_deref() {
+            None => {
+                stated.assume("`workload.preference` dpo: ms-swift's default of `rlhf_type`");
+                Ok(Some(Preference::Dpo))
+            }
+            Some("dpo") => Ok(Some(Preference::Dpo)),
+            Some("orpo") => Ok(Some(Preference::Orpo)),
+            Some("cpo" | "simpo") => {
+                stated.assume("`workload.preference` orpo: CPO and SimPO have its passes, without a reference model");
+                Ok(Some(Preference::Orpo))
+            }
+            Some("kto") => Ok(Some(Preference::Kto)),
+            Some("rm") => Ok(Some(Preference::Reward)),
+            Some(_) => unknown(stated, "rlhf_type"),
+        };
+    }
     if tool == Tool::Axolotl && stated.flag("reward_model")? == Some(true) {
         return Ok(Some(Preference::Reward));
     }
@@ -179,6 +207,21 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
     let found = of_scripts.into_iter().find(|(name, _)| starts(name)).map(|(_, preference)| preference);
     if let Some(preference) = found {
         stated.assume(format!("`workload.preference` {}: the script's name says so", preference.name()));
+        return Ok(found);
+    }
+    // A recipe without a script: losses have names of their own.
+    if script.is_some() || !stated.has("beta") {
+        return Ok(None);
+    }
+    let loss = stated.peek("loss_type").and_then(|loss| loss.as_str()).unwrap_or_default();
+    let of_losses = [(&LOSSES_OF_DPO[..], Preference::Dpo), (&["kto", "apo_zero_unpaired"], Preference::Kto)];
+    let found = of_losses.into_iter().find(|(losses, _)| losses.contains(&loss)).map(|(_, preference)| preference);
+    if let Some(preference) = found {
+        stated.assume(format!(
+            "`workload.preference` {}: {} is one of its losses; give the script that starts the job if it trains otherwise",
+            preference.name(),
+            stated.written("loss_type")
+        ));
     }
     Ok(found)
 }

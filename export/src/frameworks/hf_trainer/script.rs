@@ -25,6 +25,18 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
         Err(error) if !is_script && text.trim_start().starts_with(['{', '[']) => Err(error),
         other => {
             let started = shell::launch(text)?;
+            if started.script.as_deref() == Some("tune-run") {
+                return Err(FrameworkError::Form {
+                    reason: "`tune run` starts a recipe of torchtune".into(),
+                    hint: "import it with `foretell import torchtune`".into(),
+                });
+            }
+            if let Some(job) = started.script.as_deref().and_then(|script| script.strip_prefix("megatron-")) {
+                return Err(FrameworkError::Form {
+                    reason: format!("`megatron {job}` trains with Megatron-Core, and its arguments are Megatron's"),
+                    hint: "import it with `foretell import megatron-args`".into(),
+                });
+            }
             if !started.arguments.is_empty() {
                 let (launch, script) = (AccelerateLaunch::of_words(&started.launcher), started.script.clone());
                 let mut stated = flags_of(started, surroundings.ranks, Spelling::Underscores)?;
@@ -42,7 +54,9 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
                     });
                 };
                 let stated = Stated::parse(&text, "the settings as YAML")?;
-                return Ok(Given { stated, launch: None, script: None });
+                // The other tools' files say themselves whose they are.
+                let script = started.script.filter(|script| script.starts_with("swift-"));
+                return Ok(Given { stated, launch: None, script });
             }
             if let Some(foreign) = started.foreign {
                 return Err(FrameworkError::Form {

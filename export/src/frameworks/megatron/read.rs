@@ -7,7 +7,7 @@ use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
 use super::names::{BY_REWARDS, NEUTRAL, NEUTRAL_SWITCHES, OTHER_MODELS, REFUSED, RENAMED};
 use super::read_pipeline::{impossible, read_chunks};
-use super::{STACK, model};
+use super::{STACK, model, swift};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
 use foretell_units::DataType;
 use serde_json::json;
@@ -16,7 +16,12 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     let ranks = surroundings.ranks;
     let started = shell::launch(text)?;
     check_script(&started)?;
+    let script = started.script.clone();
     let mut stated = flags_of(started, ranks, Spelling::Dashes)?;
+    let job = script.as_deref().and_then(swift::job);
+    let unknown_model = job.map(|job| swift::translate(&mut stated, job)).transpose()?.flatten();
+    // Without a description of the model its length is a sample's alone.
+    let sequence = if job.is_some() { stated.size("seq-length")? } else { None };
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
@@ -36,7 +41,6 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         stated.usual(name, &json!("fp32"));
     }
     let (model, sequence_is_stated) = model::read(&mut stated, surroundings)?;
-    stated.usual("ds-sequence-parallel-size", &json!("1"));
     stated.neutral(&NEUTRAL);
     let mut layout = read_layout(&mut stated, ranks)?;
     layout.recompute = read_recompute(&mut stated)?;
@@ -47,7 +51,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
             hint: "say the length of a sample with `--sequence`".into(),
         });
     }
-    Ok(ImportedPlan { model, ..ImportedPlan::new(plan, stated.finish()?) })
+    Ok(ImportedPlan { model, unknown_model, sequence, ..ImportedPlan::new(plan, stated.finish()?) })
 }
 
 /// Refuses a text without arguments of Megatron-LM's GPT, and says what it has.
@@ -61,6 +65,19 @@ fn check_script(started: &Started) -> Result<(), FrameworkError> {
             hint:
                 "describe the model in a file of its own (`foretell models show`), and use `foretell plan --stack megatron-core`"
                     .into(),
+        });
+    }
+    let is_override = |word: &&String| {
+        let word = word.trim_start_matches('+');
+        word.contains('=')
+            && ["trainer.", "model.", "exp_manager.", "data.", "optim."].iter().any(|start| word.starts_with(start))
+    };
+    if let Some(first) = started.arguments.iter().find(is_override) {
+        return Err(FrameworkError::Form {
+            reason: format!("`{first}` changes a recipe of NeMo, whose other settings are elsewhere"),
+            hint: "give the whole job as arguments of Megatron-LM (`--tensor-model-parallel-size 2 ...`), or plan it with \
+                   `foretell plan --stack nemo` and `--fix tensor=2,pipeline=1`"
+                .into(),
         });
     }
     if !started.arguments.is_empty() {
@@ -80,15 +97,24 @@ fn check_script(started: &Started) -> Result<(), FrameworkError> {
 fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkError> {
     let tensor = stated.size("tensor-model-parallel-size")?.unwrap_or(1);
     let pipeline = stated.size("pipeline-model-parallel-size")?.unwrap_or(1);
-    let context = stated.size("context-parallel-size")?.unwrap_or(1);
+    // Megatron-DeepSpeed's name of the ranks that exchange parts of a sequence for heads.
+    let heads = stated.size("ds-sequence-parallel-size")?.filter(|&size| size > 1);
+    let stated_context = stated.size("context-parallel-size")?;
+    if heads.is_some() && stated_context.is_some_and(|context| context > 1) {
+        let reason = "`--ds-sequence-parallel-size` beside `--context-parallel-size`".into();
+        return Err(impossible(reason, "keep one of them: a plan has one axis `context`"));
+    }
+    let context = heads.or(stated_context).unwrap_or(1);
     let model_ranks = [tensor, pipeline, context].into_iter().try_fold(1usize, usize::checked_mul).unwrap_or(0);
     if model_ranks == 0 || !ranks.is_multiple_of(model_ranks) {
         let reason =
             format!("{ranks} ranks are no multiple of tensor x pipeline x context, which is {tensor} x {pipeline} x {context}");
         return Err(impossible(reason, "say the cluster with `--topology` and `--nodes`"));
     }
-    // Without experts their sizes lay out nothing.
-    let has_experts = stated.has("num-experts");
+    // Without experts their sizes lay out nothing. A model that is named, and not described, may
+    // have some.
+    let is_described = stated.has("num-layers") || stated.has("hidden-size");
+    let has_experts = stated.has("num-experts") || !is_described;
     let expert_tensor = stated.size("expert-tensor-parallel-size")?.filter(|_| has_experts).unwrap_or(tensor);
     let experts = stated.size("expert-model-parallel-size")?.filter(|_| has_experts).unwrap_or(1);
     if experts.saturating_mul(expert_tensor) < tensor {
@@ -119,6 +145,7 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
     layout.expert_tensor = Some(expert_tensor).filter(|&ranks| ranks != tensor);
     layout.sequence_parallel = stated.is_on("sequence-parallel")?;
     layout.context_method = match stated.text("cp-comm-type")?.as_deref() {
+        _ if heads.is_some() => ContextMethod::AllToAll,
         Some("all_gather") => ContextMethod::Gather,
         None | Some("p2p") if context > 1 => ContextMethod::Ring,
         None | Some("p2p") => ContextMethod::Gather,
@@ -128,6 +155,7 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
     };
     read_sharding(stated, &mut layout)?;
     if let Some(parameters) = stated.size("ddp-bucket-size")? {
+        stated.state_bucket();
         layout.bucket = bucket_of(parameters as u64);
     }
     read_chunks(stated, &mut layout)?;

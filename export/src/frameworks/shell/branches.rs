@@ -57,8 +57,10 @@ struct Branch {
     earlier: Taken,
     /// Whether the next command belongs to a condition.
     is_testing: bool,
-    /// Whether the branch is a `while` loop.
+    /// Whether the branch is a `while` or `until` loop.
     is_loop: bool,
+    /// Whether the loop runs as long as its condition fails.
+    is_until: bool,
     /// The word that the arms of a `case` are for; `None` of others.
     subject: Option<String>,
     /// The condition so far.
@@ -68,7 +70,15 @@ struct Branch {
 impl Branch {
     /// A branch whose first commands are run or not.
     fn of(taken: Taken) -> Self {
-        Self { taken, earlier: Taken::No, is_testing: false, is_loop: false, subject: None, condition: Taken::Unknown }
+        Self {
+            taken,
+            earlier: Taken::No,
+            is_testing: false,
+            is_loop: false,
+            is_until: false,
+            subject: None,
+            condition: Taken::Unknown,
+        }
     }
 }
 
@@ -88,7 +98,8 @@ impl Branches {
         match word {
             "if" => self.0.push(Branch { is_testing: true, ..unknown }),
             "while" => self.0.push(Branch { is_testing: true, is_loop: true, ..unknown }),
-            "for" | "until" | "select" => self.0.push(unknown),
+            "until" => self.0.push(Branch { is_testing: true, is_loop: true, is_until: true, ..unknown }),
+            "for" | "select" => self.0.push(unknown),
             "fi" | "esac" | "done" => _ = self.0.pop(),
             "then" => self.begin_arm(None),
             "else" => self.begin_arm(Some(Taken::Yes)),
@@ -101,7 +112,8 @@ impl Branches {
                 // How often the body runs is unknown, unless the condition fails at once.
                 if let Some(branch) = self.0.last_mut().filter(|branch| branch.is_loop) {
                     branch.is_testing = false;
-                    branch.taken = if branch.condition == Taken::No { Taken::No } else { Taken::Unknown };
+                    let condition = if branch.is_until { branch.condition.not() } else { branch.condition };
+                    branch.taken = if condition == Taken::No { Taken::No } else { Taken::Unknown };
                 }
             }
             "{" | "}" | "export" | "local" | "declare" | "readonly" | "time" | "exec" => {}
@@ -141,9 +153,11 @@ impl Branches {
         }
     }
 
-    /// Whether the next command belongs to the condition of a `while` loop.
-    pub(super) fn tests_loop(&self) -> bool {
-        self.0.last().is_some_and(|branch| branch.is_loop && branch.is_testing)
+    /// The result of a loop's condition that ends the loop at once, if the next command belongs to
+    /// one.
+    pub(super) fn ends_loop(&self) -> Option<Taken> {
+        let branch = self.0.last().filter(|branch| branch.is_loop && branch.is_testing)?;
+        Some(if branch.is_until { Taken::Yes } else { Taken::No })
     }
 
     /// Takes note of the result of a command, which may be a condition's.

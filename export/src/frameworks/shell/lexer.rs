@@ -219,8 +219,11 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
             let inner = until_closed(characters, '(', ')');
             match inner.strip_prefix('(').and_then(|inner| inner.strip_suffix(')')) {
                 Some(sum) => Some(Piece::Sum(sum.trim().into())),
-                // A command's output is not known.
-                None => Some(plain(format!("({inner})"))),
+                // Of commands, `expr` has an output that is known.
+                None => match inner.trim_start().strip_prefix("expr ") {
+                    Some(sum) => Some(Piece::Sum(sum.trim().replace(['\\', '"', '\''], ""))),
+                    None => Some(plain(format!("({inner})"))),
+                },
             }
         }
         '{' => {

@@ -48,7 +48,7 @@ const NEUTRAL: [&str; 33] = [
 ];
 
 pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
-    let mut stated = Stated::parse(text, "a recipe of torchtune (`tune cp`)")?;
+    let mut stated = super::launch::read(text, surroundings)?;
     let Some(component) = stated.text("model._component_")? else {
         return Err(FrameworkError::Form {
             reason: "it has no `model._component_`".into(),

@@ -1,5 +1,5 @@
-//! What layers of Gemma 4 have beside the usual parts: an embedding of their own, keys and values
-//! of another layer, and other heads where they see all positions.
+//! What layers of Gemma 3n and Gemma 4 have beside the usual parts: an embedding of their own, keys
+//! and values of another layer, and other heads where they see all positions.
 
 use super::super::Check;
 use super::Decoder;
@@ -165,6 +165,12 @@ impl Layers<'_> {
 
     /// Adds what a layer makes of its features to the residual stream.
     pub(super) fn add_layer_input(&mut self, layer: usize, x: TensorId, all: TensorId) -> TensorId {
+        let y = self.layer_input(layer, x, all);
+        self.builder.add(&format!("model.layers.{layer}.per_layer_input.residual"), x, y)
+    }
+
+    /// Adds what a layer makes of its features, weighed by a gate made of x.
+    pub(super) fn layer_input(&mut self, layer: usize, x: TensorId, all: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let own = self.builder.without_layers(&name("per_layer_input"), all);
         let features = *self.builder.dimensions(own).last().expect("invariant: a tensor has dimensions");
@@ -172,7 +178,6 @@ impl Layers<'_> {
         let gate = self.builder.gelu(&name("per_layer_input_gate.act"), gate);
         let y = self.builder.multiply(&name("per_layer_input_gate.product"), gate, own);
         let y = self.linear(&name("per_layer_projection"), y, 1, &[dimension("hidden", self.sizes.hidden)], false);
-        let y = self.norm(&name("post_per_layer_input_norm"), y);
-        self.builder.add(&name("per_layer_input.residual"), x, y)
+        self.norm(&name("post_per_layer_input_norm"), y)
     }
 }

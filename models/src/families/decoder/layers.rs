@@ -22,12 +22,18 @@ pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Grap
     if let Some(seen) = seen {
         x = layers.builder.place_tokens("model.image_tokens", x, seen);
     }
+    if let Some(streams) = sizes.residual_streams {
+        x = layers.begin_streams(x, streams);
+    }
     for layer in 0..sizes.layers {
         layers.builder.block(format!("layer {layer}"), true);
         x = layers.layer(layer, x);
     }
     layers.builder.block("head", false);
     let head = if sizes.tied_embeddings { table } else { layers.table("lm_head.weight") };
+    if let Some(streams) = sizes.residual_streams {
+        x = layers.end_streams(x, streams);
+    }
     let normed = layers.norm("model.norm", x);
     let logits = layers.head("lm_head", normed, head);
     let labels = layers.builder.input(InputKind::Labels, positions);
@@ -52,7 +58,7 @@ pub(super) struct Layers<'a> {
     /// sees all positions.
     pub(super) keys: [Option<[TensorId; 2]>; 2],
     /// The embedding that has features for each layer.
-    layer_inputs: Option<TensorId>,
+    pub(super) layer_inputs: Option<TensorId>,
 }
 
 impl Layers<'_> {
@@ -152,6 +158,9 @@ impl Layers<'_> {
     }
 
     fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
+        if let Some(streams) = self.sizes.residual_streams {
+            return self.layer_of_streams(layer, x, streams);
+        }
         let mut x = self.usual_parts(layer, x);
         if let Some(inputs) = self.layer_inputs.filter(|_| layer < self.sizes.layers) {
             x = self.add_layer_input(layer, x, inputs);
@@ -163,7 +172,7 @@ impl Layers<'_> {
     }
 
     /// Adds attention and the feed-forward network, or what a layer has in their place.
-    fn usual_parts(&mut self, layer: usize, x: TensorId) -> TensorId {
+    pub(super) fn usual_parts(&mut self, layer: usize, x: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let kind = self.sizes.kind_of(layer);
         let normed = self.input_norm(&name("input_layernorm"), x);
@@ -187,6 +196,10 @@ impl Layers<'_> {
             ParallelBlock::None if kind.is_alone() => self.builder.add(&name("residual"), x, y),
             ParallelBlock::None => {
                 let x = self.builder.add(&name("self_attn.residual"), x, y);
+                let x = match self.sizes.residual_streams {
+                    Some(streams) => self.beside_attention(layer, x, normed, streams),
+                    None => x,
+                };
                 let normed = self.input_norm(&name("post_attention_layernorm"), x);
                 let x = if self.sizes.residual_after_norm { normed } else { x };
                 let y = self.feed_forward(layer, normed);
@@ -324,6 +337,7 @@ impl Layers<'_> {
         };
         match self.sizes.mixtures.filter(is_mixture) {
             Some(mixtures) => self.mixture(&name("block_sparse_moe"), x, mixtures),
+            None if layer < self.sizes.sparse_activation_layers => self.sparse(&name("mlp"), x, self.sizes.ffn_of(layer)),
             None => self.dense(&name("mlp"), x, self.sizes.ffn_of(layer)),
         }
     }
@@ -345,6 +359,19 @@ impl Layers<'_> {
                 self.ungated(&act, ungated, up)
             }
         };
+        self.linear(&name("down_proj"), y, 1, &[hidden], has_bias)
+    }
+
+    /// Adds a gated feed-forward network that cuts off most of the gate before its activation.
+    fn sparse(&mut self, module: &str, x: TensorId, ffn: usize) -> TensorId {
+        let name = |part: &str| format!("{module}.{part}");
+        let [inner, hidden] = [dimension("ffn", ffn), dimension("hidden", self.sizes.hidden)];
+        let has_bias = self.sizes.ffn_bias;
+        let gate = self.linear(&name("gate_proj"), x, 1, &[inner], has_bias);
+        // A cut at the mean and some deviations, in one pass over the gate: the traffic of a scale.
+        let gate = self.builder.scale(&name("gate_proj.cut"), gate, 1);
+        let up = self.linear(&name("up_proj"), x, 1, &[inner], has_bias);
+        let y = self.gated(&name("act"), gate, up);
         self.linear(&name("down_proj"), y, 1, &[hidden], has_bias)
     }
 

@@ -1,0 +1,147 @@
+//! ms-swift's jobs on Megatron-Core (`megatron sft`, `megatron pt`): Megatron's settings beside a
+//! model that is named and not described, with ms-swift's defaults.
+
+use super::super::FrameworkError;
+use super::super::stated::Stated;
+use serde_json::{Value, json};
+
+/// Names of ms-swift, and Megatron-LM's.
+const RENAMED: [(&str, &str); 5] = [
+    ("max-length", "seq-length"),
+    ("optimizer-cpu-offload-fraction", "optimizer-offload-fraction"),
+    ("train-type", "tuner-type"),
+    ("model-id-or-path", "model"),
+    ("mcore-model", "load"),
+];
+
+/// Settings that change neither the time of a step nor its memory.
+const NEUTRAL: [&str; 51] = [
+    "system",
+    "template*",
+    "agent-template",
+    "loss-scale",
+    "dataset*",
+    "val-dataset*",
+    "cached-dataset*",
+    "split-dataset-ratio",
+    "columns*",
+    "custom-*",
+    "external-plugins*",
+    "lazy-tokenize",
+    "load-from-cache-file",
+    "streaming",
+    "truncation-strategy",
+    "num-train-epochs",
+    "max-epochs",
+    "output-dir",
+    "save-*",
+    "no-save-*",
+    "no-load-*",
+    "add-version",
+    "report-to",
+    "logging-*",
+    "eval-*",
+    "swanlab-*",
+    "use-hf",
+    "hub-token",
+    "model-type",
+    "model-revision",
+    "model-author",
+    "model-name",
+    "attn-impl",
+    "dataloader-*",
+    "ddp-timeout",
+    "ddp-backend",
+    "finetune",
+    "use-chat-template",
+    "masked-softmax-fusion",
+    "bias-*-fusion",
+    "apply-rope-fusion",
+    "gradient-accumulation-fusion",
+    "cross-entropy-fusion-impl",
+    "strict",
+    "merge-lora",
+    "check-model",
+    "bridge-backend",
+    "moe-enable-deepep",
+    "moe-deepep-*",
+    "moe-shared-expert-overlap",
+    "moe-router-padding-*",
+];
+
+/// The command of ms-swift that starts Megatron-Core: `sft`, `pt` or another; `None` for Megatron's
+/// own scripts.
+pub(super) fn job(script: &str) -> Option<&str> {
+    let of_package = || script.split("swift/cli/_megatron/").nth(1)?.strip_suffix(".py");
+    script.strip_prefix("megatron-").or_else(of_package)
+}
+
+/// Renames ms-swift's settings, states its defaults, and returns the model's name.
+pub(super) fn translate(stated: &mut Stated, job: &str) -> Result<Option<String>, FrameworkError> {
+    if !["sft", "pt"].contains(&job) {
+        return Err(FrameworkError::Form {
+            reason: format!("`megatron {job}`: training on preferences or by rewards has other models and passes"),
+            hint: "plan it with `foretell plan --method dpo` or `grpo` and `--stack megatron-core`; `megatron sft` and `megatron pt` are \
+                   read"
+                .into(),
+        });
+    }
+    for (own, general) in RENAMED {
+        stated.rename(own, general)?;
+    }
+    stated.neutral(&NEUTRAL);
+    match stated.text("tuner-type")?.as_deref() {
+        None | Some("full") => stated.neutral(&["lora-*", "target-modules"]),
+        Some(_) => {
+            return Err(FrameworkError::Form {
+                reason: format!("{}: adapters under Megatron-Core are not read", stated.written("tuner-type")),
+                hint: "write `--tuner_type full`, or plan adapters with `foretell plan --method lora`".into(),
+            });
+        }
+    }
+    for name in ["packing", "padding-free"] {
+        if stated.is_on(name)? {
+            stated.assume_packed(name);
+        }
+    }
+    stated.neutral(&["packing-*"]);
+    for (name, value, what) in [
+        ("global-batch-size", json!(16), "16 samples of a step"),
+        ("recompute-granularity", json!("selective"), "`recompute` selective"),
+        ("use-distributed-optimizer", json!(true), "`zero` 1, the distributed optimizer"),
+        ("expert-tensor-parallel-size", json!(1), "experts that no ranks of `tensor` shard"),
+        ("weight-decay", json!(0.1), "a weight decay of 0.1"),
+        ("adam-beta2", json!(0.95), "`beta2` 0.95"),
+        ("lr", json!(1e-5), "a learning rate of 1e-5"),
+    ] {
+        if !stated.has(name) {
+            stated.provide(name, value);
+            stated.assume(format!("{what}: ms-swift's default"));
+        }
+    }
+    read_format(stated)?;
+    let freezes = |stated: &mut Stated, name: &str| stated.is_on(name);
+    if freezes(stated, "freeze-llm")? {
+        return Err(stated.frozen_text("freeze-llm"));
+    }
+    stated.neutral(&["freeze-vit", "freeze-aligner"]);
+    stated.name("model")
+}
+
+/// The format of a checkpoint decides the precision.
+fn read_format(stated: &mut Stated) -> Result<(), FrameworkError> {
+    let format = stated.text("torch-dtype")?;
+    if ["bf16", "fp16"].iter().any(|name| stated.has(name)) {
+        return Ok(());
+    }
+    match format.as_deref().map(|name| name.trim_start_matches("torch.")) {
+        Some("float16" | "fp16") => stated.provide("fp16", Value::Bool(true)),
+        Some("bfloat16" | "bf16") => stated.provide("bf16", Value::Bool(true)),
+        Some(_) => return Err(stated.unknown("torch-dtype", "formats: bfloat16, float16")),
+        None => {
+            stated.assume("`precision` bf16: ms-swift takes the checkpoint's format, and most are in bf16 (`--torch_dtype`)");
+            stated.provide("bf16", Value::Bool(true));
+        }
+    }
+    Ok(())
+}
