@@ -83,7 +83,7 @@ impl Estimates {
         graph: &Graph,
         memory_rates: MemoryRates,
         optimizer_tensors: usize,
-        has_pattern: bool,
+        is_plain_stack: bool,
         speeds: &[f64],
     ) -> Self {
         let parameter = request.base.storage().size().value();
@@ -103,7 +103,7 @@ impl Estimates {
             fixed_zero: request.fixed.zero,
             work: work_of_blocks(graph),
             shares: Mutex::new(HashMap::new()),
-            recomputes_in_part: has_pattern && request.fixed.recompute.is_none(),
+            recomputes_in_part: is_plain_stack && request.fixed.recompute.is_none(),
             speeds: speeds.iter().map(|speed| speed / least).collect(),
         }
     }

@@ -76,13 +76,20 @@ pub(crate) struct ModelFacts {
     pub(crate) has_attention: bool,
     /// Whether some blocks may be recomputed.
     pub(crate) is_recomputable: bool,
-    /// The pattern of its blocks, if some repeat. Then truncated models bound its layouts, and part
-    /// of the blocks may be recomputed.
+    /// The pattern of its blocks, if some repeat. Then truncated models bound its layouts.
     pub(crate) pattern: Option<BlockPattern>,
     /// Whether two blocks read the same parameter, as with tied embeddings.
     pub(crate) shares_parameters: bool,
     /// Bytes of all gradients in buckets on a rank that has the whole model.
     pub(crate) bucketed_gradients: Bytes,
+}
+
+impl ModelFacts {
+    /// Returns `true` for a stack of equal blocks between two others. Then part of the blocks may be
+    /// recomputed: it does not matter which.
+    pub(crate) fn is_plain_stack(&self) -> bool {
+        self.pattern.as_ref().is_some_and(BlockPattern::is_plain)
+    }
 }
 
 /// Facts about devices that limit the search space.

@@ -83,7 +83,7 @@ impl<'a> Bounds<'a> {
                 &graph,
                 memory_rates,
                 optimizer_tensors(request.base),
-                space.model.pattern.is_some(),
+                space.model.is_plain_stack(),
                 &space.devices.speeds,
             ),
             compiler: Compiler::new(request.model, request.name),
@@ -165,9 +165,9 @@ impl<'a> Bounds<'a> {
     }
 
     /// Returns `true` if truncated models bound a layout, so that a bound costs far less than a
-    /// simulation.
+    /// simulation. Those of a pattern cost a good part of one, and say less of its memory.
     pub(crate) fn has_cheap_bounds(&self, layout: &Layout) -> bool {
-        self.truncated.represent(layout) && self.truncated.represent_all_ranks(layout)
+        self.space.model.is_plain_stack() && self.truncated.represent(layout) && self.truncated.represent_all_ranks(layout)
     }
 
     /// Returns the cuts of a layout that truncated models represent, with the blocks that it

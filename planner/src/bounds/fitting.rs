@@ -17,7 +17,7 @@ use super::context::Bounds;
 use super::layouts::have_same_devices;
 use super::pipeline::{BUCKET_ROUNDING, PipelineCosts, PipelineCuts};
 use super::truncated::stages_sharing_nodes;
-use crate::space::{BlockPattern, Family};
+use crate::space::Family;
 use foretell_program::{Axis, Layout, Plan, Rank, Recompute, usual_cuts};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use stages::{DevicesOfStage, FittedStages, StageCost, cuts_with_one_block_moved, least_cuts};
@@ -53,7 +53,7 @@ impl Bounds<'_> {
         let are_open = self.space.fixed.cuts.is_none() && self.request.base.layout.cuts.is_none();
         let has_one_chunk = layout.pipeline > 1 && layout.virtual_stages == 1;
         let is_small = self.request.devices <= MOST_DEVICES;
-        let is_plain = self.space.model.pattern.as_ref().is_some_and(BlockPattern::is_plain);
+        let is_plain = self.space.model.is_plain_stack();
         self.kinds.are_mixed() && is_small && are_open && has_one_chunk && is_plain && self.truncated.represent(layout)
     }
 

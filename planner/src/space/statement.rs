@@ -172,7 +172,7 @@ impl Space<'_> {
         let has = |schedule: &Schedule| self.limits.is_none_or(|limits| limits.has(*schedule));
         let schedules: Vec<&str> =
             Schedule::ALL.iter().filter(|schedule| has(schedule)).map(|schedule| schedule.name()).collect();
-        let steps = if self.model.pattern.is_some() { "; eighths of the blocks where it does not fit without" } else { "" };
+        let steps = if self.model.is_plain_stack() { "; eighths of the blocks where it does not fit without" } else { "" };
         vec![
             of_sizes(
                 "micro_batch",

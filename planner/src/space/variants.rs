@@ -127,7 +127,7 @@ impl Space<'_> {
     /// Returns `true` if the search chooses how many blocks of a layout are recomputed.
     pub(crate) fn recomputation_is_open(&self, layout: &Layout) -> bool {
         let has_equal_meshes = layout.stages.is_none() && layout.operators.is_empty();
-        self.model.pattern.is_some() && has_equal_meshes && self.fixed.recompute.is_none() && layout.offload.is_none()
+        self.model.is_plain_stack() && has_equal_meshes && self.fixed.recompute.is_none() && layout.offload.is_none()
     }
 
     /// Returns the recomputation of `layers` of the `most` blocks of the stage that holds the most
