@@ -126,12 +126,19 @@ pub fn title(setting: &Setting) -> String {
 /// Chance of running out from which on an answer says so, and what would leave more memory.
 pub const RISKY: f64 = 0.1;
 
+/// How many times as long as the fastest layout's a step may take whose layout hardly runs out of
+/// memory, to be preferred to it.
+const WORTH_SAFETY: f64 = 1.5;
+
 /// The best of some candidates, of which the first is the fastest: the first that hardly runs out
-/// of memory, else the first that probably does not.
+/// of memory and is not much slower, else the first that probably does not run out.
 pub fn safest(candidates: &[Candidate]) -> Option<&Candidate> {
     let mut likely = candidates.iter().filter(|candidate| !candidate.prediction.probably_runs_out());
-    let first = likely.clone().next();
-    likely.find(|candidate| candidate.prediction.chance_of_running_out.is_none_or(|chance| chance <= RISKY)).or(first)
+    let first = likely.clone().next()?;
+    let longest = first.prediction.step_seconds * WORTH_SAFETY;
+    let is_safe = |prediction: &Prediction| prediction.chance_of_running_out.is_none_or(|chance| chance <= RISKY);
+    let safe = likely.find(|one| is_safe(&one.prediction) && one.prediction.step_seconds <= longest);
+    Some(safe.unwrap_or(first))
 }
 
 /// A chance of running out in words, if it is one to speak of.
