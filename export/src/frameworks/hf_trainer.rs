@@ -25,7 +25,7 @@ use accelerate_launch::AccelerateLaunch;
 use foretell_program::{ContextMethod, Layout, Offload, Plan, Recompute};
 use foretell_units::Bytes;
 use formats::Loaded;
-use names::{NEUTRAL, REFUSED, RENAMED};
+use names::{NEUTRAL, REFUSED, RENAMED, SWITCHES};
 use serde_json::{Value, json};
 
 /// The tool whose file it is. Their defaults differ.
@@ -136,6 +136,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
          out",
     )?;
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, optimizer or memory")?;
+    stated.refuse_variables(&SWITCHES)?;
     stated.neutral(&NEUTRAL);
     stated.usual("load_in_kbits", &json!("16"));
     stated.usual("load_in_kbits", &json!(16));

@@ -327,3 +327,36 @@ fn labels_and_towers_are_no_models() {
     );
     assert_eq!(simpo.plan.workload.preference, Some(Preference::Orpo));
 }
+
+const TRAINER: &str =
+    "torchrun train.py --model_name_or_path Qwen/Qwen3-8B --bf16 True --per_device_train_batch_size 4 --model_max_length 2048";
+
+#[test]
+fn a_variable_behind_a_flag_with_its_value_may_hold_any_flags() {
+    let megatron = format!("torchrun pretrain_gpt.py {MODEL} --bf16");
+    let swift = "swift sft --model org/7b --train_type full --torch_dtype bfloat16";
+    let rlhf = "deepspeed --module openrlhf.cli.train_sft --pretrain org/7b --max_len 2048 --bf16";
+    let (of_trainer, of_megatron) = (PlanForm::HuggingFaceTrainer, PlanForm::MegatronArguments);
+    for (command, form, more) in [
+        (TRAINER, of_trainer, "--output_dir o $X"),
+        (TRAINER, of_trainer, "--report_to none ${X}"),
+        (TRAINER, of_trainer, "--overwrite_output_dir $X"),
+        (TRAINER, of_trainer, "--output_dir o --train-mode pretrain $X $Y"),
+        (swift, of_trainer, "--output_dir o $X"),
+        (rlhf, of_trainer, "--save_path o $X"),
+        (&megatron, of_megatron, "--save /s $X"),
+        (&megatron, of_megatron, "--data-path /d $X"),
+        (&megatron, of_megatron, "--tokenizer-model t $(cat more.args)"),
+        (&megatron, of_megatron, "--no-log-loss-scale-to-tensorboard $X"),
+    ] {
+        let error = read(&format!("{command} {more}\n"), form).map(|imported| imported.plan).expect_err(more);
+        assert!(error.contains('$') && error.contains("any arguments") && error.contains("hint: "), "{more}: {error}");
+    }
+    for branch in ["[ -f x ] && X=--fp16", "if [ -n \"$A\" ]; then X=a; else X=b; fi"] {
+        let error = read(&format!("{branch}\n{TRAINER} --output_dir o $X\n"), of_trainer).map(|imported| imported.plan);
+        assert!(error.expect_err(branch).contains("branch"), "{branch}");
+    }
+    // A flag's own value may be a variable.
+    read(&format!("{TRAINER} --output_dir $OUT --data_path \"$DATA\" --run_name $A-$B\n"), of_trainer).expect("they are values");
+    read(&format!("{megatron} --save $DIR --data-path 0.5 $ONE 0.5 $OTHER --load $DIR\n"), of_megatron).expect("they are values");
+}
