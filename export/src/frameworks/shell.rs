@@ -13,7 +13,7 @@ use super::deciding::may_decide;
 use blocks::{Loop, definition};
 use branches::{Branches, Joined, Taken};
 use lexer::{Piece, Token, Word};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The words of the command that starts a job, after the name of its Python script; or all words,
 /// where the text is a list of arguments.
@@ -153,6 +153,8 @@ struct Script {
     order: Vec<String>,
     /// Variables that branches change which may not be taken, with why they are not expanded.
     unexpanded: BTreeMap<String, String>,
+    /// Variables that only branches assign which are not taken: they are empty.
+    undone: BTreeSet<String>,
     branches: Branches,
     joined: Joined,
     /// The result of the command before this one.
@@ -405,7 +407,10 @@ impl Script {
     fn assign(&mut self, name: &str, value: Assigned, adds: bool) {
         let before = self.variables.get(name).map(Vec::as_slice);
         match self.taken() {
-            Taken::No => return,
+            Taken::No => {
+                self.undone.insert(name.into());
+                return;
+            }
             Taken::Unknown => {
                 // `CMD="$CMD --more"` adds, too.
                 let rest = match (&value, before) {
@@ -508,7 +513,15 @@ impl Script {
             });
             return;
         }
-        // `eval $COMMAND`.
+        // `eval $COMMAND`: quotes and redirections within the words are the shell's.
+        if first == "eval" && self.calls.len() < MOST_CALLS {
+            let tokens = lexer::tokens(&words.get(1..).unwrap_or_default().join(" "));
+            self.calls.push(self.calls.last().cloned().unwrap_or_default());
+            self.read(&tokens);
+            self.calls.pop();
+            return;
+        }
+        // A command in one word.
         let words: Vec<String> =
             words.into_iter().flat_map(|word| if word.contains(".py ") { words_of(&word) } else { vec![word] }).collect();
         // `python tool.py --option -- accelerate launch train.py --bf16`: the tool starts the
@@ -594,6 +607,8 @@ impl Script {
                 Piece::Variable { name, default, is_quoted, is_all } => {
                     let found = self.positional(name).or_else(|| self.variables.get(name).cloned());
                     let found = found.or_else(|| default.as_ref().map(|text| vec![self.expand_text(text)]));
+                    let is_empty = self.undone.contains(name) && !self.unexpanded.contains_key(name);
+                    let found = found.or_else(|| is_empty.then(|| vec![String::new()]));
                     let Some(values) = found else {
                         current.get_or_insert_default().push_str(&format!("${}", without_blanks(name)));
                         continue;
