@@ -19,7 +19,7 @@ use super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::degrees;
 use super::fsdp;
 use super::hf_stack;
-use super::stated::Stated;
+use super::stated::{Stated, object_of};
 use super::{FrameworkError, ImportedPlan, Surroundings};
 use accelerate_launch::AccelerateLaunch;
 use foretell_program::{ContextMethod, Layout, Offload, Plan, Recompute};
@@ -333,6 +333,11 @@ fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bo
 /// Reads DeepSpeed's configuration, written in place or in a file that the arguments name. Returns
 /// whether there is one.
 fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: &mut Plan) -> Result<bool, FrameworkError> {
+    let inline = stated.peek("deepspeed").and_then(Value::as_str).filter(|text| text.trim_start().starts_with('{'));
+    if let Some(text) = inline.map(str::to_owned) {
+        let object = object_of(&text, "DeepSpeed's configuration as JSON, or the name of its file")?;
+        stated.replace_by_section("deepspeed", Value::Object(object));
+    }
     let is_section = stated.has_section("deepspeed");
     let mut section = match if is_section { None } else { stated.text("deepspeed")? } {
         None => stated.section("deepspeed"),
@@ -343,6 +348,16 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
                     stated.assume(sentence);
                     stated.replace_by_section("deepspeed", configuration);
                     return follow_deepspeed(stated, surroundings, plan);
+                }
+                // A name that tells its stage is that of a file people have: the note says what
+                // the plan lacks.
+                if !names_stage(&path) {
+                    return Err(FrameworkError::Form {
+                        reason: format!(
+                            "`deepspeed: {path}`: there is no such file beside this one, and it says what DeepSpeed shards"
+                        ),
+                        hint: "put it there, or give its contents in its place".into(),
+                    });
                 }
                 stated.assume(format!(
                     "`deepspeed: {path}` is not followed, as there is no such file beside this one: the plan lacks its ZeRO stage and \
@@ -403,4 +418,11 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
     *plan = followed;
     stated.absorb(section.finish()?);
     Ok(true)
+}
+
+/// Whether a file's name tells a stage of ZeRO: `zero3.json`, `ds_z2_config.json`, `stage_1.json`.
+fn names_stage(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
+    let is_stage = |rest: &str| rest.trim_start_matches(['_', '-']).starts_with(['0', '1', '2', '3']);
+    ["zero", "stage", "z"].iter().any(|word| name.split(word).skip(1).any(is_stage))
 }

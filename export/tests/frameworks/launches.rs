@@ -2,7 +2,7 @@
 //! beside recipes, and tools whose defaults a file leaves open.
 
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, import_plan};
-use foretell_program::{MomentFormat, NamePatterns, Preference, Recompute};
+use foretell_program::{MomentFormat, NamePatterns, Offload, Preference, Recompute};
 use foretell_units::DataType;
 use foretell_units::diagnostic::one_line;
 
@@ -326,6 +326,61 @@ fn labels_and_towers_are_no_models() {
         "model_name_or_path: org/7b\nstage: dpo\npref_loss: simpo\nsimpo_gamma: 0.3\nper_device_train_batch_size: 1\noutput_dir: o\n",
     );
     assert_eq!(simpo.plan.workload.preference, Some(Preference::Orpo));
+}
+
+#[test]
+fn a_deepspeed_file_is_followed_in_place_or_refused_by_name() {
+    let inline = read(
+        &format!(
+            "{TRAINER} --output_dir o --deepspeed '{{\"zero_optimization\": {{\"stage\": 3, \"offload_optimizer\": {{\"device\": \"cpu\"}}}}}}'"
+        ),
+        PlanForm::HuggingFaceTrainer,
+    );
+    let plan = inline.expect("it is sound").plan;
+    assert_eq!((plan.layout.zero, plan.layout.offload), (3, Offload::Optimizer));
+    let broken = format!("{TRAINER} --output_dir o --deepspeed '{{\"zero_optimization\": '");
+    assert!(read(&broken, PlanForm::HuggingFaceTrainer).expect_err("it is cut").contains("JSON"));
+    let missing = read(&format!("{TRAINER} --output_dir o --deepspeed nowhere.json"), PlanForm::HuggingFaceTrainer);
+    let error = missing.map(|imported| imported.plan).expect_err("there is no such file");
+    assert!(error.contains("nowhere.json") && error.contains("put it there"), "{error}");
+    // A name that tells its stage is noted.
+    assert!(says(&trainer(&format!("{TRAINER} --output_dir o --deepspeed ./scripts/zero3.json")), "is not followed"));
+}
+
+#[test]
+fn megatron_deepspeed_has_its_stage_in_a_file() {
+    let job = format!("deepspeed pretrain_gpt.py {MODEL} --bf16 --deepspeed");
+    let file = |name: &str| {
+        let stage = r#"{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}"#;
+        match name {
+            "ds.json" => Some(stage.to_owned()),
+            "other.json" => Some(stage.replace("64", "32")),
+            _ => None,
+        }
+    };
+    let read = |more: &str| {
+        read_in(&format!("{job} {more}"), PlanForm::MegatronArguments, Surroundings { file: &file, ..Surroundings::from(8) })
+    };
+    let imported = read("--deepspeed_config ds.json --zero-stage 3").expect("it is sound");
+    assert_eq!((imported.plan.layout.zero, imported.plan.layout.offload), (3, Offload::State));
+    assert_eq!((imported.plan.global_batch, imported.unread), (64, Vec::new()));
+    let sharded = read("--deepspeed_config ds.json --tensor-model-parallel-size 2").expect("it is sound").plan.layout;
+    assert_eq!((sharded.data, sharded.tensor, sharded.zero), (4, 2, 3));
+    for (more, part) in [
+        ("--deepspeed_config gone.json", "gone.json"),
+        ("", "without `--deepspeed_config`"),
+        ("--deepspeed_config other.json", "batches"),
+    ] {
+        let error = read(more).map(|imported| imported.plan).expect_err(more);
+        assert!(error.contains(part) && error.contains("hint: "), "{error}");
+    }
+    let alone = read_in(
+        &format!("{} --zero-stage 1", job.replace(" --deepspeed", "")),
+        PlanForm::MegatronArguments,
+        Surroundings::from(8),
+    );
+    assert!(alone.map(|imported| imported.plan).expect_err("no engine").contains("--use-distributed-optimizer"));
 }
 
 const TRAINER: &str =
