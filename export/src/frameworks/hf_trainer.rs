@@ -114,6 +114,17 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     if stated.has("model") {
         stated.drop("model_name");
     }
+    // Names of a model in the scripts of others, beside which its own name counts.
+    for name in ["model_id", "pretrain", "config_name"] {
+        let is_name = |value: &str| !["true", "false"].contains(&value.to_ascii_lowercase().as_str());
+        let is_named = stated.peek(name).and_then(Value::as_str).is_some_and(is_name);
+        if is_named
+            && !stated.has("model")
+            && ["model_name_or_path", "base_model", "model_name"].iter().all(|own| !stated.has(own))
+        {
+            stated.rename(name, "model_name_or_path")?;
+        }
+    }
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }

@@ -85,6 +85,11 @@ fn is_foreign(launcher: &str, command: &str) -> bool {
     }
 }
 
+/// Whether a script's first word is the file of its settings.
+pub(super) fn is_recipe(word: &str) -> bool {
+    [".yaml", ".yml"].iter().any(|end| word.ends_with(end)) && !word.starts_with('-')
+}
+
 /// Whether a word starts a shell.
 fn is_shell(word: &str) -> bool {
     matches!(word.rsplit('/').next(), Some("bash" | "sh" | "zsh"))
@@ -561,7 +566,10 @@ impl Script {
             return;
         };
         let arguments = words.get(place + 1..).unwrap_or_default().to_vec();
-        if arguments.iter().any(|word| word.starts_with("--") || word.starts_with('$')) {
+        // `accelerate launch train.py recipe.yaml`
+        let is_launcher = |word: &String| matches!(word.rsplit('/').next(), Some("accelerate" | "torchrun" | "deepspeed"));
+        let has_recipe = words.iter().take(place).any(is_launcher) && arguments.first().is_some_and(|word| is_recipe(word));
+        if has_recipe || arguments.iter().any(|word| word.starts_with("--") || word.starts_with('$')) {
             let script = words.get(place).cloned().unwrap_or_default();
             let launcher = words.get(..place).unwrap_or_default().to_vec();
             self.launches.push(Launch { script, launcher, arguments });

@@ -329,6 +329,73 @@ fn labels_and_towers_are_no_models() {
 }
 
 #[test]
+fn adapters_of_others_scripts_are_read_or_refused() {
+    let lora = |more: &str| trainer(&format!("{TRAINER} --output_dir o {more}")).plan.training.lora;
+    let names = |names: &[&str]| Some(NamePatterns::from_iter(names.iter().map(|name| format!("*{name}"))));
+    let targets = |more: &str| lora(more).map(|lora| lora.targets);
+    assert_eq!(
+        targets("--lora_rank 64 --trainable q_proj,k_proj,v_proj,o_proj"),
+        names(&["q_proj", "k_proj", "v_proj", "o_proj"])
+    );
+    assert_eq!(targets("--lora_enable True --lora_rank 64 --num_lora_modules -1"), names(&[""]));
+    assert_eq!(targets("--lora_r 8"), names(&["q_proj", "v_proj"]));
+    for (model, target) in [
+        ("tiiuae/falcon-7b", "query_key_value"),
+        ("EleutherAI/pythia-1b", "query_key_value"),
+        ("bigscience/bloom-560m", "query_key_value"),
+        ("openai-community/gpt2-xl", "c_attn"),
+    ] {
+        let text = format!("{TRAINER} --output_dir o --lora_r 8").replace("Qwen/Qwen3-8B", model);
+        assert_eq!(trainer(&text).plan.training.lora.map(|lora| lora.targets), names(&[target]), "{model}");
+    }
+    let bits = |more: &str| trainer(&format!("{TRAINER} --output_dir o {more}")).plan.workload.base_bits;
+    for more in [
+        "--q_lora True --lora_r 8",
+        "--bits 4 --lora_r 64",
+        "--quant_bit 4 --lora_r 8",
+        "--use_peft_lora True --lora_r 8 --use_4bit_quantization True",
+    ] {
+        assert_eq!(bits(more), Some(4), "{more}");
+    }
+    assert_eq!(bits("--bits 16 --lora_r 8"), None);
+    for (more, part) in [
+        ("--low_rank_training True", "--lora_r 8"),
+        ("--use_lora True", "--lora_r"),
+        ("--use_peft_lora True", "--lora_r"),
+        ("--bits 4", "--lora_r"),
+        ("--lora_enable True --lora_r 8 --num_lora_modules 10", "--num_lora_modules -1"),
+    ] {
+        let error = read(&format!("{TRAINER} --output_dir o {more}"), PlanForm::HuggingFaceTrainer);
+        let error = error.map(|imported| imported.plan).expect_err(more);
+        assert!(error.contains(part) && !error.contains("leave it out"), "{more}: {error}");
+    }
+    assert!(lora("--low_rank_training False").is_none());
+}
+
+#[test]
+fn a_model_and_a_recipe_have_several_names() {
+    for name in ["--model_id", "--pretrain", "--config_name"] {
+        let imported = trainer(&format!("{TRAINER} --output_dir o").replace("--model_name_or_path", name));
+        assert_eq!(imported.unknown_model.as_deref(), Some("Qwen/Qwen3-8B"), "{name}");
+    }
+    let both = trainer(&format!("{TRAINER} --output_dir o --config_name other"));
+    assert_eq!(both.unknown_model.as_deref(), Some("Qwen/Qwen3-8B"));
+    let recipe = "model_name_or_path: org/7b\nbf16: true\nper_device_train_batch_size: 2\noutput_dir: o\nmax_length: 512\n";
+    let file = |name: &str| (name == "recipes/sft.yaml").then(|| recipe.to_owned());
+    let beside = Surroundings { file: &file, ..Surroundings::from(8) };
+    let run = |more: &str| {
+        let text = format!("ACCELERATE_LOG_LEVEL=info accelerate launch --num_processes 8 scripts/run_sft.py {more}\n");
+        read_in(&text, PlanForm::HuggingFaceTrainer, beside)
+    };
+    let plan = run("recipes/sft.yaml").expect("it is sound").plan;
+    assert_eq!((plan.layout.micro_batch, plan.precision), (2, DataType::Bf16));
+    assert_eq!(run("recipes/sft.yaml --per_device_train_batch_size 4").expect("it is sound").plan.layout.micro_batch, 4);
+    assert!(run("recipes/none.yaml").map(|imported| imported.plan).expect_err("no file").contains("recipes/none.yaml"));
+    let megatron = format!("torchrun pretrain_gpt.py {MODEL} --bf16 --log-optimizer-states-to-tensorboard");
+    assert_eq!(read(&megatron, PlanForm::MegatronArguments).expect("it is sound").unread, Vec::<String>::new());
+}
+
+#[test]
 fn a_deepspeed_file_is_followed_in_place_or_refused_by_name() {
     let inline = read(
         &format!(
@@ -407,7 +474,7 @@ fn a_variable_behind_a_flag_with_its_value_may_hold_any_flags() {
         let error = read(&format!("{command} {more}\n"), form).map(|imported| imported.plan).expect_err(more);
         assert!(error.contains('$') && error.contains("any arguments") && error.contains("hint: "), "{more}: {error}");
     }
-    for branch in ["[ -f x ] && X=--fp16", "if [ -n \"$A\" ]; then X=a; else X=b; fi"] {
+    for branch in ["set -e\n[ -f x ] && X=--fp16", "if [ -n \"$A\" ]; then X=a; else X=b; fi"] {
         let error = read(&format!("{branch}\n{TRAINER} --output_dir o $X\n"), of_trainer).map(|imported| imported.plan);
         assert!(error.expect_err(branch).contains("branch"), "{branch}");
     }
