@@ -434,6 +434,6 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
 /// Whether a file's name tells a stage of ZeRO: `zero3.json`, `ds_z2_config.json`, `stage_1.json`.
 fn names_stage(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
-    let is_stage = |rest: &str| rest.trim_start_matches(['_', '-']).starts_with(['0', '1', '2', '3']);
+    let is_stage = |rest: &str| rest.trim_start_matches(['_', '-']).starts_with(|letter: char| letter.is_ascii_digit());
     ["zero", "stage", "z"].iter().any(|word| name.split(word).skip(1).any(is_stage))
 }

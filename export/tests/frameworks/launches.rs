@@ -429,7 +429,7 @@ fn megatron_deepspeed_has_its_stage_in_a_file() {
     let read = |more: &str| {
         read_in(&format!("{job} {more}"), PlanForm::MegatronArguments, Surroundings { file: &file, ..Surroundings::from(8) })
     };
-    let imported = read("--deepspeed_config ds.json --zero-stage 3").expect("it is sound");
+    let imported = read("--deepspeed_config ds.json --zero-stage 3 --no-pipeline-parallel").expect("it is sound");
     assert_eq!((imported.plan.layout.zero, imported.plan.layout.offload), (3, Offload::State));
     assert_eq!((imported.plan.global_batch, imported.unread), (64, Vec::new()));
     let sharded = read("--deepspeed_config ds.json --tensor-model-parallel-size 2").expect("it is sound").plan.layout;
@@ -466,6 +466,7 @@ fn a_variable_behind_a_flag_with_its_value_may_hold_any_flags() {
         (TRAINER, of_trainer, "--output_dir o --train-mode pretrain $X $Y"),
         (swift, of_trainer, "--output_dir o $X"),
         (rlhf, of_trainer, "--save_path o $X"),
+        (rlhf, of_trainer, "--apply_chat_template $X"),
         (&megatron, of_megatron, "--save /s $X"),
         (&megatron, of_megatron, "--data-path /d $X"),
         (&megatron, of_megatron, "--tokenizer-model t $(cat more.args)"),

@@ -359,8 +359,11 @@ fn follow_deepspeed(stated: &mut Stated, plan: &mut Plan, surroundings: &Surroun
     }
     (plan.optimizer, plan.training) = (followed.optimizer, followed.training);
     stated.absorb(account);
-    // The file's stage counts.
+    // The file's stage counts, and there is no pipeline to leave out.
     stated.neutral(&["zero-stage"]);
+    if plan.layout.pipeline == 1 {
+        stated.neutral(&["no-pipeline-parallel"]);
+    }
     Ok(())
 }
 
