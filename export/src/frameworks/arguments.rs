@@ -49,7 +49,7 @@ pub(super) enum Spelling {
 /// several has a list.
 ///
 /// # Errors
-/// If a word belongs to no flag.
+/// If a word belongs to no flag, or a variable may hold flags.
 pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Result<Stated, FrameworkError> {
     let mut values: Map<String, Value> = Map::new();
     let mut last: Option<String> = None;
@@ -65,9 +65,13 @@ pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Re
                 last = value.is_none().then_some(name);
             }
             _ => {
-                let Some(value) = last.as_ref().and_then(|last| values.get_mut(last)) else {
+                let found = last.as_ref().and_then(|last| Some((last, values.get_mut(last)?)));
+                let Some((flag, value)) = found else {
                     return Err(stray(&word, &started.unexpanded));
                 };
+                if is_variable(&word) && may_hold_flags(flag, value) {
+                    return Err(undecided(flag, value, &word, &started.unexpanded));
+                }
                 match value {
                     Value::Array(words) => words.push(word.into()),
                     Value::String(first) => *value = Value::Array(vec![std::mem::take(first).into(), word.into()]),
@@ -86,10 +90,51 @@ pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Re
     Ok(stated)
 }
 
+/// Whether a word is a variable, or the output of a command, that is not expanded. It may stand for
+/// any number of words.
+pub(super) fn is_variable(word: &str) -> bool {
+    let Some(rest) = word.strip_prefix('$') else { return false };
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '$');
+    let is_sum = rest.starts_with("((");
+    let is_closed = !is_sum && ((rest.starts_with('{') && rest.ends_with('}')) || (rest.starts_with('(') && rest.ends_with(')')));
+    is_closed || (!rest.is_empty() && rest.chars().all(is_name))
+}
+
+/// Whether a variable behind a flag with this value may hold further flags: the flag has a value
+/// already, or is a switch by its name. A weight takes a variable of its own
+/// (`--data-path 0.5 $ONE 0.5 $OTHER`).
+fn may_hold_flags(flag: &str, value: &Value) -> bool {
+    let is_weight = |word: &str| word.parse::<f64>().is_ok();
+    match value {
+        Value::Array(words) => !(flag.contains("data") && words.last().and_then(Value::as_str).is_some_and(is_weight)),
+        Value::String(word) => !(flag.contains("data") && is_weight(word)),
+        _ => ["no-", "no_"].iter().any(|start| flag.starts_with(start)),
+    }
+}
+
+/// The error for a variable that may hold any flags.
+fn undecided(flag: &str, value: &Value, word: &str, unexpanded: &BTreeMap<String, String>) -> FrameworkError {
+    let values: Vec<&str> = match value {
+        Value::Array(words) => words.iter().filter_map(Value::as_str).collect(),
+        value => value.as_str().into_iter().collect(),
+    };
+    let before: Vec<&str> = std::iter::once(flag).chain(values).collect();
+    FrameworkError::Form {
+        reason: format!("`--{} {word}`: `{word}` is not expanded, and may hold any arguments", before.join(" ")),
+        hint: expansion_hint(word, unexpanded)
+            .unwrap_or_else(|| "give the command as the shell expands it, without variables".into()),
+    }
+}
+
+/// How to give a command that has a variable which a script leaves open.
+fn expansion_hint(word: &str, unexpanded: &BTreeMap<String, String>) -> Option<String> {
+    unexpanded_in(word, unexpanded).map(|why| format!("{why}; give the command as the shell expands it"))
+}
+
 /// The error for a word that is the value of no flag.
 fn stray(word: &str, unexpanded: &BTreeMap<String, String>) -> FrameworkError {
-    let hint = match unexpanded_in(word, unexpanded) {
-        Some(why) => format!("{why}; give the command as the shell expands it"),
+    let hint = match expansion_hint(word, unexpanded) {
+        Some(hint) => hint,
         None if word.contains('$') => "give the command as the shell expands it, without variables".into(),
         None => "give the arguments alone, or a script that starts a Python script with them".into(),
     };

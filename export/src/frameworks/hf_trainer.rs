@@ -19,13 +19,13 @@ use super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::degrees;
 use super::fsdp;
 use super::hf_stack;
-use super::stated::Stated;
+use super::stated::{Stated, object_of};
 use super::{FrameworkError, ImportedPlan, Surroundings};
 use accelerate_launch::AccelerateLaunch;
 use foretell_program::{ContextMethod, Layout, Offload, Plan, Recompute};
 use foretell_units::Bytes;
 use formats::Loaded;
-use names::{NEUTRAL, REFUSED, RENAMED};
+use names::{NEUTRAL, REFUSED, RENAMED, SWITCHES};
 use serde_json::{Value, json};
 
 /// The tool whose file it is. Their defaults differ.
@@ -114,6 +114,17 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     if stated.has("model") {
         stated.drop("model_name");
     }
+    // Names of a model in the scripts of others, beside which its own name counts.
+    for name in ["model_id", "pretrain", "config_name"] {
+        let is_name = |value: &str| !["true", "false"].contains(&value.to_ascii_lowercase().as_str());
+        let is_named = stated.peek(name).and_then(Value::as_str).is_some_and(is_name);
+        if is_named
+            && !stated.has("model")
+            && ["model_name_or_path", "base_model", "model_name"].iter().all(|own| !stated.has(own))
+        {
+            stated.rename(name, "model_name_or_path")?;
+        }
+    }
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
@@ -136,6 +147,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
          out",
     )?;
     stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, optimizer or memory")?;
+    stated.refuse_variables(&SWITCHES)?;
     stated.neutral(&NEUTRAL);
     stated.usual("load_in_kbits", &json!("16"));
     stated.usual("load_in_kbits", &json!(16));
@@ -332,6 +344,11 @@ fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bo
 /// Reads DeepSpeed's configuration, written in place or in a file that the arguments name. Returns
 /// whether there is one.
 fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: &mut Plan) -> Result<bool, FrameworkError> {
+    let inline = stated.peek("deepspeed").and_then(Value::as_str).filter(|text| text.trim_start().starts_with('{'));
+    if let Some(text) = inline.map(str::to_owned) {
+        let object = object_of(&text, "DeepSpeed's configuration as JSON, or the name of its file")?;
+        stated.replace_by_section("deepspeed", Value::Object(object));
+    }
     let is_section = stated.has_section("deepspeed");
     let mut section = match if is_section { None } else { stated.text("deepspeed")? } {
         None => stated.section("deepspeed"),
@@ -342,6 +359,16 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
                     stated.assume(sentence);
                     stated.replace_by_section("deepspeed", configuration);
                     return follow_deepspeed(stated, surroundings, plan);
+                }
+                // A name that tells its stage is that of a file people have: the note says what
+                // the plan lacks.
+                if !names_stage(&path) {
+                    return Err(FrameworkError::Form {
+                        reason: format!(
+                            "`deepspeed: {path}`: there is no such file beside this one, and it says what DeepSpeed shards"
+                        ),
+                        hint: "put it there, or give its contents in its place".into(),
+                    });
                 }
                 stated.assume(format!(
                     "`deepspeed: {path}` is not followed, as there is no such file beside this one: the plan lacks its ZeRO stage and \
@@ -402,4 +429,11 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
     *plan = followed;
     stated.absorb(section.finish()?);
     Ok(true)
+}
+
+/// Whether a file's name tells a stage of ZeRO: `zero3.json`, `ds_z2_config.json`, `stage_1.json`.
+fn names_stage(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
+    let is_stage = |rest: &str| rest.trim_start_matches(['_', '-']).starts_with(|letter: char| letter.is_ascii_digit());
+    ["zero", "stage", "z"].iter().any(|word| name.split(word).skip(1).any(is_stage))
 }

@@ -13,7 +13,7 @@ use super::deciding::may_decide;
 use blocks::{Loop, definition};
 use branches::{Branches, Joined, Taken};
 use lexer::{Piece, Token, Word};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The words of the command that starts a job, after the name of its Python script; or all words,
 /// where the text is a list of arguments.
@@ -85,6 +85,11 @@ fn is_foreign(launcher: &str, command: &str) -> bool {
     }
 }
 
+/// Whether a script's first word is the file of its settings.
+pub(super) fn is_recipe(word: &str) -> bool {
+    [".yaml", ".yml"].iter().any(|end| word.ends_with(end)) && !word.starts_with('-')
+}
+
 /// Whether a word starts a shell.
 fn is_shell(word: &str) -> bool {
     matches!(word.rsplit('/').next(), Some("bash" | "sh" | "zsh"))
@@ -153,6 +158,8 @@ struct Script {
     order: Vec<String>,
     /// Variables that branches change which may not be taken, with why they are not expanded.
     unexpanded: BTreeMap<String, String>,
+    /// Variables that only branches assign which are not taken: they are empty.
+    undone: BTreeSet<String>,
     branches: Branches,
     joined: Joined,
     /// The result of the command before this one.
@@ -405,7 +412,10 @@ impl Script {
     fn assign(&mut self, name: &str, value: Assigned, adds: bool) {
         let before = self.variables.get(name).map(Vec::as_slice);
         match self.taken() {
-            Taken::No => return,
+            Taken::No => {
+                self.undone.insert(name.into());
+                return;
+            }
             Taken::Unknown => {
                 // `CMD="$CMD --more"` adds, too.
                 let rest = match (&value, before) {
@@ -508,7 +518,15 @@ impl Script {
             });
             return;
         }
-        // `eval $COMMAND`.
+        // `eval $COMMAND`: quotes and redirections within the words are the shell's.
+        if first == "eval" && self.calls.len() < MOST_CALLS {
+            let tokens = lexer::tokens(&words.get(1..).unwrap_or_default().join(" "));
+            self.calls.push(self.calls.last().cloned().unwrap_or_default());
+            self.read(&tokens);
+            self.calls.pop();
+            return;
+        }
+        // A command in one word.
         let words: Vec<String> =
             words.into_iter().flat_map(|word| if word.contains(".py ") { words_of(&word) } else { vec![word] }).collect();
         // `python tool.py --option -- accelerate launch train.py --bf16`: the tool starts the
@@ -548,7 +566,10 @@ impl Script {
             return;
         };
         let arguments = words.get(place + 1..).unwrap_or_default().to_vec();
-        if arguments.iter().any(|word| word.starts_with("--") || word.starts_with('$')) {
+        // `accelerate launch train.py recipe.yaml`
+        let is_launcher = |word: &String| matches!(word.rsplit('/').next(), Some("accelerate" | "torchrun" | "deepspeed"));
+        let has_recipe = words.iter().take(place).any(is_launcher) && arguments.first().is_some_and(|word| is_recipe(word));
+        if has_recipe || arguments.iter().any(|word| word.starts_with("--") || word.starts_with('$')) {
             let script = words.get(place).cloned().unwrap_or_default();
             let launcher = words.get(..place).unwrap_or_default().to_vec();
             self.launches.push(Launch { script, launcher, arguments });
@@ -594,6 +615,8 @@ impl Script {
                 Piece::Variable { name, default, is_quoted, is_all } => {
                     let found = self.positional(name).or_else(|| self.variables.get(name).cloned());
                     let found = found.or_else(|| default.as_ref().map(|text| vec![self.expand_text(text)]));
+                    let is_empty = self.undone.contains(name) && !self.unexpanded.contains_key(name);
+                    let found = found.or_else(|| is_empty.then(|| vec![String::new()]));
                     let Some(values) = found else {
                         current.get_or_insert_default().push_str(&format!("${}", without_blanks(name)));
                         continue;

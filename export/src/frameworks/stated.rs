@@ -8,6 +8,7 @@ mod values;
 pub(super) use values::{decimal, unexpanded_in};
 
 use super::FrameworkError;
+use super::arguments::is_variable;
 use super::deciding::may_decide;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -263,6 +264,16 @@ impl Stated {
     /// Whether a switch is on.
     pub(super) fn is_on(&mut self, name: &str) -> Result<bool, FrameworkError> {
         Ok(self.flag(name)?.unwrap_or(false))
+    }
+
+    /// Refuses switches without effect whose word is a variable that is not expanded: it may hold
+    /// any arguments.
+    pub(super) fn refuse_variables(&self, switches: &[&str]) -> Result<(), FrameworkError> {
+        let is_open = |name: &&&str| self.settings.get(**name).and_then(Value::as_str).is_some_and(is_variable);
+        match switches.iter().find(is_open).filter(|_| self.notation == Notation::Flags) {
+            None => Ok(()),
+            Some(name) => Err(self.wrong(name, "true or false, and the variable may hold any arguments")),
+        }
     }
 
     /// A text.

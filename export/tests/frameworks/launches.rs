@@ -2,7 +2,7 @@
 //! beside recipes, and tools whose defaults a file leaves open.
 
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, import_plan};
-use foretell_program::{MomentFormat, NamePatterns, Preference, Recompute};
+use foretell_program::{MomentFormat, NamePatterns, Offload, Preference, Recompute};
 use foretell_units::DataType;
 use foretell_units::diagnostic::one_line;
 
@@ -326,4 +326,160 @@ fn labels_and_towers_are_no_models() {
         "model_name_or_path: org/7b\nstage: dpo\npref_loss: simpo\nsimpo_gamma: 0.3\nper_device_train_batch_size: 1\noutput_dir: o\n",
     );
     assert_eq!(simpo.plan.workload.preference, Some(Preference::Orpo));
+}
+
+#[test]
+fn adapters_of_others_scripts_are_read_or_refused() {
+    let lora = |more: &str| trainer(&format!("{TRAINER} --output_dir o {more}")).plan.training.lora;
+    let names = |names: &[&str]| Some(NamePatterns::from_iter(names.iter().map(|name| format!("*{name}"))));
+    let targets = |more: &str| lora(more).map(|lora| lora.targets);
+    assert_eq!(
+        targets("--lora_rank 64 --trainable q_proj,k_proj,v_proj,o_proj"),
+        names(&["q_proj", "k_proj", "v_proj", "o_proj"])
+    );
+    assert_eq!(targets("--lora_enable True --lora_rank 64 --num_lora_modules -1"), names(&[""]));
+    assert_eq!(targets("--lora_r 8"), names(&["q_proj", "v_proj"]));
+    for (model, target) in [
+        ("tiiuae/falcon-7b", "query_key_value"),
+        ("EleutherAI/pythia-1b", "query_key_value"),
+        ("bigscience/bloom-560m", "query_key_value"),
+        ("openai-community/gpt2-xl", "c_attn"),
+    ] {
+        let text = format!("{TRAINER} --output_dir o --lora_r 8").replace("Qwen/Qwen3-8B", model);
+        assert_eq!(trainer(&text).plan.training.lora.map(|lora| lora.targets), names(&[target]), "{model}");
+    }
+    let bits = |more: &str| trainer(&format!("{TRAINER} --output_dir o {more}")).plan.workload.base_bits;
+    for more in [
+        "--q_lora True --lora_r 8",
+        "--bits 4 --lora_r 64",
+        "--quant_bit 4 --lora_r 8",
+        "--use_peft_lora True --lora_r 8 --use_4bit_quantization True",
+    ] {
+        assert_eq!(bits(more), Some(4), "{more}");
+    }
+    assert_eq!(bits("--bits 16 --lora_r 8"), None);
+    for (more, part) in [
+        ("--low_rank_training True", "--lora_r 8"),
+        ("--use_lora True", "--lora_r"),
+        ("--use_peft_lora True", "--lora_r"),
+        ("--bits 4", "--lora_r"),
+        ("--lora_enable True --lora_r 8 --num_lora_modules 10", "--num_lora_modules -1"),
+    ] {
+        let error = read(&format!("{TRAINER} --output_dir o {more}"), PlanForm::HuggingFaceTrainer);
+        let error = error.map(|imported| imported.plan).expect_err(more);
+        assert!(error.contains(part) && !error.contains("leave it out"), "{more}: {error}");
+    }
+    assert!(lora("--low_rank_training False").is_none());
+}
+
+#[test]
+fn a_model_and_a_recipe_have_several_names() {
+    for name in ["--model_id", "--pretrain", "--config_name"] {
+        let imported = trainer(&format!("{TRAINER} --output_dir o").replace("--model_name_or_path", name));
+        assert_eq!(imported.unknown_model.as_deref(), Some("Qwen/Qwen3-8B"), "{name}");
+    }
+    let both = trainer(&format!("{TRAINER} --output_dir o --config_name other"));
+    assert_eq!(both.unknown_model.as_deref(), Some("Qwen/Qwen3-8B"));
+    let recipe = "model_name_or_path: org/7b\nbf16: true\nper_device_train_batch_size: 2\noutput_dir: o\nmax_length: 512\n";
+    let file = |name: &str| (name == "recipes/sft.yaml").then(|| recipe.to_owned());
+    let beside = Surroundings { file: &file, ..Surroundings::from(8) };
+    let run = |more: &str| {
+        let text = format!("ACCELERATE_LOG_LEVEL=info accelerate launch --num_processes 8 scripts/run_sft.py {more}\n");
+        read_in(&text, PlanForm::HuggingFaceTrainer, beside)
+    };
+    let plan = run("recipes/sft.yaml").expect("it is sound").plan;
+    assert_eq!((plan.layout.micro_batch, plan.precision), (2, DataType::Bf16));
+    assert_eq!(run("recipes/sft.yaml --per_device_train_batch_size 4").expect("it is sound").plan.layout.micro_batch, 4);
+    assert!(run("recipes/none.yaml").map(|imported| imported.plan).expect_err("no file").contains("recipes/none.yaml"));
+    let megatron = format!("torchrun pretrain_gpt.py {MODEL} --bf16 --log-optimizer-states-to-tensorboard");
+    assert_eq!(read(&megatron, PlanForm::MegatronArguments).expect("it is sound").unread, Vec::<String>::new());
+}
+
+#[test]
+fn a_deepspeed_file_is_followed_in_place_or_refused_by_name() {
+    let inline = read(
+        &format!(
+            "{TRAINER} --output_dir o --deepspeed '{{\"zero_optimization\": {{\"stage\": 3, \"offload_optimizer\": {{\"device\": \"cpu\"}}}}}}'"
+        ),
+        PlanForm::HuggingFaceTrainer,
+    );
+    let plan = inline.expect("it is sound").plan;
+    assert_eq!((plan.layout.zero, plan.layout.offload), (3, Offload::Optimizer));
+    let broken = format!("{TRAINER} --output_dir o --deepspeed '{{\"zero_optimization\": '");
+    assert!(read(&broken, PlanForm::HuggingFaceTrainer).expect_err("it is cut").contains("JSON"));
+    let missing = read(&format!("{TRAINER} --output_dir o --deepspeed nowhere.json"), PlanForm::HuggingFaceTrainer);
+    let error = missing.map(|imported| imported.plan).expect_err("there is no such file");
+    assert!(error.contains("nowhere.json") && error.contains("put it there"), "{error}");
+    // A name that tells its stage is noted.
+    assert!(says(&trainer(&format!("{TRAINER} --output_dir o --deepspeed ./scripts/zero3.json")), "is not followed"));
+}
+
+#[test]
+fn megatron_deepspeed_has_its_stage_in_a_file() {
+    let job = format!("deepspeed pretrain_gpt.py {MODEL} --bf16 --deepspeed");
+    let file = |name: &str| {
+        let stage = r#"{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": true},
+            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}"#;
+        match name {
+            "ds.json" => Some(stage.to_owned()),
+            "other.json" => Some(stage.replace("64", "32")),
+            _ => None,
+        }
+    };
+    let read = |more: &str| {
+        read_in(&format!("{job} {more}"), PlanForm::MegatronArguments, Surroundings { file: &file, ..Surroundings::from(8) })
+    };
+    let imported = read("--deepspeed_config ds.json --zero-stage 3 --no-pipeline-parallel").expect("it is sound");
+    assert_eq!((imported.plan.layout.zero, imported.plan.layout.offload), (3, Offload::State));
+    assert_eq!((imported.plan.global_batch, imported.unread), (64, Vec::new()));
+    let sharded = read("--deepspeed_config ds.json --tensor-model-parallel-size 2").expect("it is sound").plan.layout;
+    assert_eq!((sharded.data, sharded.tensor, sharded.zero), (4, 2, 3));
+    for (more, part) in [
+        ("--deepspeed_config gone.json", "gone.json"),
+        ("", "without `--deepspeed_config`"),
+        ("--deepspeed_config other.json", "batches"),
+    ] {
+        let error = read(more).map(|imported| imported.plan).expect_err(more);
+        assert!(error.contains(part) && error.contains("hint: "), "{error}");
+    }
+    let alone = read_in(
+        &format!("{} --zero-stage 1", job.replace(" --deepspeed", "")),
+        PlanForm::MegatronArguments,
+        Surroundings::from(8),
+    );
+    assert!(alone.map(|imported| imported.plan).expect_err("no engine").contains("--use-distributed-optimizer"));
+}
+
+const TRAINER: &str =
+    "torchrun train.py --model_name_or_path Qwen/Qwen3-8B --bf16 True --per_device_train_batch_size 4 --model_max_length 2048";
+
+#[test]
+fn a_variable_behind_a_flag_with_its_value_may_hold_any_flags() {
+    let megatron = format!("torchrun pretrain_gpt.py {MODEL} --bf16");
+    let swift = "swift sft --model org/7b --train_type full --torch_dtype bfloat16";
+    let rlhf = "deepspeed --module openrlhf.cli.train_sft --pretrain org/7b --max_len 2048 --bf16";
+    let (of_trainer, of_megatron) = (PlanForm::HuggingFaceTrainer, PlanForm::MegatronArguments);
+    for (command, form, more) in [
+        (TRAINER, of_trainer, "--output_dir o $X"),
+        (TRAINER, of_trainer, "--report_to none ${X}"),
+        (TRAINER, of_trainer, "--overwrite_output_dir $X"),
+        (TRAINER, of_trainer, "--output_dir o --train-mode pretrain $X $Y"),
+        (swift, of_trainer, "--output_dir o $X"),
+        (rlhf, of_trainer, "--save_path o $X"),
+        (rlhf, of_trainer, "--apply_chat_template $X"),
+        (&megatron, of_megatron, "--save /s $X"),
+        (&megatron, of_megatron, "--data-path /d $X"),
+        (&megatron, of_megatron, "--tokenizer-model t $(cat more.args)"),
+        (&megatron, of_megatron, "--no-log-loss-scale-to-tensorboard $X"),
+    ] {
+        let error = read(&format!("{command} {more}\n"), form).map(|imported| imported.plan).expect_err(more);
+        assert!(error.contains('$') && error.contains("any arguments") && error.contains("hint: "), "{more}: {error}");
+    }
+    for branch in ["set -e\n[ -f x ] && X=--fp16", "if [ -n \"$A\" ]; then X=a; else X=b; fi"] {
+        let error = read(&format!("{branch}\n{TRAINER} --output_dir o $X\n"), of_trainer).map(|imported| imported.plan);
+        assert!(error.expect_err(branch).contains("branch"), "{branch}");
+    }
+    // A flag's own value may be a variable.
+    read(&format!("{TRAINER} --output_dir $OUT --data_path \"$DATA\" --run_name $A-$B\n"), of_trainer).expect("they are values");
+    read(&format!("{megatron} --save $DIR --data-path 0.5 $ONE 0.5 $OTHER --load $DIR\n"), of_megatron).expect("they are values");
 }

@@ -179,3 +179,32 @@ fn a_default_may_be_another_variable_and_a_sum_that_of_expr() {
     assert_eq!(size("N=2\nTP=$(expr $N \\* 2)").ok(), Some(4));
     assert!(size("TP=$(expr $MINE / 2)").is_err() && size("TP=${1:-$MINE}").is_err() && size("TP=$(exprs 8 / 4)").is_err());
 }
+
+#[test]
+fn a_variable_that_only_undone_branches_assign_is_empty() {
+    let script = |condition: &str, more: &str| {
+        format!("OFF=false\nif {condition}; then\n  o=\"--use-distributed-optimizer\"\nfi\n{}", launch(&format!("--bf16 {more}")))
+    };
+    for more in ["$o", "\"$o\"", "--save /s $o", "${o}"] {
+        let plan = read(&script("[ $OFF != false ]", more)).expect(more).plan;
+        assert_eq!((plan.layout.zero, plan.precision), (0, DataType::Bf16), "{more}");
+    }
+    assert_eq!(read(&script("[ $OFF = false ]", "$o")).expect("it is sound").plan.layout.zero, 1);
+    refused(&script("[ -f x ]", "$o"), &["`$o`", "branch"]);
+}
+
+#[test]
+fn an_evaluated_command_has_its_quotes_and_redirections_taken_out() {
+    for end in ["&> out.log", "2>&1 | tee out.log", "&>> log", "> out.log 2>&1", ""] {
+        let command = format!(
+            "moe=\"--num-experts 8 --moe-layer-freq '([1]*4)'\"\ncmd=\"{} $moe {end}\"\n",
+            launch("--swiglu --bf16").trim()
+        );
+        for run in ["eval $cmd", "eval \"$cmd\"", "eval ${cmd}"] {
+            let imported = read(&format!("{command}{run}\n")).expect(run);
+            assert_eq!(imported.plan.precision, DataType::Bf16, "{run} {end}");
+            assert_eq!(imported.unread, Vec::<String>::new(), "{run} {end}");
+        }
+    }
+    read("c='eval $c'\neval $c\n").expect_err("it never ends");
+}

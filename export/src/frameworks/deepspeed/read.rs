@@ -1,6 +1,6 @@
 //! Plans from DeepSpeed's configuration, alone or inside a Trainer's arguments.
 
-use super::super::nearest::bucket_of;
+use super::super::nearest::Element;
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings, hf_stack};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Training};
@@ -211,6 +211,13 @@ pub(in super::super) fn read_config(
     let mut plan = Plan::new(layout, global_batch);
     plan.training = Training::default();
     read_precision(stated, &mut plan, trainer)?;
+    if let Some(elements) = stated.size("zero_optimization.reduce_bucket_size")? {
+        stated.state_bucket();
+        // A file without a precision has that of the job's arguments.
+        let is_stated = ["bf16.enabled", "fp16.enabled"].iter().any(|name| stated.has(name));
+        let precision = if trainer.is_stated && !is_stated { trainer.precision.0 } else { plan.precision };
+        plan.layout.bucket = Element::of_deepspeed(precision).bucket(elements as u64);
+    }
     read_optimizer(stated, &mut plan, trainer)?;
     let is_auto = stated.is_auto("gradient_clipping");
     let norm = stated.number("gradient_clipping")?.or(trainer.training.clip_norm.filter(|_| is_auto));
@@ -291,10 +298,6 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
     layout.zero = stated.count(STAGE)?.unwrap_or(0);
     if layout.zero > 3 {
         return Err(stated.wrong(STAGE, "a stage of ZeRO, which are 0 to 3"));
-    }
-    if let Some(elements) = stated.size("zero_optimization.reduce_bucket_size")? {
-        stated.state_bucket();
-        layout.bucket = bucket_of(elements as u64);
     }
     // The name before offload_optimizer.
     if stated.is_on("zero_optimization.cpu_offload")? {

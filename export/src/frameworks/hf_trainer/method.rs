@@ -8,7 +8,7 @@ use foretell_program::{Lora, NamePatterns, Plan};
 use serde_json::{Value, json};
 
 /// Names of one setting in the files of the three tools.
-const RENAMED: [(&str, &str); 9] = [
+const RENAMED: [(&str, &str); 12] = [
     ("lora_rank", "lora_r"),
     ("lora_target", "lora_target_modules"),
     ("target_modules", "lora_target_modules"),
@@ -18,10 +18,13 @@ const RENAMED: [(&str, &str); 9] = [
     ("use_dora", "peft_use_dora"),
     ("lora_use_dora", "peft_use_dora"),
     ("bnb_4bit", "load_in_4bit"),
+    ("use_4bit_quantization", "load_in_4bit"),
+    ("use_8bit_quantization", "load_in_8bit"),
+    ("use_peft_lora", "use_lora"),
 ];
 
 /// Settings that change how adapters begin or are scaled, or which constants four bits have.
-const NEUTRAL: [&str; 25] = [
+const NEUTRAL: [&str; 28] = [
     "lora_alpha",
     "lora_r",
     "lora_dropout",
@@ -47,6 +50,9 @@ const NEUTRAL: [&str; 25] = [
     "quantization_type",
     "double_quantization",
     "quantization_method",
+    "use_nested_quant",
+    "double_quant",
+    "quant_type",
 ];
 
 /// Reads the method of training.
@@ -60,6 +66,11 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
+    // Words of the scripts of Chinese-LLaMA and of QLoRA.
+    if stated.has("lora_r") && !stated.has("lora_target_modules") {
+        stated.rename("trainable", "lora_target_modules")?;
+    }
+    read_switches(stated)?;
     // Firefly's word for the method.
     let mode = stated.text("train_mode")?;
     if mode.as_deref().is_some_and(|mode| mode != "full") && !stated.has("lora_r") {
@@ -88,19 +99,49 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
             return Err(FrameworkError::Form {
                 reason: format!("weights of {bits} bits without adapters cannot be trained"),
                 hint: format!(
-                    "add `adapter: qlora` (Axolotl), `use_peft: true` (TRL) or `finetuning_type: lora` (LLaMA-Factory), or leave out the {bits} bits"
+                    "add `adapter: qlora` (Axolotl), `use_peft: true` (TRL), `finetuning_type: lora` (LLaMA-Factory) or `--lora_r 8` (a script), or \
+                     leave out the {bits} bits"
                 ),
             });
         }
         stated.neutral(&NEUTRAL);
         return Ok(());
     }
-    let adapters = read_adapters(stated, tool)?;
+    let model = stated.peek("model_name_or_path").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let adapters = read_adapters(stated, tool, &model)?;
     plan.training.lora = Some(adapters);
     plan.workload.adapter_dropout = stated.number("lora_dropout")?.map_or(tool == Tool::Trl, |rate| rate > 0.0);
     plan.workload.base_bits = bits;
     stated.noted(&["lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"]);
     stated.neutral(&NEUTRAL);
+    Ok(())
+}
+
+/// Reads switches for adapters and bits in the scripts of others.
+fn read_switches(stated: &mut Stated) -> Result<(), FrameworkError> {
+    stated.refuse_with(
+        &["low_rank_training"],
+        "the script chooses adapters by itself, and their rank and targets are not stated",
+        "write them out in its place: LongLoRA's are `--lora_r 8 --lora_alpha 16 --lora_target_modules q_proj,k_proj,v_proj,o_proj`, with \
+         `--lora_modules_to_save embed,norm`",
+    )?;
+    for name in ["bits", "quant_bit"] {
+        let is_wide = |value: &Value| ["16", "32"].iter().any(|bits| value == bits) || value == 16 || value == 32;
+        if stated.peek(name).is_some_and(is_wide) {
+            stated.drop(name);
+        }
+        stated.rename(name, "quantization_bit")?;
+    }
+    if stated.is_on("q_lora")? {
+        stated.provide("load_in_4bit", true.into());
+    }
+    if !stated.has("lora_r") {
+        stated.refuse_with(
+            &OF_OTHERS,
+            "the script trains adapters, whose rank is its own default",
+            "state the rank that it takes: `--lora_r 8`, with `--lora_alpha` and `--lora_target_modules`",
+        )?;
+    }
     Ok(())
 }
 
@@ -231,7 +272,27 @@ pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> R
     Ok(())
 }
 
-fn read_adapters(stated: &mut Stated, tool: Tool) -> Result<Lora, FrameworkError> {
+/// Peft's targets of adapters where none are stated, and the family whose they are
+/// (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` in `peft/utils/constants.py`).
+fn usual_targets(model: &str) -> (&'static [&'static str], &'static str) {
+    const OF_FAMILIES: [(&[&str], &[&str], &str); 4] = [
+        (&["falcon"], &["query_key_value"], "Falcon"),
+        (&["neox", "pythia", "dolly"], &["query_key_value"], "GPT-NeoX"),
+        (&["bloom"], &["query_key_value"], "BLOOM"),
+        (&["gpt2"], &["c_attn"], "GPT-2"),
+    ];
+    let name = model.to_ascii_lowercase();
+    let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    // Later Falcons have the layers of Llama and of Mamba.
+    let is_later = ["falcon3", "falcon-h", "falcon-mamba", "falcon-e"].iter().any(|part| name.contains(part));
+    let found = OF_FAMILIES.iter().find(|(parts, ..)| parts.iter().any(|part| name.contains(part)));
+    match found.filter(|_| !is_later) {
+        Some((_, targets, family)) => (targets, family),
+        None => (&["q_proj", "v_proj"], "Llama"),
+    }
+}
+
+fn read_adapters(stated: &mut Stated, tool: Tool, model: &str) -> Result<Lora, FrameworkError> {
     let of_peft = Lora::default();
     let usual_rank = if tool == Tool::Trl { Lora::USUAL_RANK } else { of_peft.rank };
     let stated_rank = stated.size("lora_r")?;
@@ -246,15 +307,24 @@ fn read_adapters(stated: &mut Stated, tool: Tool) -> Result<Lora, FrameworkError
     }
     let targets = read_names(stated, "lora_target_modules")?;
     let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
-    let targets = match (stated.is_on("lora_target_linear")?, &targets[..]) {
+    // A count of modules from the end, of which -1 is all.
+    let is_all = targets.is_empty() && stated.peek("num_lora_modules").is_some_and(|count| count == "-1" || count == -1);
+    if !is_all && stated.peek("num_lora_modules").is_some_and(|count| count != "-1" && count != -1) {
+        return Err(FrameworkError::Form {
+            reason: format!("{}: adapters at the last modules alone are not planned", stated.written("num_lora_modules")),
+            hint: "write `--num_lora_modules -1` for all linear layers, or name some with `--lora_target_modules`".into(),
+        });
+    }
+    let targets = match (is_all || stated.is_on("lora_target_linear")?, &targets[..]) {
         (true, _) => Lora::targets_named(["all"]),
         (false, []) if tool == Tool::LlamaFactory => {
             stated.assume("`training.lora.targets`: all linear layers, LLaMA-Factory's default of `lora_target`");
             Lora::targets_named(["all"])
         }
         (false, []) => {
-            stated.assume("`training.lora.targets` q_proj and v_proj: peft's default for models like Llama");
-            Lora::targets_named(["q_proj", "v_proj"])
+            let (names, family) = usual_targets(model);
+            stated.assume(format!("`training.lora.targets` {}: peft's default for models like {family}", names.join(" and ")));
+            Lora::targets_named(names.iter().copied())
         }
         (false, names) => Lora::targets_named(names.iter().copied()),
     };

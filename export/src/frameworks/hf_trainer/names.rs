@@ -129,6 +129,30 @@ pub(super) const NEUTRAL: [&str; 125] = [
     "mm_vision_select_feature",
 ];
 
+/// Switches without effect on a step, behind which no value of their own is usual.
+pub(super) const SWITCHES: [&str; 19] = [
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "overwrite_output_dir",
+    "overwrite_cache",
+    "push_to_hub",
+    "load_best_model_at_end",
+    "trust_remote_code",
+    "group_by_length",
+    "low_cpu_mem_usage",
+    "lazy_preprocess",
+    "streaming",
+    "logging_first_step",
+    // OpenRLHF's, which take no value.
+    "apply_chat_template",
+    "multiturn",
+    "save_hf_ckpt",
+    "disable_ds_ckpt",
+    "load_checkpoint",
+    "use_ms",
+];
+
 /// Names of the same settings in files of Axolotl, LLaMA-Factory and TRL, and older names.
 pub(super) const RENAMED: [(&str, &str); 12] = [
     ("per_gpu_train_batch_size", "per_device_train_batch_size"),

@@ -24,7 +24,7 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
         Ok(stated) if !is_script => Ok(Given { stated, launch: None, script: None }),
         Err(error) if !is_script && text.trim_start().starts_with(['{', '[']) => Err(error),
         other => {
-            let started = shell::launch(text)?;
+            let mut started = shell::launch(text)?;
             if started.script.as_deref() == Some("tune-run") {
                 return Err(FrameworkError::Form {
                     reason: "`tune run` starts a recipe of torchtune".into(),
@@ -36,6 +36,10 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
                     reason: format!("`megatron {job}` trains with Megatron-Core, and its arguments are Megatron's"),
                     hint: "import it with `foretell import megatron-args`".into(),
                 });
+            }
+            // The alignment-handbook's scripts take the recipe as their first word.
+            if started.script.is_some() && started.arguments.first().is_some_and(|word| shell::is_recipe(word)) {
+                started.arguments.insert(0, "--config".into());
             }
             if !started.arguments.is_empty() {
                 let (launch, script) = (AccelerateLaunch::of_words(&started.launcher), started.script.clone());

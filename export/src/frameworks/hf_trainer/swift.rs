@@ -121,7 +121,8 @@ pub(super) fn translate(stated: &mut Stated, job: &str, surroundings: &Surroundi
         stated.assume(format!("{steps} micro-batches of a step, so that it has 16 samples at least: ms-swift's default"));
     }
     read_bits(stated)?;
-    read_shards(stated)
+    read_shards(stated);
+    Ok(())
 }
 
 /// Reads what is trained. Returns whether adapters are.
@@ -187,15 +188,12 @@ fn read_bits(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Writes the configurations that come with ms-swift out, and those that are written in place.
-fn read_shards(stated: &mut Stated) -> Result<(), FrameworkError> {
+/// Writes the configurations that come with ms-swift out.
+fn read_shards(stated: &mut Stated) {
     let named = stated.peek("deepspeed").and_then(Value::as_str).map(str::to_owned);
     if let Some(name) = named {
         if let Some((_, stage, offloads)) = ZERO.iter().find(|(own, ..)| *own == name || format!("default-{own}") == name) {
             stated.replace_by_section("deepspeed", zero(*stage, *offloads));
-        } else if name.trim_start().starts_with('{') {
-            let object = serde_json::from_str(&name).map_err(|_| stated.wrong("deepspeed", "JSON or the name of a file"))?;
-            stated.replace_by_section("deepspeed", object);
         }
     }
     if stated.peek("fsdp").is_some_and(|name| name == "fsdp2") {
@@ -203,7 +201,6 @@ fn read_shards(stated: &mut Stated) -> Result<(), FrameworkError> {
         let config = json!({"version": 2, "reshard_after_forward": true, "activation_checkpointing": true});
         stated.replace_by_section("fsdp_config", config);
     }
-    Ok(())
 }
 
 /// A configuration of DeepSpeed as ms-swift has it, as far as it decides a plan.

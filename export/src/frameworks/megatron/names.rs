@@ -2,7 +2,7 @@
 
 /// Switches that change neither the time of a step nor its memory, or only which kernels compute
 /// the same.
-pub(super) const NEUTRAL_SWITCHES: [&str; 65] = [
+pub(super) const NEUTRAL_SWITCHES: [&str; 66] = [
     "deepspeed-activation-checkpointing",
     "use-precision-aware-optimizer",
     "mock-data",
@@ -17,6 +17,7 @@ pub(super) const NEUTRAL_SWITCHES: [&str; 65] = [
     "log-world-size-to-tensorboard",
     "log-straggler",
     "log-energy",
+    "log-optimizer-states-to-tensorboard",
     "no-load-optim",
     "no-load-rng",
     "no-save-optim",

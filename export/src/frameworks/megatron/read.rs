@@ -1,7 +1,8 @@
 //! Plans from Megatron-LM's arguments.
 
 use super::super::arguments::{Spelling, flags_of};
-use super::super::nearest::bucket_of;
+use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
+use super::super::nearest::Element;
 use super::super::shell::{self, Started};
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
@@ -44,7 +45,8 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     stated.neutral(&NEUTRAL);
     let mut layout = read_layout(&mut stated, ranks)?;
     layout.recompute = read_recompute(&mut stated)?;
-    let plan = read_training(&mut stated, layout, surroundings)?;
+    let mut plan = read_training(&mut stated, layout, surroundings)?;
+    follow_deepspeed(&mut stated, &mut plan, surroundings)?;
     if model.is_some() && !sequence_is_stated {
         return Err(FrameworkError::Form {
             reason: "there is no `--seq-length`, which Megatron demands".into(),
@@ -156,7 +158,7 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
     read_sharding(stated, &mut layout)?;
     if let Some(parameters) = stated.size("ddp-bucket-size")? {
         stated.state_bucket();
-        layout.bucket = bucket_of(parameters as u64);
+        layout.bucket = Element::Single.bucket(parameters as u64);
     }
     read_chunks(stated, &mut layout)?;
     Ok(layout)
@@ -293,6 +295,76 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     plan.training = training;
     plan.precision = read_precision(stated)?;
     Ok(plan)
+}
+
+/// Reads the configuration with which Megatron-DeepSpeed starts DeepSpeed's engine: it says what
+/// ZeRO shards, and what lies in host memory.
+fn follow_deepspeed(stated: &mut Stated, plan: &mut Plan, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
+    if !stated.is_on("deepspeed")? {
+        stated.refuse_with(
+            &["zero-stage"],
+            "the stage of ZeRO is that of Megatron-DeepSpeed's engine, which `--deepspeed` starts",
+            "add `--deepspeed --deepspeed_config FILE`, or write `--use-distributed-optimizer` for stage 1 and \
+             `--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads` (or `optim_grads_params`) for 2 (or 3) of Megatron-Core",
+        )?;
+        stated.neutral(&["deepspeed-config"]);
+        return Ok(());
+    }
+    let missing = |reason: String| FrameworkError::Form {
+        reason: format!("{reason}, and it says what ZeRO shards"),
+        hint:
+            "put it there, and name it with `--deepspeed_config`; or leave `--deepspeed` out to plan the job with Megatron's own \
+               optimizer"
+                .into(),
+    };
+    let Some(path) = stated.text("deepspeed-config")? else {
+        return Err(missing("`--deepspeed` without `--deepspeed_config`: the configuration is not known".into()));
+    };
+    let Some(text) = (surroundings.file)(&path) else {
+        return Err(missing(format!("`--deepspeed_config {path}`: there is no such file beside this one")));
+    };
+    let mut section = Stated::parse(&text, "DeepSpeed's JSON configuration")?;
+    let has_precision = ["bf16.enabled", "fp16.enabled", "bfloat16.enabled"].iter().any(|name| section.has(name));
+    let layout = &plan.layout;
+    let replicas = layout.data.saturating_mul(layout.expert);
+    let trainer = Trainer {
+        micro_batch: (layout.micro_batch, "Megatron's"),
+        accumulation: plan.global_batch / layout.micro_batch.saturating_mul(replicas).max(1),
+        precision: (plan.precision, "Megatron's"),
+        optimizer: plan.optimizer,
+        training: plan.training.clone(),
+        context: (1, ContextMethod::Gather),
+        is_stated: true,
+    };
+    let followed = read_deepspeed(&mut section, &Surroundings { ranks: replicas, ..*surroundings }, &trainer)?;
+    let differ = |what: &str| FrameworkError::Form {
+        reason: format!("the arguments and `{path}` differ in {what}"),
+        hint: "write the same in both, or leave it out of DeepSpeed's configuration".into(),
+    };
+    if followed.layout.tensor > 1 || followed.layout.context > 1 {
+        return Err(differ("the ranks that share a layer or a sequence"));
+    }
+    if (followed.global_batch, followed.layout.micro_batch) != (plan.global_batch, plan.layout.micro_batch) {
+        return Err(differ("their batches"));
+    }
+    if has_precision && followed.precision != plan.precision && plan.precision != DataType::Fp8 {
+        return Err(differ("their precision"));
+    }
+    let layout = &mut plan.layout;
+    (layout.zero, layout.offload) = (followed.layout.zero, followed.layout.offload);
+    layout.shard_group = followed.layout.shard_group;
+    let account = section.finish()?;
+    if account.states_bucket {
+        layout.bucket = followed.layout.bucket;
+    }
+    (plan.optimizer, plan.training) = (followed.optimizer, followed.training);
+    stated.absorb(account);
+    // The file's stage counts, and there is no pipeline to leave out.
+    stated.neutral(&["zero-stage"]);
+    if plan.layout.pipeline == 1 {
+        stated.neutral(&["no-pipeline-parallel"]);
+    }
+    Ok(())
 }
 
 fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {

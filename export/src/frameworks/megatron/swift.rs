@@ -105,6 +105,7 @@ pub(super) fn translate(stated: &mut Stated, job: &str) -> Result<Option<String>
         }
     }
     stated.neutral(&["packing-*"]);
+    let has_experts = has_experts(stated);
     for (name, value, what) in [
         ("global-batch-size", json!(16), "16 samples of a step"),
         ("recompute-granularity", json!("selective"), "`recompute` selective"),
@@ -114,6 +115,9 @@ pub(super) fn translate(stated: &mut Stated, job: &str) -> Result<Option<String>
         ("adam-beta2", json!(0.95), "`beta2` 0.95"),
         ("lr", json!(1e-5), "a learning rate of 1e-5"),
     ] {
+        if name == "expert-tensor-parallel-size" && !has_experts {
+            continue;
+        }
         if !stated.has(name) {
             stated.provide(name, value);
             stated.assume(format!("{what}: ms-swift's default"));
@@ -126,6 +130,30 @@ pub(super) fn translate(stated: &mut Stated, job: &str) -> Result<Option<String>
     }
     stated.neutral(&["freeze-vit", "freeze-aligner"]);
     stated.name("model")
+}
+
+/// Parts of the names of models that have experts.
+const OF_EXPERTS: [&str; 10] =
+    ["moe", "mixtral", "deepseek-v2", "deepseek-v3", "deepseek-r1", "gpt-oss", "glm-4.5", "kimi-k2", "dbrx", "llama-4"];
+
+/// Whether the job has experts: a setting of theirs, or the model's name says so
+/// (`Qwen3-30B-A3B`, `8x7B`).
+fn has_experts(stated: &Stated) -> bool {
+    let sizes = ["num-experts", "expert-model-parallel-size"];
+    let is_one = |name: &str| stated.peek(name).is_some_and(|size| size == "1" || size == 1);
+    if sizes.iter().any(|name| stated.has(name) && !is_one(name)) || !stated.stated_of(&["moe-*"]).is_empty() {
+        return true;
+    }
+    let name = ["model", "load"].iter().find_map(|name| stated.peek(name)?.as_str()).unwrap_or_default().to_ascii_lowercase();
+    let is_number = |text: &str| !text.is_empty() && text.chars().all(|letter| letter.is_ascii_digit() || letter == '.');
+    let is_active = |word: &str| word.strip_prefix('a').and_then(|rest| rest.strip_suffix('b')).is_some_and(is_number);
+    let is_product = |word: &str| {
+        word.strip_suffix('b')
+            .and_then(|word| word.split_once('x'))
+            .is_some_and(|(count, size)| is_number(count) && is_number(size))
+    };
+    OF_EXPERTS.iter().any(|part| name.contains(part))
+        || name.split(['-', '_', '/']).any(|word| is_active(word) || is_product(word))
 }
 
 /// The format of a checkpoint decides the precision.
