@@ -6,7 +6,7 @@ mod read;
 pub(super) use read::{Trainer, import, read_config};
 
 use super::hf_stack;
-use super::nearest::{Element, Nearest, usual_training};
+use super::nearest::{Nearest, bucket_elements, usual_training};
 use super::stated::decimal;
 use super::{FrameworkError, Job, JobFiles};
 use foretell_program::{Offload, Optimizer, Plan, Recompute};
@@ -67,7 +67,7 @@ pub(super) fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     usual_training(&mut nearest.plan);
     let initial = f32::powi(2.0, nearest.plan.training.loss_scale.initial.log2().round() as i32);
     nearest.replace(|plan| &mut plan.training.loss_scale.initial, initial, "the first loss scale is a power of two");
-    nearest.whole_bucket(Element::of_deepspeed(nearest.plan.precision));
+    nearest.whole_bucket();
     Ok(())
 }
 
@@ -80,8 +80,7 @@ pub(super) fn configuration_text(plan: &Plan) -> Result<String, FrameworkError> 
 fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {
     let layout = &plan.layout;
     let training = &plan.training;
-    let bucket = Element::of_deepspeed(plan.precision).count(layout);
-    let mut zero = json!({"stage": layout.zero, "reduce_bucket_size": bucket, "overlap_comm": true});
+    let mut zero = json!({"stage": layout.zero, "reduce_bucket_size": bucket_elements(layout), "overlap_comm": true});
     if layout.offload.is_of_optimizer() {
         zero["offload_optimizer"] = json!({"device": "cpu", "pin_memory": true});
     }

@@ -9,7 +9,7 @@ mod swift;
 
 pub(super) use read::import;
 
-use super::nearest::{Element, Nearest, usual_training};
+use super::nearest::{Nearest, bucket_elements, usual_training};
 use super::{FrameworkError, Job, JobFiles};
 use foretell_models::GraphOptions;
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, usual_cuts, work_of_blocks};
@@ -103,7 +103,7 @@ fn restrict(nearest: &mut Nearest) {
     if nearest.plan.precision == DataType::Tf32 {
         nearest.replace(|plan| &mut plan.precision, DataType::Fp32, "the precision is fp32");
     }
-    nearest.whole_bucket(Element::Single);
+    nearest.whole_bucket();
     usual_training(&mut nearest.plan);
     nearest.replace(|plan| &mut plan.training.nesterov, false, "Megatron's SGD has no Nesterov momentum");
 }
@@ -153,7 +153,7 @@ fn layout_arguments(layout: &Layout, blocks: usize) -> Arguments {
     if let Some(group) = layout.shard_group {
         arguments.push(("num-distributed-optimizer-instances", (layout.data / group.max(1)).to_string()));
     }
-    arguments.push(("ddp-bucket-size", Element::Single.count(layout).to_string()));
+    arguments.push(("ddp-bucket-size", bucket_elements(layout).to_string()));
     if let Some(cuts) = layout.cuts.as_ref().filter(|_| layout.pipeline > 1) {
         arguments.push(("pipeline-model-parallel-layout", pipeline_layout(cuts, blocks)));
     }

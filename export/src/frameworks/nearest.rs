@@ -189,8 +189,8 @@ impl Nearest {
     }
 
     /// Makes the bucket a whole number of elements, which is how frameworks count it.
-    pub(super) fn whole_bucket(&mut self, element: Element) {
-        let whole = element.bucket(element.count(&self.plan.layout));
+    pub(super) fn whole_bucket(&mut self) {
+        let whole = bucket_of(bucket_elements(&self.plan.layout));
         self.replace(|plan| &mut plan.layout.bucket, whole, "`bucket` is a whole number of elements");
     }
 
@@ -204,41 +204,18 @@ impl Nearest {
     }
 }
 
-/// The format of a bucket's gradients, whose sizes frameworks count in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Element {
-    /// Gradients in single precision, as Megatron reduces them.
-    Single,
-    /// Gradients of sixteen bits.
-    Half,
+/// Bytes of an element of a bucket: gradients of a Program are in single precision, whatever the
+/// framework reduces, so that a bucket has as many elements in both.
+const ELEMENT: u64 = 4;
+
+/// The elements of a bucket of gradients.
+pub(super) fn bucket_elements(layout: &Layout) -> u64 {
+    layout.bucket.count() / ELEMENT
 }
 
-impl Element {
-    /// The format in which DeepSpeed reduces gradients: that of the parameters
-    /// (`torch.empty(self.reduce_bucket_size, dtype=self.dtype)` in `stage_1_and_2.py`).
-    pub(super) fn of_deepspeed(precision: DataType) -> Self {
-        match precision {
-            DataType::Fp32 | DataType::Tf32 => Self::Single,
-            _ => Self::Half,
-        }
-    }
-
-    const fn bytes(self) -> u64 {
-        match self {
-            Self::Single => 4,
-            Self::Half => 2,
-        }
-    }
-
-    /// The elements of a layout's bucket.
-    pub(super) fn count(self, layout: &Layout) -> u64 {
-        layout.bucket.count() / self.bytes()
-    }
-
-    /// The bucket of so many elements, and at least one.
-    pub(super) fn bucket(self, elements: u64) -> Bytes {
-        Bytes::new(elements.max(1).saturating_mul(self.bytes()))
-    }
+/// The bucket of so many elements, and at least one.
+pub(super) fn bucket_of(elements: u64) -> Bytes {
+    Bytes::new(elements.saturating_mul(ELEMENT).max(ELEMENT))
 }
 
 /// States the learning rate, and resets what the optimizer does not use.

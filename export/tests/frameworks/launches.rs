@@ -339,14 +339,17 @@ fn adapters_of_others_scripts_are_read_or_refused() {
     );
     assert_eq!(targets("--lora_enable True --lora_rank 64 --num_lora_modules -1"), names(&[""]));
     assert_eq!(targets("--lora_r 8"), names(&["q_proj", "v_proj"]));
+    // Their one module of queries, keys and values is three layers of our decoders.
+    let of_all_three = ["q_proj", "k_proj", "v_proj"];
+    assert_eq!(targets("--lora_r 8 --lora_target_modules query_key_value"), names(&of_all_three));
     for (model, target) in [
-        ("tiiuae/falcon-7b", "query_key_value"),
-        ("EleutherAI/pythia-1b", "query_key_value"),
-        ("bigscience/bloom-560m", "query_key_value"),
-        ("openai-community/gpt2-xl", "c_attn"),
+        ("tiiuae/falcon-7b", &of_all_three[..]),
+        ("EleutherAI/pythia-1b", &of_all_three[..]),
+        ("bigscience/bloom-560m", &of_all_three[..]),
+        ("openai-community/gpt2-xl", &["c_attn"][..]),
     ] {
         let text = format!("{TRAINER} --output_dir o --lora_r 8").replace("Qwen/Qwen3-8B", model);
-        assert_eq!(trainer(&text).plan.training.lora.map(|lora| lora.targets), names(&[target]), "{model}");
+        assert_eq!(trainer(&text).plan.training.lora.map(|lora| lora.targets), names(target), "{model}");
     }
     let bits = |more: &str| trainer(&format!("{TRAINER} --output_dir o {more}")).plan.workload.base_bits;
     for more in [

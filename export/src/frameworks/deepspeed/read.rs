@@ -1,6 +1,6 @@
 //! Plans from DeepSpeed's configuration, alone or inside a Trainer's arguments.
 
-use super::super::nearest::Element;
+use super::super::nearest::bucket_of;
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings, hf_stack};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Training};
@@ -213,10 +213,7 @@ pub(in super::super) fn read_config(
     read_precision(stated, &mut plan, trainer)?;
     if let Some(elements) = stated.size("zero_optimization.reduce_bucket_size")? {
         stated.state_bucket();
-        // A file without a precision has that of the job's arguments.
-        let is_stated = ["bf16.enabled", "fp16.enabled"].iter().any(|name| stated.has(name));
-        let precision = if trainer.is_stated && !is_stated { trainer.precision.0 } else { plan.precision };
-        plan.layout.bucket = Element::of_deepspeed(precision).bucket(elements as u64);
+        plan.layout.bucket = bucket_of(elements as u64);
     }
     read_optimizer(stated, &mut plan, trainer)?;
     let is_auto = stated.is_auto("gradient_clipping");

@@ -292,6 +292,16 @@ fn usual_targets(model: &str) -> (&'static [&'static str], &'static str) {
     }
 }
 
+/// The layers of our decoders that a module of some framework's models is made of: those keep the
+/// weights of queries, keys and values in one.
+fn parts_of<'a>(module: &'a str) -> Vec<&'a str> {
+    match module {
+        "query_key_value" | "qkv_proj" | "W_pack" => vec!["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj" => vec!["gate_proj", "up_proj"],
+        other => vec![other],
+    }
+}
+
 fn read_adapters(stated: &mut Stated, tool: Tool, model: &str) -> Result<Lora, FrameworkError> {
     let of_peft = Lora::default();
     let usual_rank = if tool == Tool::Trl { Lora::USUAL_RANK } else { of_peft.rank };
@@ -324,9 +334,9 @@ fn read_adapters(stated: &mut Stated, tool: Tool, model: &str) -> Result<Lora, F
         (false, []) => {
             let (names, family) = usual_targets(model);
             stated.assume(format!("`training.lora.targets` {}: peft's default for models like {family}", names.join(" and ")));
-            Lora::targets_named(names.iter().copied())
+            Lora::targets_named(names.iter().flat_map(|name| parts_of(name)))
         }
-        (false, names) => Lora::targets_named(names.iter().copied()),
+        (false, names) => Lora::targets_named(names.iter().flat_map(|name| parts_of(name))),
     };
     let also_train = read_names(stated, "lora_modules_to_save")?;
     Ok(Lora { rank, alpha, targets, also_train: also_train.iter().map(|name| format!("*{name}*")).collect::<NamePatterns>() })

@@ -2,7 +2,7 @@
 
 use super::super::arguments::{Spelling, flags_of};
 use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
-use super::super::nearest::Element;
+use super::super::nearest::bucket_of;
 use super::super::shell::{self, Started};
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
@@ -158,7 +158,7 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
     read_sharding(stated, &mut layout)?;
     if let Some(parameters) = stated.size("ddp-bucket-size")? {
         stated.state_bucket();
-        layout.bucket = Element::Single.bucket(parameters as u64);
+        layout.bucket = bucket_of(parameters as u64);
     }
     read_chunks(stated, &mut layout)?;
     Ok(layout)
