@@ -294,7 +294,7 @@ fn usual_targets(model: &str) -> (&'static [&'static str], &'static str) {
 
 /// The layers of our decoders that a module of some framework's models is made of: those keep the
 /// weights of queries, keys and values in one.
-fn parts_of<'a>(module: &'a str) -> Vec<&'a str> {
+fn parts_of(module: &str) -> Vec<&str> {
     match module {
         "query_key_value" | "qkv_proj" | "W_pack" => vec!["q_proj", "k_proj", "v_proj"],
         "gate_up_proj" => vec!["gate_proj", "up_proj"],
