@@ -378,7 +378,7 @@ fn a_plan_with_adapters_is_no_job_of_frameworks_that_train_all_weights() {
     for framework in ["torchtitan", "megatron", "deepspeed"] {
         let output = scratch.run(&["export", "--plan", "adapters.yaml", "--to", framework, "-o", framework, "--json"]);
         let failure: Value = serde_json::from_slice(&output.stdout).expect("one document");
-        assert_eq!(failure["error"]["code"], "framework::method", "{framework}: {failure}");
+        assert_eq!(failure["error"]["diagnostic"], "framework::method", "{framework}: {failure}");
         assert!(!scratch.path(framework).exists(), "{framework} has no files");
     }
 }

@@ -102,8 +102,12 @@ impl Graph {
     /// order. What a block reads of those that are left out, it reads of the block before them.
     ///
     /// Returns `None` where that is not clear: blocks that are left out may pass on one tensor
-    /// alone, in place of one of the same shape that they read and that no later block reads.
+    /// alone, in place of one of the same shape that they read and that no later block reads. Nor is it
+    /// clear for running statistics, which no operator names.
     pub fn with_blocks(&self, kept: &[usize]) -> Option<Self> {
+        if self.tensors.iter().any(|tensor| tensor.role == Role::Running) {
+            return None;
+        }
         let uses = Uses::of(self);
         // What stands in place of a tensor that blocks pass on that are left out.
         let mut stand_ins: BTreeMap<TensorId, TensorId> = BTreeMap::new();
@@ -272,6 +276,11 @@ mod tests {
         let cut = whole.with_blocks(&kept).expect("one tensor goes from layer to layer");
         assert_eq!(cut.blocks.len(), whole.blocks.len() - 4);
         assert!(cut.parameter_count() < whole.parameter_count());
+    }
+
+    #[test]
+    fn blocks_with_running_statistics_cannot_be_left_out() {
+        assert!(graph("resnet50").with_blocks(&[0, 1, 2]).is_none());
     }
 
     #[test]

@@ -22,7 +22,9 @@ impl<'a> Space<'a> {
             heads: heads(graph, StackLimits::of(&base.stack).is_some_and(|limits| limits.divides_key_heads)),
             has_attention,
             is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
-            pattern: BlockPattern::of(graph, |parameter| base.training.is_frozen(parameter)),
+            pattern: (has_attention || request.model.repeated_layers().is_some())
+                .then(|| BlockPattern::of(graph, |parameter| base.training.is_frozen(parameter)))
+                .flatten(),
             shares_parameters: shares_parameters(graph),
             bucketed_gradients: bucketed_gradients(graph),
         };
