@@ -191,10 +191,10 @@ fn read_bits(stated: &mut Stated) -> Result<(), FrameworkError> {
 /// Writes the configurations that come with ms-swift out.
 fn read_shards(stated: &mut Stated) {
     let named = stated.peek("deepspeed").and_then(Value::as_str).map(str::to_owned);
-    if let Some(name) = named {
-        if let Some((_, stage, offloads)) = ZERO.iter().find(|(own, ..)| *own == name || format!("default-{own}") == name) {
-            stated.replace_by_section("deepspeed", zero(*stage, *offloads));
-        }
+    if let Some(name) = named
+        && let Some((_, stage, offloads)) = ZERO.iter().find(|(own, ..)| *own == name || format!("default-{own}") == name)
+    {
+        stated.replace_by_section("deepspeed", zero(*stage, *offloads));
     }
     if stated.peek("fsdp").is_some_and(|name| name == "fsdp2") {
         stated.set("fsdp", json!("full_shard auto_wrap"));
