@@ -384,7 +384,7 @@ fn a_plan_with_adapters_is_no_job_of_frameworks_that_train_all_weights() {
 }
 
 #[test]
-fn simulate_says_whether_adapters_fit_and_deepspeed_is_the_one_that_people_fine_tune_with() {
+fn simulate_says_whether_adapters_fit_also_under_deepspeed() {
     let scratch = Scratch::new();
     let answer = planned(&scratch, &["--method", "lora", "--global-batch", "8", "--stack", "deepspeed", "-o", "adapters.yaml"]);
     assert_eq!(answer["plan"]["stack"], "hf-deepspeed");

@@ -85,8 +85,8 @@ pub(crate) struct ModelFacts {
 }
 
 impl ModelFacts {
-    /// Returns `true` for a stack of equal blocks between two others. Then part of the blocks may be
-    /// recomputed: it does not matter which.
+    /// Returns `true` for a stack of equal blocks between two others. Then part of the blocks may
+    /// be recomputed: it does not matter which.
     pub(crate) fn is_plain_stack(&self) -> bool {
         self.pattern.as_ref().is_some_and(BlockPattern::is_plain)
     }

@@ -2,7 +2,7 @@
 
 use super::FrameworkError;
 use super::shell::Started;
-use super::stated::{Notation, Stated, unexpanded_in};
+use super::stated::{Notation, Stated, is_variable, unexpanded_in};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -88,16 +88,6 @@ pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Re
         stated.assume(format!("the script starts {own} ranks, and the topology has {ranks} devices, which the plan uses"));
     }
     Ok(stated)
-}
-
-/// Whether a word is a variable, or the output of a command, that is not expanded. It may stand for
-/// any number of words.
-pub(super) fn is_variable(word: &str) -> bool {
-    let Some(rest) = word.strip_prefix('$') else { return false };
-    let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '$');
-    let is_sum = rest.starts_with("((");
-    let is_closed = !is_sum && ((rest.starts_with('{') && rest.ends_with('}')) || (rest.starts_with('(') && rest.ends_with(')')));
-    is_closed || (!rest.is_empty() && rest.chars().all(is_name))
 }
 
 /// Whether a variable behind a flag with this value may hold further flags: the flag has a value

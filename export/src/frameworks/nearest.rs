@@ -16,8 +16,8 @@ pub(super) struct Nearest {
 }
 
 impl Nearest {
-    /// Starts from a plan, without what no framework expresses. Preferences and adapters are refused:
-    /// exporters whose framework trains with them take them out before.
+    /// Starts from a plan, without what no framework expresses. Preferences and adapters are
+    /// refused: exporters whose framework trains with them take them out before.
     pub(super) fn new(plan: &Plan, framework: &'static str, stack: &str) -> Result<Self, FrameworkError> {
         let layout = plan.layout.clone().normalised();
         if layout.stages.is_some() {

@@ -8,7 +8,6 @@ mod values;
 pub(super) use values::{decimal, unexpanded_in};
 
 use super::FrameworkError;
-use super::arguments::is_variable;
 use super::deciding::may_decide;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -519,4 +518,14 @@ impl Stated {
         }
         Ok(self.account)
     }
+}
+
+/// Whether a word is a variable, or the output of a command, that is not expanded. It may stand for
+/// any number of words.
+pub(super) fn is_variable(word: &str) -> bool {
+    let Some(rest) = word.strip_prefix('$') else { return false };
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '$');
+    let is_sum = rest.starts_with("((");
+    let is_closed = !is_sum && ((rest.starts_with('{') && rest.ends_with('}')) || (rest.starts_with('(') && rest.ends_with(')')));
+    is_closed || (!rest.is_empty() && rest.chars().all(is_name))
 }

@@ -102,8 +102,8 @@ impl Graph {
     /// order. What a block reads of those that are left out, it reads of the block before them.
     ///
     /// Returns `None` where that is not clear: blocks that are left out may pass on one tensor
-    /// alone, in place of one of the same shape that they read and that no later block reads. Nor is it
-    /// clear for running statistics, which no operator names.
+    /// alone, in place of one of the same shape that they read and that no later block reads. Nor
+    /// is it clear for running statistics, which no operator names.
     pub fn with_blocks(&self, kept: &[usize]) -> Option<Self> {
         if self.tensors.iter().any(|tensor| tensor.role == Role::Running) {
             return None;

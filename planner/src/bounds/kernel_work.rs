@@ -4,9 +4,10 @@
 //! work, and so do recomputation, buckets, and conversions between layouts. However kernels are
 //! divided, all parts together take a known least time
 //! ([`divided_time`](foretell_simulator::CostModel::divided_time)). The busiest device takes at
-//! least its share of that. Of two kinds of device each takes the kernels that suit it, and both end
-//! at once: a linear program, whose optimum is known. Nothing in this depends on a mesh, a schedule, cuts, a rank order,
-//! buckets, or an algorithm of collectives. Messages, bubbles and idle devices count for nothing.
+//! least its share of that. Of two kinds of device each takes the kernels that suit it, and both
+//! end at once: a linear program, whose optimum is known. Nothing in this depends on a mesh, a
+//! schedule, cuts, a rank order, buckets, or an algorithm of collectives. Messages, bubbles and
+//! idle devices count for nothing.
 
 use super::bound::{ROUNDING, seconds};
 use crate::space::{DeviceKinds, Request};

@@ -9,9 +9,9 @@
 //! blocks on. `bounds_never_exceed_the_simulation` in `tests/planner/bounds.rs` searches for one.
 //!
 //! Where a period of several blocks repeats, a model without a pipeline counts whole periods as
-//! equal blocks. A pipeline cuts through periods. So each kind of block has stacks of its own there,
-//! and each block of a chunk adds what a block of its kind adds. That it adds no more between blocks
-//! of other kinds is tested in the same way.
+//! equal blocks. A pipeline cuts through periods. So each kind of block has stacks of its own
+//! there, and each block of a chunk adds what a block of its kind adds. That it adds no more
+//! between blocks of other kinds is tested in the same way.
 
 mod cache;
 mod chunk_cost;
@@ -242,8 +242,8 @@ impl TruncatedModel {
                 }
             }
         };
-        // What the block at an end of the chunk does while others run counts in no chain. Which kind
-        // of block that is differs from chain to chain, so each number counts with the least.
+        // What the block at an end of the chunk does while others run counts in no chain. Which
+        // kind of block that is differs from chain to chain, so each number counts with the least.
         let has = |kind: &usize| counts[*kind] > 0 || counts.iter().all(|&count| count == 0);
         let costs = (0..counts.len()).filter(has).map(beginning_with);
         let cost = costs.reduce(|one, other| one.with(&other, f64::min)).unwrap_or_default();

@@ -126,8 +126,8 @@ impl Planned {
         self
     }
 
-    /// Marks the search as ended before its time: layouts on some of its devices in other orders were
-    /// not searched. The bound of any layout holds for those, too.
+    /// Marks the search as ended before its time: layouts on some of its devices in other orders
+    /// were not searched. The bound of any layout holds for those, too.
     #[must_use]
     pub(crate) fn cut_off_on_fewer_devices(self) -> Self {
         let bound_of_any_layout_seconds = self.search.bound_of_any_layout_seconds;

@@ -12,8 +12,8 @@ const LONGEST_PERIOD: usize = 12;
 /// A model's blocks: some at its beginning, a period that repeats, and some at its end.
 ///
 /// A plain stack has an embedding, equal layers and a head. Dense layers before mixtures are in
-/// `first`; modules behind the head, and a decoder behind an encoder, are in `last`; windows in turn
-/// with full attention are a period of several blocks.
+/// `first`; modules behind the head, and a decoder behind an encoder, are in `last`; windows in
+/// turn with full attention are a period of several blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockPattern {
     /// Blocks before the first period; at least 1.
@@ -75,9 +75,9 @@ impl BlockPattern {
         Self { first: 1, period: vec![0], repeats: layers, last: 1, recomputable }
     }
 
-    /// Returns a model with as few periods as truncated models need, and its pattern; `graph` is the
-    /// whole model's, and `graph_of` gives that of a smaller one. `None` if no model of the family is
-    /// the same but for the periods that are left out.
+    /// Returns a model with as few periods as truncated models need, and its pattern; `graph` is
+    /// the whole model's, and `graph_of` gives that of a smaller one. `None` if no model of the
+    /// family is the same but for the periods that are left out.
     pub(crate) fn shortened(
         &self,
         model: &Model,
