@@ -130,6 +130,9 @@ pub const RISKY: f64 = 0.1;
 /// memory, to be preferred to it.
 const WORTH_SAFETY: f64 = 1.5;
 
+/// Fastest layouts that are asked for where [`safest`] chooses.
+pub const LAYOUTS_TO_CHOOSE_FROM: usize = 5;
+
 /// The best of some candidates, of which the first is the fastest: the first that hardly runs out
 /// of memory and is not much slower, else the first that probably does not run out.
 pub fn safest(candidates: &[Candidate]) -> Option<&Candidate> {

@@ -2,7 +2,7 @@
 //! fits.
 
 use crate::choices::Choices;
-use crate::explain::{risk, safest};
+use crate::explain::{LAYOUTS_TO_CHOOSE_FROM, risk, safest};
 use crate::failure::Failure;
 use crate::output;
 use crate::usual_stack::Trainer;
@@ -39,9 +39,6 @@ struct Needed {
     layout: String,
 }
 
-/// Fastest layouts among which the first that hardly runs out of memory is taken.
-const LAYOUTS: usize = 5;
-
 /// Nodes that are tried beyond the devices of one, which has eight.
 const NODES: [usize; 7] = [2, 3, 4, 6, 8, 16, 32];
 /// Devices of a node.
@@ -76,7 +73,7 @@ fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Ne
     for (nodes, of_node) in within.chain(NODES.map(|nodes| (nodes, OF_NODE))) {
         let job = Choices { topology: format!("{nodes}x{of_node}x{kind}"), ..choices.clone() };
         let mut setting = job.setting(Trainer::Framework)?;
-        let planned = match job.search(&mut setting, profile, LAYOUTS) {
+        let planned = match job.search(&mut setting, profile, LAYOUTS_TO_CHOOSE_FROM) {
             Ok(planned) => planned,
             // A batch may have fewer samples than there are devices; more of them fit where fewer
             // do not.

@@ -4,7 +4,7 @@
 //! the user may make. The cheapest in time or quality come first.
 
 use crate::choices::{Choices, OptimizerName};
-use crate::explain::{risk, safest};
+use crate::explain::{LAYOUTS_TO_CHOOSE_FROM, risk, safest};
 use crate::failure::Failure;
 use crate::method::{Attention, Loss, Method};
 use crate::usual_stack::Trainer;
@@ -51,9 +51,6 @@ struct Offer {
     memory: Bytes,
     chance_of_running_out: Option<f64>,
 }
-
-/// Fastest layouts of a change among which the first that hardly runs out of memory is offered.
-const LAYOUTS_OF_CHANGE: usize = 5;
 
 /// Changes with which a fine-tuning job that does not fit would; `None` if there is none, or if the
 /// job is another.
@@ -219,7 +216,7 @@ fn changes_of_devices(choices: &Choices) -> Result<Vec<Change>, Failure> {
 fn offer(change: &Change, profile: Option<&Profile>) -> Result<Option<Offer>, Failure> {
     // A cluster may have no second node, and a stack not every option.
     let Ok(mut setting) = change.choices.setting(Trainer::Framework) else { return Ok(None) };
-    let planned = match change.choices.search(&mut setting, profile, LAYOUTS_OF_CHANGE) {
+    let planned = match change.choices.search(&mut setting, profile, LAYOUTS_TO_CHOOSE_FROM) {
         Ok(planned) => planned,
         Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. }) | Failure::Input(_)) => {
             return Ok(None);

@@ -98,7 +98,7 @@ pub struct ImportedPlan {
     pub without_effect: Vec<String>,
     /// Values that the files leave open, with their source, a sentence each.
     pub assumed: Vec<String>,
-    /// Whether the files state the plan's bucket. Else it is our own, and the stack has another.
+    /// `true` if the files state the plan's bucket. If they do not, the caller takes the stack's.
     pub states_bucket: bool,
 }
 

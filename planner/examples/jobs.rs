@@ -5,8 +5,7 @@
 //! The cases are `turing-530b` and `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s),
 //! `llama3-70b` (on 256 H100s), `llama3-70b-16` (on 128), `mixed` (on 5,000 A100s and 5,000 H100s),
 //! `resnet50` (on 8 A100s), `uneven` (on 16 A100s and 24 H100s), `deepseek-v2-lite` (on 8 A100s)
-//! and
-//! `gpt-oss-120b` (on 64 H100s).
+//! and `gpt-oss-120b` (on 64 H100s).
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;

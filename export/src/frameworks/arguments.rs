@@ -90,9 +90,9 @@ pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Re
     Ok(stated)
 }
 
-/// Whether a variable behind a flag with this value may hold further flags: the flag has a value
-/// already, or is a switch by its name. A weight takes a variable of its own
-/// (`--data-path 0.5 $ONE 0.5 $OTHER`).
+/// Returns `true` if a variable that follows a flag and its value may stand for further flags. It
+/// may if the flag has its value already, or takes none (`--no-...`). A weight among data takes a
+/// variable as its value (`--data-path 0.5 $ONE 0.5 $OTHER`).
 fn may_hold_flags(flag: &str, value: &Value) -> bool {
     let is_weight = |word: &str| word.parse::<f64>().is_ok();
     match value {

@@ -431,7 +431,8 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
     Ok(true)
 }
 
-/// Whether a file's name tells a stage of ZeRO: `zero3.json`, `ds_z2_config.json`, `stage_1.json`.
+/// Returns `true` if a file's name has a stage of ZeRO in it, as `zero3.json`, `ds_z2_config.json`
+/// and `stage_1.json` do.
 fn names_stage(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     let is_stage = |rest: &str| rest.trim_start_matches(['_', '-']).starts_with(|letter: char| letter.is_ascii_digit());

@@ -52,7 +52,7 @@ pub(super) struct TruncatedCompilers<'a> {
     stacks: [Compiler<'a>; 2],
     /// For each kind of block in a period, the pipeline with this kind alone.
     pipelines: Vec<Compiler<'a>>,
-    pattern: BlockPattern,
+    pattern: Arc<BlockPattern>,
 }
 
 impl<'a> TruncatedCompilers<'a> {
@@ -70,7 +70,7 @@ impl<'a> TruncatedCompilers<'a> {
         Self {
             stacks: [SHORT, LONG].map(|periods| compiler(pattern.with_periods(periods))),
             pipelines: (0..pattern.kinds()).map(|kind| compiler(pattern.with_one_kind(kind, PIPELINE_BLOCKS))).collect(),
-            pattern,
+            pattern: Arc::new(pattern),
         }
     }
 }
@@ -95,7 +95,7 @@ pub(super) struct LeftOut {
 /// Costs of a layout's blocks, read from compiled truncated models.
 #[derive(Clone, Debug)]
 pub(super) struct TruncatedModel {
-    pattern: BlockPattern,
+    pattern: Arc<BlockPattern>,
     /// With a pipeline the stacks of each kind of block in a period; else those of periods.
     stacks: Vec<Stacks>,
     /// Whether it is a pipeline.
@@ -111,7 +111,7 @@ pub(super) struct TruncatedModel {
     pub(super) message_bytes: f64,
 }
 
-/// Of what a truncated model of a layout is compiled and timed, beside the layout.
+/// What a truncated model depends on beside its layout.
 #[derive(Clone, Copy)]
 pub(super) struct Timing<'a> {
     request: &'a Request<'a>,
@@ -128,7 +128,7 @@ impl TruncatedModel {
     fn new(compilers: &TruncatedCompilers<'_>, plan: &Plan, timing: &Timing<'_>) -> Result<Self, Mistake> {
         let is_pipeline = plan.layout.pipeline == TRUNCATED_STAGES;
         let pattern = &compilers.pattern;
-        let (extra_between_nodes, message_bytes) = (Cell::new(f64::INFINITY), Cell::new(0.0f64));
+        let (extra_between_nodes, message_bytes) = (Cell::new(None), Cell::new(0.0f64));
         let costs_of_stages = |compiler: &Compiler<'_>, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, Mistake> {
             let Timing { request: Request { topology, costs, .. }, rates, micro_batches, kind, left_out } = *timing;
             let layout = Layout { cuts, ..plan.layout.clone() };
@@ -149,7 +149,8 @@ impl TruncatedModel {
             } else {
                 // With a given kind of device, the nodes are not known.
                 let nodes = kind.is_none().then_some(*topology);
-                extra_between_nodes.set(extra_between_nodes.get().min(equalise_messages(&program, &mut times, nodes)));
+                let extra = equalise_messages(&program, &mut times, nodes);
+                extra_between_nodes.set(Some(extra_between_nodes.get().map_or(extra, |least: f64| least.min(extra))));
             }
             let timed = program.lists.iter().zip(&times);
             Ok(timed.map(|(list, times)| ChunkCost::of(&TimedList { list, times, overlap: &plan.overlap }, rates)).collect())
@@ -162,14 +163,14 @@ impl TruncatedModel {
             let [short, long] = [&compilers.stacks[0], &compilers.stacks[1]].map(|compiler| costs_of_stages(compiler, None));
             vec![Stacks::without_pipeline(short?[0], long?[0])]
         };
-        let extra = extra_between_nodes.get();
         Ok(Self {
-            pattern: pattern.clone(),
+            pattern: Arc::clone(pattern),
             stacks,
             is_pipeline,
             all_recomputed: None,
             has_several_micro_batches: timing.micro_batches > 1,
-            extra_between_nodes: if extra.is_finite() { extra } else { 0.0 },
+            // Where messages are left out they take no time.
+            extra_between_nodes: extra_between_nodes.get().unwrap_or(0.0),
             message_bytes: message_bytes.get(),
         })
     }
@@ -246,7 +247,7 @@ impl TruncatedModel {
         // kind of block that is differs from chain to chain, so each number counts with the least.
         let has = |kind: &usize| counts[*kind] > 0 || counts.iter().all(|&count| count == 0);
         let costs = (0..counts.len()).filter(has).map(beginning_with);
-        let cost = costs.reduce(|one, other| one.with(&other, f64::min)).unwrap_or_default();
+        let cost = costs.reduce(|one, other| one.with(&other, f64::min)).expect("invariant: a period has a block");
         ChunkCost { offloaded: self.offloaded(chunk, &counts), ..cost }
     }
 
@@ -266,7 +267,7 @@ impl TruncatedModel {
         let of_kinds = |value: fn(&ChunkCost) -> f64| self.stacks.iter().map(move |stacks| value(&stacks.per_block()).max(0.0));
         let blocks_of_each = if self.is_pipeline { 1 } else { self.pattern.period.len() };
         let certain = (chunk.equal_blocks.saturating_sub(BLOCKS_NOT_OFFLOADED) / blocks_of_each) as f64;
-        let least = |value: fn(&ChunkCost) -> f64| certain * of_kinds(value).reduce(f64::min).unwrap_or(0.0);
+        let least = |value: fn(&ChunkCost) -> f64| certain * of_kinds(value).fold(f64::INFINITY, f64::min);
         let bytes: fn(&ChunkCost) -> f64 = |cost| cost.micro_batch.saved_activations;
         OffloadedActivations {
             bytes: least(bytes),

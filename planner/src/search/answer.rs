@@ -119,22 +119,26 @@ impl Planned {
     /// Marks the search as ended before its time: a part of what was asked for was not searched, so
     /// nothing bounds that.
     #[must_use]
-    pub fn cut_off(mut self) -> Self {
-        self.search.is_cut_off = true;
-        (self.search.lower_bound_seconds, self.search.gap) = (0.0, f64::INFINITY);
-        self.search.bound_of_any_layout_seconds = 0.0;
-        self
+    pub fn cut_off(self) -> Self {
+        self.cut_off_beside(0.0)
     }
 
     /// Marks the search as ended before its time: layouts on some of its devices in other orders
     /// were not searched. The bound of any layout holds for those, too.
     #[must_use]
     pub(crate) fn cut_off_on_fewer_devices(self) -> Self {
-        let bound_of_any_layout_seconds = self.search.bound_of_any_layout_seconds;
-        let lower_bound_seconds = self.search.lower_bound_seconds.min(bound_of_any_layout_seconds);
-        let gap = if lower_bound_seconds > 0.0 { self.search.best_seconds / lower_bound_seconds - 1.0 } else { f64::INFINITY };
-        let search = Search { is_cut_off: true, lower_bound_seconds, gap, ..self.search };
-        Self { search, ..self }
+        let bound = self.search.bound_of_any_layout_seconds;
+        self.cut_off_beside(bound)
+    }
+
+    /// Marks the search as ended before layouts were searched whose steps take at least this.
+    fn cut_off_beside(mut self, bound: f64) -> Self {
+        let best_seconds = self.search.best_seconds;
+        let (lower_bound_seconds, bound_of_any_layout_seconds) = (bound, bound);
+        let left =
+            Search { is_cut_off: true, best_seconds, lower_bound_seconds, bound_of_any_layout_seconds, ..Search::default() };
+        self.search.add(&left);
+        self
     }
 
     /// Adds the counts and the lower bound of another search, on other devices, that found nothing

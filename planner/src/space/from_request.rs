@@ -22,6 +22,7 @@ impl<'a> Space<'a> {
             heads: heads(graph, StackLimits::of(&base.stack).is_some_and(|limits| limits.divides_key_heads)),
             has_attention,
             is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
+            // Other models have few blocks, and whole Programs that are compiled soon.
             pattern: (has_attention || request.model.repeated_layers().is_some())
                 .then(|| BlockPattern::of(graph, |parameter| base.training.is_frozen(parameter)))
                 .flatten(),

@@ -9,13 +9,13 @@ struct Published {
     path: &'static str,
     /// The stage of ZeRO.
     stage: u8,
-    /// What lies in host memory.
+    /// What it keeps in host memory.
     offload: Offloaded,
     /// Elements that are reduced together, if it says.
     bucket: Option<u64>,
 }
 
-/// What lies in host memory.
+/// What a configuration keeps in host memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Offloaded {
     Nothing,
@@ -47,6 +47,19 @@ const PUBLISHED: [Published; 12] = [
     published("examples/deepspeed/ds_z3_offload_config.json", 3, Offloaded::All, None),
 ];
 
+/// A configuration of DeepSpeed that shards so and leaves the rest to a Trainer.
+pub(super) fn configuration(zero: Value) -> Value {
+    json!({
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "zero_optimization": zero,
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    })
+}
+
 /// The configuration that a path names, and a sentence on it.
 pub(super) fn of_path(path: &str) -> Option<(Value, String)> {
     let found = PUBLISHED
@@ -61,15 +74,7 @@ pub(super) fn of_path(path: &str) -> Option<(Value, String)> {
     if let Some(bucket) = found.bucket {
         zero["reduce_bucket_size"] = json!(bucket);
     }
-    let configuration = json!({
-        "bf16": {"enabled": "auto"},
-        "fp16": {"enabled": "auto"},
-        "zero_optimization": zero,
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-    });
+    let configuration = configuration(zero);
     let hosts = match found.offload {
         Offloaded::Nothing => "nothing",
         Offloaded::Optimizer => "the optimizer's state",

@@ -3,6 +3,7 @@
 
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};
+use super::published;
 use serde_json::{Value, json};
 
 /// Names of the same settings in this and older releases.
@@ -213,13 +214,5 @@ fn zero(stage: u8, offloads: bool) -> Value {
         zero["reduce_bucket_size"] = json!("auto");
         zero["offload_param"] = json!({"device": device});
     }
-    json!({
-        "bf16": {"enabled": "auto"},
-        "fp16": {"enabled": "auto"},
-        "zero_optimization": zero,
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-    })
+    published::configuration(zero)
 }

@@ -136,7 +136,7 @@ pub(super) fn translate(stated: &mut Stated, job: &str) -> Result<Option<String>
 const OF_EXPERTS: [&str; 10] =
     ["moe", "mixtral", "deepseek-v2", "deepseek-v3", "deepseek-r1", "gpt-oss", "glm-4.5", "kimi-k2", "dbrx", "llama-4"];
 
-/// Whether the job has experts: a setting of theirs, or the model's name says so
+/// Returns `true` if the model has experts, by a setting of experts or by its name
 /// (`Qwen3-30B-A3B`, `8x7B`).
 fn has_experts(stated: &Stated) -> bool {
     let sizes = ["num-experts", "expert-model-parallel-size"];

@@ -57,9 +57,9 @@ struct Branch {
     earlier: Taken,
     /// Whether the next command belongs to a condition.
     is_testing: bool,
-    /// Whether the branch is a `while` or `until` loop.
+    /// `true` for the body of a `while` or `until` loop.
     is_loop: bool,
-    /// Whether the loop runs as long as its condition fails.
+    /// `true` for `until`, whose loop runs as long as its condition fails.
     is_until: bool,
     /// The word that the arms of a `case` are for; `None` of others.
     subject: Option<String>,
