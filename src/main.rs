@@ -45,6 +45,7 @@ mod post_training;
 mod predict;
 mod progress_of;
 mod recovery;
+mod replaced_method;
 mod rollout;
 mod run;
 mod run_folder;

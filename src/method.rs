@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Command-line choices of what is trained.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct MethodChoices {
     /// What is trained: everything from the start (`pretrain`), everything of a trained model
     /// (`full`), adapters beside frozen weights (`lora`), or beside frozen weights of 4 bits
@@ -179,6 +179,17 @@ impl fmt::Display for Adapter {
             Targets::Named(names) => names.join("+"),
         };
         write!(formatter, "rank={},targets={targets}", self.rank)
+    }
+}
+
+impl From<Preference> for Method {
+    fn from(preference: Preference) -> Self {
+        match preference {
+            Preference::Dpo => Self::Dpo,
+            Preference::Orpo => Self::Orpo,
+            Preference::Kto => Self::Kto,
+            Preference::Reward => Self::Reward,
+        }
     }
 }
 

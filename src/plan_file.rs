@@ -231,6 +231,14 @@ impl LoadedPlan {
             .map_err(|error| Failure::of_input(error).in_file(&self.path))
     }
 
+    /// Replaces what is trained, and on what.
+    pub fn replace_training(&mut self, training: Training, workload: PlannedWorkload) -> Result<(), Failure> {
+        (self.file.training, self.file.workload) = (training, workload);
+        self.plan = self.file.plan();
+        self.plan.validate().map_err(|error| Failure::of_input(error).in_file(&self.path))?;
+        check_stack(&self.model.model, &self.plan).map_err(|error| Failure::of_input(error).in_file(&self.path))
+    }
+
     /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
     pub fn require_equal_steps(&self, what: &str) -> Result<(), Failure> {
         if self.plan.mode.is_synchronous() {

@@ -1,7 +1,6 @@
 //! `--rollout`: the generation of a step of RL post-training, and its roles. What it leaves out is
 //! the plan file's, the framework's, or a default, which the answer names.
 
-use clap::ValueEnum;
 use foretell_planner::{FixedRollout, Framework};
 use foretell_program::{PolicyMethod, Reward, Rollout, RolloutOffload, RolloutPlacement};
 use foretell_units::diagnostic::Mistake;
@@ -18,24 +17,6 @@ const USUAL_RESPONSE: usize = 1024;
 
 /// The most tokens of a response over the mean, where nobody states them.
 const USUAL_MOST: usize = 4;
-
-/// Methods of RL on the command line of `simulate`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PolicyMethodName {
-    /// Group relative policy optimisation.
-    Grpo,
-    /// Proximal policy optimisation.
-    Ppo,
-}
-
-impl From<PolicyMethodName> for PolicyMethod {
-    fn from(name: PolicyMethodName) -> Self {
-        match name {
-            PolicyMethodName::Grpo => PolicyMethod::Grpo,
-            PolicyMethodName::Ppo => PolicyMethod::Ppo,
-        }
-    }
-}
 
 /// A rollout as far as options state it.
 #[derive(Debug, Clone, Default, PartialEq)]

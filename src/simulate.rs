@@ -5,11 +5,12 @@ use crate::binding::{self, Limits};
 use crate::explain;
 use crate::failure::{Failure, code};
 use crate::lengths::{DataLengths, LengthChoices, LengthsAnswer};
+use crate::method::{Method, MethodChoices};
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::post_training;
 use crate::predict;
-use crate::rollout::{PolicyMethodName, RolloutChoices};
+use crate::replaced_method;
 use crate::running_cost::{self, Pace};
 use crate::trace_file::{self, TraceRanks};
 use crate::what_if;
@@ -44,12 +45,8 @@ pub struct Arguments {
     /// zipf:S, or a file of measured loads (one number an expert, or such a list a layer)
     #[arg(long, value_name = "balanced|lognormal:SIGMA|zipf:S|FILE")]
     routing: Option<String>,
-    /// RL post-training of the plan's model: its method, if the plan states none
-    #[arg(long, value_enum, value_name = "METHOD")]
-    method: Option<PolicyMethodName>,
-    /// Rollout in place of what the plan says, as `plan --rollout` takes it
-    #[arg(long, value_name = "prompts=64,samples=8,...")]
-    rollout: Option<RolloutChoices>,
+    #[command(flatten, next_help_heading = "What is trained, in place of what the plan says")]
+    method: MethodChoices,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -236,6 +233,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     arguments.routing.as_deref().map(|routing| loaded.replace_routing(routing)).transpose()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
+    replaced_method::replace(&mut loaded, &arguments.method)?;
     if let Some(policy) = arguments.policy(&mut loaded)? {
         return post_training::run_simulate(&loaded, &policy, profile.as_ref(), arguments.report.as_deref(), json);
     }
@@ -337,19 +335,20 @@ impl Arguments {
     /// RL post-training, as the plan and the options state it. Notes defaults in the plan's
     /// remarks.
     fn policy(&self, loaded: &mut LoadedPlan) -> Result<Option<PolicyTraining>, Failure> {
-        let policy = match (loaded.policy.clone(), self.method) {
+        let rollout = &self.method.rollout;
+        let policy = match (loaded.policy.clone(), self.method.method.and_then(Method::policy)) {
             (Some(policy), method) => {
-                let mut policy = PolicyTraining { method: method.map_or(policy.method, Into::into), ..policy };
-                self.rollout.iter().for_each(|choices| choices.apply(&mut policy.rollout));
+                let mut policy = PolicyTraining { method: method.unwrap_or(policy.method), ..policy };
+                rollout.iter().for_each(|choices| choices.apply(&mut policy.rollout));
                 policy
             }
             (None, Some(method)) => {
                 let mut taken = Vec::new();
-                let rollout = self.rollout.clone().unwrap_or_default().rollout(method.into(), &mut taken);
+                let rollout = rollout.clone().unwrap_or_default().rollout(method, &mut taken);
                 loaded.remarks.extend(taken.iter().map(|taken| format!("taken by default: {taken}")));
-                PolicyTraining { method: method.into(), rollout: rollout.map_err(Failure::of_input)? }
+                PolicyTraining { method, rollout: rollout.map_err(Failure::of_input)? }
             }
-            (None, None) if self.rollout.is_some() => {
+            (None, None) if rollout.is_some() => {
                 let message = "`--rollout`: the plan has no `method` that generates";
                 return Err(Failure::input(code::OPTION_VALUE, message).hint("add `--method grpo` or `--method ppo`"));
             }

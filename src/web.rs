@@ -40,6 +40,7 @@ mod plan;
 mod plan_file;
 mod post_training;
 mod predict;
+mod replaced_method;
 mod rollout;
 mod running_cost;
 mod search_progress;

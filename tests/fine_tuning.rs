@@ -399,8 +399,34 @@ fn engines_off_policy_have_devices_of_their_own_in_every_framework() {
     let scratch = Scratch::new();
     for framework in ["verl", "nemo-rl", "openrlhf"] {
         let rollout = format!("framework={framework},off-policy=1");
-        let job = ["plan", "--model", "llama3-8b", "--topology", "8xh100", "--method", "grpo", "--rollout", &rollout];
+        let job = ["plan", "--model", "llama3.2-1b", "--topology", "8xh100", "--method", "grpo", "--rollout", &rollout];
         let answer = scratch.json(&job);
         assert!(answer["plan"]["rollout"]["placement"]["split"].is_u64(), "{framework}: {}", answer["plan"]["rollout"]);
     }
+}
+
+#[test]
+fn simulate_replaces_the_method_of_a_plan() {
+    let scratch = Scratch::new();
+    let plan = "{schema_version: 1, model: {base: llama3-8b, layers: 2}, topology: 8xh100, layout: {data: 8, zero: 3, micro_batch: 1}, \
+                global_batch: 16, precision: bf16, optimizer: adamw, stack: hf-trainer";
+    scratch.file("all.yaml", &format!("{plan}}}"));
+    scratch.file("adapters.yaml", &format!("{plan}, method: qlora}}"));
+    scratch.file("preferences.yaml", &format!("{plan}, method: dpo}}"));
+    let step = |file: &str, more: &[&str]| {
+        let answer = scratch.json(&[&["simulate", "--plan", file][..], more].concat());
+        (answer["peak_memory_bytes"].clone(), answer["step_seconds"].clone())
+    };
+    let (all, adapters) = (step("all.yaml", &[]), step("adapters.yaml", &[]));
+    assert!(all.0.is_array() && all != adapters, "{all:?}");
+    assert_eq!(step("all.yaml", &["--method", "qlora"]), adapters);
+    assert_eq!(step("adapters.yaml", &["--method", "full"]), all);
+    assert_eq!(step("all.yaml", &["--method", "dpo"]), step("preferences.yaml", &[]));
+    // What is not stated stays the plan's.
+    let wider = step("adapters.yaml", &["--adapter", "rank=64"]);
+    assert_eq!(wider, step("all.yaml", &["--method", "qlora", "--adapter", "rank=64"]));
+    assert_ne!(step("adapters.yaml", &["--loss", "liger"]), adapters);
+    let refused = scratch.run(&["simulate", "--plan", "all.yaml", "--adapter", "rank=64"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("`--adapter` without adapters"), "{said}");
 }

@@ -158,7 +158,11 @@ pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<Imported
 /// # Errors
 /// As [`from_hugging_face`].
 pub fn from_hugging_face_as(text: &str, sequence: Option<usize>, like: &str) -> Result<ImportedModel, ConfigError> {
-    let mut object = fields::parse(text)?;
+    let mut object = fields::parse_any(text)?;
+    if !object.contains_key("model_type") {
+        object.insert("model_type".into(), like.into());
+        return read(object, sequence, Unknown::Noted);
+    }
     let outer = object.get("model_type").cloned().unwrap_or_default();
     let has_text_model = images_and_text::enter_text(&mut object);
     let own = object.insert("model_type".into(), like.into()).unwrap_or_default();

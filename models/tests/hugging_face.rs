@@ -82,10 +82,19 @@ fn a_value_that_no_graph_expresses_is_refused() {
         let error = parameters(&config).expect_err(expected);
         assert!(error.contains(expected) && error.contains("hint: "), "{name}: {error}");
     }
-    for text in ["", "[]", "{}", "{\"model_type\": 4}"] {
+    for (text, expected) in [
+        ("", "not a `config.json` of Transformers"),
+        ("[]", "not a `config.json` of Transformers"),
+        ("{}", "it has no `model_type`"),
+        ("{\"model_type\": 4}", "it has no `model_type`"),
+    ] {
         let error = one_line(&from_hugging_face(text, None).expect_err("not a configuration"));
-        assert!(error.contains("not a `config.json` of Transformers"), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
+    // As files before 2020 are.
+    let older = r#"{"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 32, "n_ctx": 32, "vocab_size": 100}"#;
+    let named = from_hugging_face_as(older, None, "gpt2").expect("it is one").model;
+    assert_eq!(named, from_hugging_face(&older.replace("{", "{\"model_type\": \"gpt2\", "), None).expect("it says so").model);
 }
 
 #[test]

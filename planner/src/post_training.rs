@@ -214,7 +214,12 @@ impl Found<'_, '_> {
 
     fn place(&mut self, placement: RolloutPlacement) -> Result<(), PostTrainingPlanError> {
         let request = self.request;
-        let rollout = Rollout { placement, ..request.rollout.clone() };
+        // Engines on devices of their own drive nothing out, whatever a framework does elsewhere.
+        let offload = match (placement, request.fixed.offload) {
+            (RolloutPlacement::Split(_), None) => RolloutOffload::None,
+            _ => request.rollout.offload,
+        };
+        let rollout = Rollout { placement, offload, ..request.rollout.clone() };
         let devices = request.actor.devices.saturating_sub(rollout.own_devices());
         if devices == 0 {
             let topology = request.actor.topology;
@@ -271,7 +276,13 @@ impl Found<'_, '_> {
     fn engines(&mut self, rollout: &Rollout, plan: &Plan) -> Result<Option<u64>, PostTrainingPlanError> {
         let Request { model, name, topology, costs, .. } = self.request.actor;
         let (method, limit) = (self.request.method, self.limit());
-        let Ok(job) = ActorJob::new(model, plan, rollout, None) else { return Ok(None) };
+        let job = match ActorJob::new(model, plan, rollout, None) {
+            Ok(job) => job,
+            Err(error) => {
+                self.refused.get_or_insert(error.into());
+                return Ok(None);
+            }
+        };
         let actor = match ActorCosts::of(&job, name, topology, costs) {
             Ok(actor) => actor,
             // Rounded to the layout, the sequences may not divide it.

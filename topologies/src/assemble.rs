@@ -6,11 +6,11 @@ use crate::device_kinds;
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::library;
 use crate::node::{NodeGroup, NodeLink};
-use crate::spec::{DeviceSpec, NodeSpec, NodesSpec, StorageSpec, TopologySpec};
+use crate::spec::{DeviceSpec, NodeSpec, NodesSpec, ShortOrFull, StorageSpec, TopologySpec};
 use crate::text::At;
 use crate::topology::{Description, Topology};
 use foretell_units::{BytesPerSecond, Price, suggest};
-use node_link::{default_link, network_interfaces, node_link};
+use node_link::{default_link, network_interfaces, node_link, wires};
 use std::collections::BTreeMap;
 
 mod network;
@@ -204,7 +204,16 @@ fn node_group(
             usual
         }
     };
+    let stated = spec.link.as_ref().and_then(|link| match &link.value {
+        ShortOrFull::Full(full) => Some(full),
+        ShortOrFull::Short(_) => None,
+    });
+    let wires = match (stated, link) {
+        (Some(full), Some(link)) => wires(full, link.kind, devices, kinds.found[kind].slot_rate())?,
+        _ => None,
+    };
     Ok(NodeGroup {
+        wires,
         host_memory: spec.host_memory.as_ref().map(|memory| memory.positive("host_memory")).transpose()?,
         nics: spec.nics.as_ref().map(|nics| network_interfaces(nics, &name)).transpose()?,
         price_per_hour: price(spec)?.map(|price| price.amount),

@@ -20,6 +20,9 @@ pub enum Architecture {
 /// PCIe 4 x16, one way: the usual slot of a server (`link_specs.csv`: 31 GB/s).
 pub(crate) const DEFAULT_PCIE_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(31e9);
 
+/// Share of a PCIe slot's rate that packet overhead leaves: 25 of 31.5 GB/s.
+pub(crate) const LEFT_BY_THE_PROTOCOL: f64 = 0.8;
+
 /// One core copying through host memory. An estimate; calibration measures it.
 pub(crate) const DEFAULT_SHARED_MEMORY_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(10e9);
 
@@ -78,6 +81,13 @@ impl DeviceKind {
             Architecture::Cpu => self.memory_bandwidth / 2.0,
             Architecture::Gpu | Architecture::Tpu => DEFAULT_PCIE_BANDWIDTH,
         })
+    }
+
+    /// Rate of PCIe between devices of the kind, one way: that of the slot less packet overhead, to
+    /// a tenth of a GB/s.
+    pub(crate) fn slot_rate(&self) -> BytesPerSecond {
+        // A device whose host link is no PCIe slot (NVLink-C2C) has none that is slower.
+        BytesPerSecond::new((self.host_rate().value() * LEFT_BY_THE_PROTOCOL / 1e8).round() * 1e8)
     }
 
     /// Returns the kind with its peaks (all formats) and its memory bandwidth multiplied by these

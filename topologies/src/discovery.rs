@@ -55,6 +55,7 @@ pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topolog
             latency: link.default_latency(),
             tree: None,
         }),
+        wires: None,
         nics: None,
         host_memory: None,
         price_per_hour: None,

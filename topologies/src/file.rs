@@ -10,6 +10,7 @@ use crate::spec::{
 };
 use crate::text::{At, Scalar, written};
 use crate::topology::Topology;
+use crate::wires::Wires;
 use foretell_units::SchemaVersion;
 use foretell_units::diagnostic::deserialize_from;
 use serde::{Deserialize, Deserializer};
@@ -90,7 +91,7 @@ fn device_spec(kind: &DeviceKind) -> DeviceSpec {
 }
 
 fn node_spec(group: &NodeGroup, kinds: &[DeviceKind], currency: Option<&str>) -> NodeSpec {
-    let link = group.link.map(link_spec);
+    let link = group.link.map(|link| link_spec(link, group.wires.as_ref()));
     let nics = group
         .nics
         .map(|nics| NicsSpec { count: Some(Scalar::from(nics.count).into()), bandwidth: Some(written(nics.bandwidth)) });
@@ -112,7 +113,8 @@ fn node_spec(group: &NodeGroup, kinds: &[DeviceKind], currency: Option<&str>) ->
     }
 }
 
-fn link_spec(link: NodeLink) -> LinkSpec {
+fn link_spec(link: NodeLink, wires: Option<&Wires>) -> LinkSpec {
+    let (wires, unlinked) = wires.map(|wires| (wires.counts.to_vec().into(), written(wires.unlinked))).unzip();
     let sockets = link.tree.and_then(|tree| tree.sockets);
     LinkSpec {
         kind: Some(link.kind.name().to_owned().into()),
@@ -122,5 +124,7 @@ fn link_spec(link: NodeLink) -> LinkSpec {
         uplink: link.tree.map(|tree| written(tree.uplink)),
         switches_per_socket: sockets.map(|sockets| Scalar::from(sockets.switches).into()),
         socket_link: sockets.map(|sockets| written(sockets.link)),
+        wires,
+        unlinked,
     }
 }

@@ -110,12 +110,14 @@ pub(crate) struct Machine {
 }
 
 /// The links between GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Joined {
     /// NVLinks per GPU, into switches.
     Switch(usize),
     /// NVLinks per GPU, directly to other GPUs.
     Mesh(usize),
+    /// NVLinks between each two GPUs, where pairs differ: a row for each GPU.
+    Wires(Vec<Vec<usize>>),
     /// A link directly to each of so many other GPUs, of those that the device's kind has.
     Peers(usize),
     /// Groups of consecutive GPUs with so many NVLinks per GPU inside, and PCIe between groups.

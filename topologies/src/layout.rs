@@ -7,7 +7,7 @@ use crate::device::DeviceKind;
 use crate::error::{TopologyError, TopologyProblem};
 use crate::fabric::{End, FabricLayout, Leaf, Network, NodePorts};
 use crate::link::{Link, LinkId, NewLinks};
-use crate::node::{NodeGroup, NodeLinkKind};
+use crate::node::{NodeGroup, NodeLink, NodeLinkKind};
 use crate::node_links::{NamedNode, NodeLinks};
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
@@ -206,7 +206,11 @@ impl Layout {
         let group = &groups[from.group];
         self.groups[from.group].links.between(self.first_link_of_node(from), from.device_in_node, to, links)?;
         let mesh = group.link.filter(|link| link.kind == NodeLinkKind::NvLinkMesh && group.devices > 2);
-        Some(mesh.map(|link| link.bandwidth / (group.devices - 1) as f64))
+        let of_pair = |link: NodeLink| match &group.wires {
+            Some(wires) => wires.rate(from.device_in_node, to, link.bandwidth),
+            None => link.bandwidth / (group.devices - 1) as f64,
+        };
+        Some(mesh.map(of_pair))
     }
 
     fn end(&self, position: Position, rail: usize) -> End {

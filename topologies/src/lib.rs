@@ -43,6 +43,7 @@ mod sentence;
 mod spec;
 mod text;
 mod topology;
+mod wires;
 mod yaml;
 
 pub use device::{Architecture, DeviceKind, QUOTA_PERIOD};
@@ -62,4 +63,5 @@ pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
 pub use sentence::SaidTopology;
 pub use spec::{TopologyReference, TopologySpec};
 pub use topology::{LinkScale, MAXIMUM_DEVICES, Topology};
+pub use wires::Wires;
 pub use yaml::{YamlError, read_yaml};

@@ -1,5 +1,6 @@
 //! Node groups: the number of nodes, the link between a node's devices, and its network interfaces.
 
+use crate::wires::Wires;
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
@@ -118,6 +119,8 @@ pub struct NodeGroup {
     pub devices: usize,
     /// Link between the devices of a node; `None` for a single device.
     pub link: Option<NodeLink>,
+    /// Links between each two devices, if pairs differ.
+    pub wires: Option<Wires>,
     /// Network interfaces of a node; `None` if it has none.
     pub nics: Option<Nics>,
     /// Host memory of a node, which its devices share; `None` if unknown. It includes the memory of

@@ -198,6 +198,13 @@ pub(crate) struct LinkSpec {
     /// Rate between sockets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket_link: Option<At<Scalar>>,
+    /// Number of NVLinks between each two devices, a row for each, where pairs differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wires: Option<At<Vec<Vec<usize>>>>,
+    /// Rate between two devices without such a link, one way. The rate of the device's PCIe slot if
+    /// absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unlinked: Option<At<Scalar>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use foretell_topologies::{
-    Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, SlurmGpus, SlurmNode, Topology, from_discovered,
-    from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo,
+    DeviceId, Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, SlurmGpus, SlurmNode, Topology,
+    from_discovered, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo,
 };
 use foretell_units::diagnostic::one_line;
 
@@ -114,7 +114,20 @@ fn unequal_links_and_unknown_gpus_are_reported() {
 fn a_matrix_with_an_impossible_number_of_links_is_no_overflow() {
     let text = include_str!("imports/h20-vm.smi-topo.txt").replacen("NV18", "NV9223372036854775808", 3);
     let imported = from_smi_topo(&text, &options(Some("h100-sxm-80g"), None));
-    assert!(imported.is_ok_and(|text| text.contains("not every pair of GPUs has an NVLink")));
+    assert!(imported.is_ok_and(|text| text.contains("contradict each other")));
+}
+
+#[test]
+fn a_mesh_of_uneven_pairs_is_stated_pair_by_pair() {
+    // A DGX-1 of V100s, as in NVIDIA's white paper on it: six links a GPU, to four others.
+    let imported = from_smi_topo(include_str!("imports/dgx-1.smi-topo.txt"), &options(Some("v100-sxm-32g"), None)).unwrap();
+    let dgx = Topology::from_yaml(&imported, "dgx-1").unwrap();
+    let rate = |from, to| dgx.route(DeviceId(from), DeviceId(to)).unwrap().single_flow_limit.unwrap().value() / 1e9;
+    assert_eq!([rate(0, 1), rate(0, 3), rate(0, 4), rate(0, 5)], [25.0, 50.0, 50.0, 12.6]);
+    assert_eq!(Topology::from_yaml(&serde_json::to_string(&dgx).unwrap(), "again").unwrap(), dgx);
+    let lame = imported.replacen("[0, 1", "[0, 2", 1);
+    let error = Topology::from_yaml(&lame, "lame").unwrap_err();
+    assert!(one_line(&error).contains("both directions have the same number"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod open_rlhf;
 mod preferences;
 mod published;
 mod script;
+mod scripts;
 mod swift;
 
 use super::deepspeed::{Trainer, read_config as read_deepspeed};
@@ -48,9 +49,11 @@ impl Tool {
         let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
         let is_by_peft = has(&["use_peft"]) && script.is_none_or(|name| !name.contains("lora"));
         let is_of_trl = script.is_none_or(|name| TRL_SCRIPTS.iter().any(|start| name.starts_with(start)));
-        if has(&["base_model", "micro_batch_size", "sequence_len", "adapter"]) {
+        // Scripts of others have flags of the same names (alpaca-lora's `--base_model`).
+        let is_factory = script.is_none_or(|name| name.starts_with("llamafactory") || has(&["stage", "template"]));
+        if script.is_none() && has(&["base_model", "micro_batch_size", "sequence_len", "adapter"]) {
             Self::Axolotl
-        } else if has(&["finetuning_type", "stage", "cutoff_len", "template"]) {
+        } else if is_factory && has(&["finetuning_type", "stage", "cutoff_len", "template"]) {
             Self::LlamaFactory
         } else if named == Some("trl") || is_by_peft || (is_of_trl && has(&OF_TRL) && !has(&OF_OTHERS)) {
             Self::Trl
@@ -125,6 +128,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
             stated.rename(name, "model_name_or_path")?;
         }
     }
+    scripts::translate(&mut stated, script.as_deref(), tool, surroundings)?;
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
@@ -403,6 +407,17 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
         context: (layout.context, layout.context_method),
         is_stated: true,
     };
+    let is_on = |value: Option<&Value>| {
+        value.is_some_and(|value| *value == true || value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("true")))
+    };
+    for (own, other) in [("bf16", "fp16"), ("fp16", "bf16")] {
+        if is_on(stated.peek(own)) && section.peek(&format!("{other}.enabled")) == Some(&Value::Bool(true)) {
+            return Err(FrameworkError::Form {
+                reason: format!("{} beside `{other}.enabled: true` in DeepSpeed's configuration", stated.written(own)),
+                hint: "write \"auto\" there, as the Trainer demands equal values".into(),
+            });
+        }
+    }
     // A configuration without its own batch or precision gets the Trainer's.
     let has_precision = ["bf16.enabled", "fp16.enabled", "bfloat16.enabled"].iter().any(|name| section.has(name));
     let recompute = layout.recompute.clone();

@@ -8,20 +8,22 @@ mod blocks;
 mod branches;
 mod launches;
 mod lexer;
+mod ranks;
+mod sourced;
 
 use super::FrameworkError;
 use super::deciding::may_decide;
-use blocks::{Loop, definition};
+use blocks::{Loop, definition, in_braces};
 use branches::{Branches, Joined, Taken};
+use launches::Launch;
 pub(super) use launches::is_recipe;
-use launches::{Launch, ranks_of};
 use lexer::{Piece, Token, Word};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The words of the command that starts a job, after the name of its Python script; or all words,
-/// where the text is a list of arguments.
-pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
-    let mut script = Script::default();
+/// where the text is a list of arguments. `file` reads a script that this one sources.
+pub(super) fn launch(text: &str, file: &dyn Fn(&str) -> Option<String>) -> Result<Started, FrameworkError> {
+    let mut script = Script { file: Some(file), ..Script::default() };
     script.read(&lexer::tokens(text));
     script.run_uncalled();
     if script.launches.is_empty() {
@@ -31,13 +33,22 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
     let of_training: Vec<&Launch> = script.launches.iter().filter(is_training).collect();
     let mut chosen = if of_training.is_empty() { script.launches.iter().collect() } else { of_training };
     chosen.dedup_by(|one, other| one.arguments == other.arguments);
+    let mut notes = script.notes.clone();
+    if let [only] = chosen[..] {
+        let mut others: Vec<&str> =
+            script.launches.iter().map(|launch| launch.script.as_str()).filter(|other| *other != only.script).collect();
+        others.dedup();
+        if !others.is_empty() {
+            notes.push(format!("the script also starts `{}`: the job is that of `{}`", others.join("`, `"), only.script));
+        }
+    }
     match chosen[..] {
         [only] => Ok(Started {
             script: Some(only.script.clone()),
             launcher: only.launcher.clone(),
             arguments: only.arguments.clone(),
-            ranks: ranks_of(&only.launcher).or_else(|| script.ranks_of_environment(&only.script)),
-            notes: script.notes.clone(),
+            ranks: script.ranks(text, &only.launcher, &only.script),
+            notes,
             unexpanded: script.unexpanded.clone(),
             foreign: None,
             settings: None,
@@ -80,6 +91,19 @@ fn is_flags(values: &[String]) -> bool {
     values.first().is_some_and(|first| first.trim_start().starts_with("--"))
 }
 
+/// The variable that the next command assigns, behind `then` or not.
+fn assigned_next(tokens: &[Token]) -> Option<String> {
+    let mut words = tokens.iter().skip_while(|token| match token {
+        Token::End => true,
+        Token::Word(word) => word.literal() == Some("then"),
+        _ => false,
+    });
+    match words.next()? {
+        Token::Word(word) => word.assigned().map(|(name, _)| name.to_string()),
+        _ => None,
+    }
+}
+
 /// A command or sum whose value is not known: one word, wherever it is used.
 fn without_blanks(text: &str) -> String {
     text.split_whitespace().collect()
@@ -91,7 +115,9 @@ fn words_of(text: &str) -> Vec<String> {
 
 /// What has been read of a script.
 #[derive(Default)]
-struct Script {
+struct Script<'a> {
+    /// Reads a script that this one sources.
+    file: Option<&'a dyn Fn(&str) -> Option<String>>,
     variables: BTreeMap<String, Vec<String>>,
     /// The variables in the order in which they were first assigned.
     order: Vec<String>,
@@ -103,6 +129,8 @@ struct Script {
     joined: Joined,
     /// The result of the command before this one.
     last: Option<Taken>,
+    /// The variable that the command behind this one assigns.
+    next_assigned: Option<String>,
     /// Words of lines that begin with a flag.
     arguments: Vec<String>,
     launches: Vec<Launch>,
@@ -148,7 +176,7 @@ impl Assigned {
     }
 }
 
-impl Script {
+impl Script<'_> {
     fn read(&mut self, tokens: &[Token]) {
         let mut command: Vec<Word> = Vec::new();
         let mut rest = tokens;
@@ -191,6 +219,7 @@ impl Script {
                     }
                 }
                 Token::End | Token::And | Token::Or => {
+                    self.next_assigned = assigned_next(rest);
                     self.run(std::mem::take(&mut command));
                     self.joined = match token {
                         Token::And => Joined::And,
@@ -224,7 +253,8 @@ impl Script {
     /// Runs the body of a loop for each of its words. A loop over words that are not known, or over
     /// very many, is a branch that may not be taken.
     fn repeat(&mut self, counted: &Loop<'_>) {
-        let words: Vec<String> = counted.words.iter().flat_map(|word| self.expand(word)).collect();
+        let words: Vec<String> =
+            counted.words.iter().flat_map(|word| self.expand(word)).flat_map(|word| in_braces(&word)).collect();
         let is_open = |word: &String| word.contains(['$', '*', '?', '`', '{']);
         if words.len() > MOST_ROUNDS || words.iter().any(is_open) {
             self.branches.keyword("for");
@@ -287,6 +317,7 @@ impl Script {
             command.remove(0);
         }
         let words: Vec<String> = command.iter().flat_map(|word| self.expand(word)).collect();
+        let words = self.without_surroundings(words);
         let result = self.without_arguments(&words).or_else(|| branches::result(&words));
         if result.is_none() && self.taken() != Taken::No {
             self.look_at(words);
@@ -400,8 +431,11 @@ impl Script {
             let open = self.launches.last_mut().map(|launch| &mut launch.arguments);
             return open.unwrap_or(&mut self.arguments).extend(words);
         }
-        if matches!(first.as_str(), "echo" | "printf" | "cat" | "mkdir" | "cp" | "cd" | "source") {
+        if matches!(first.as_str(), "echo" | "printf" | "cat" | "mkdir" | "cp" | "cd") {
             return;
+        }
+        if matches!(first.as_str(), "source" | ".") {
+            return self.source(words.get(1).map(String::as_str).unwrap_or_default());
         }
         if first == "shift" {
             let count = words.get(1).and_then(|count| count.parse().ok()).unwrap_or(1);
@@ -429,6 +463,10 @@ impl Script {
             });
             return;
         }
+        // `bash train.sh 7b`
+        if let Some(at) = words.windows(2).position(|pair| is_shell(&pair[0]) && pair[1].ends_with(".sh")) {
+            return self.run_script(&words[at + 1], words.get(at + 2..).unwrap_or_default().to_vec());
+        }
         // `eval $COMMAND`: quotes and redirections within the words are the shell's.
         if first == "eval" && self.calls.len() < MOST_CALLS {
             let tokens = lexer::tokens(&words.get(1..).unwrap_or_default().join(" "));
@@ -438,6 +476,29 @@ impl Script {
             return;
         }
         self.start(words);
+    }
+
+    /// The words of a test whether a variable has a value. Arguments of the script's own are taken
+    /// to have none, and so is a variable that gets its default behind the test
+    /// (`[ -z "$X" ] && X=1`), as where one follows it (`${X:-1}`).
+    fn without_surroundings(&mut self, mut words: Vec<String>) -> Vec<String> {
+        if !matches!(words.first().map(String::as_str), Some("[" | "[[" | "test")) {
+            return words;
+        }
+        for at in 1..words.len() {
+            let Some(name) = words[at].strip_prefix('$').map(str::to_owned) else { continue };
+            let is_default = words[at - 1] == "-z" && self.next_assigned.as_deref() == Some(name.as_str());
+            let is_argument =
+                name.parse::<usize>().is_ok() && self.calls.is_empty() && matches!(words[at - 1].as_str(), "-z" | "-n");
+            if !self.unexpanded.contains_key(&name) && (is_default || is_argument) {
+                let note = format!("`${name}` is taken to have no value where the script tests it");
+                if !self.notes.contains(&note) {
+                    self.notes.push(note);
+                }
+                words[at] = String::new();
+            }
+        }
+        words
     }
 
     /// The result of a loop's condition that asks for the script's own arguments, of which there

@@ -179,6 +179,16 @@ impl Stated {
         }
     }
 
+    /// Settings with one of these values that nothing has taken yet.
+    pub(super) fn with_value(&self, values: &[&str]) -> Vec<String> {
+        let has = |value: &Value| value.as_str().is_some_and(|value| values.contains(&value));
+        self.settings
+            .iter()
+            .filter(|(name, value)| has(value) && !self.taken.contains(*name))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
     /// Whether the file leaves a setting to its caller: `"auto"`. It counts as taken.
     pub(super) fn is_auto(&mut self, name: &str) -> bool {
         let is_auto = self.settings.get(name).is_some_and(|value| value == "auto");

@@ -151,7 +151,7 @@ fn training_by_rewards_or_on_unnamed_preferences_is_refused() {
         "num_generations: 8\n",
         "rl: grpo\nmicro_batch_size: 1\n",
         "reward_funcs: [x]\n",
-        "loss_type: sigmoid\n",
+        "loss_type: unheard_of\n",
         "ref_model_sync_steps: 4\n",
         "pref_beta: 0.1\n",
         "use_vllm: true\n",

@@ -327,3 +327,21 @@ fn changes_of_a_nemo_recipe_are_named() {
     refused(changes, PlanForm::MegatronArguments, "changes a recipe of NeMo");
     refused("nemo llm pretrain --factory llama3_8b trainer.max_steps=1", PlanForm::MegatronArguments, "`nemo llm`");
 }
+
+#[test]
+fn what_a_script_sources_counts_and_loops_over_braces_are_run() {
+    const SCRIPT: &str = "#!/bin/bash\nsource ~/.bashrc\nsource $(dirname $0)/sizes.sh\nEXTRA=\nfor n in {1..2}; do EXTRA=\"$EXTRA --save-interval $n\"; done\n\
+                          torchrun pretrain_gpt.py --tensor-model-parallel-size ${TP:-1} --num-layers 2 --hidden-size 64 \
+                          --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size $MBS \
+                          --global-batch-size 16 --vocab-size 1000 --bf16 $EXTRA\n";
+    let sizes = ("sizes.sh", "export TP=4\nMBS=2\n");
+    let imported = read_beside(SCRIPT, PlanForm::MegatronArguments, 8, &[sizes]).unwrap();
+    assert_eq!((imported.plan.layout.tensor, imported.plan.layout.micro_batch), (4, 2));
+    assert!(!imported.assumed.iter().any(|note| note.contains("source")), "{:?}", imported.assumed);
+    let error = read_beside(SCRIPT, PlanForm::MegatronArguments, 8, &[]).unwrap_err();
+    assert!(error.contains("$MBS"), "{error}");
+    let stated = SCRIPT.replace("$MBS", "1");
+    let alone = read_beside(&stated, PlanForm::MegatronArguments, 8, &[]).unwrap();
+    assert_eq!(alone.plan.layout.tensor, 1);
+    assert!(alone.assumed.iter().any(|note| note.contains("`source sizes.sh`: there is no such file")), "{:?}", alone.assumed);
+}

@@ -18,6 +18,10 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: String,
     },
+    /// It does not say its `model_type`, as files before 2020 do not.
+    #[error("it has no `model_type`")]
+    #[diagnostic(code(hugging_face::no_type), help("say it: `foretell import hf-config FILE --as bert`, or `gpt2`"))]
+    NoType,
     /// No reader for the model type.
     #[error("models of type `{name}` cannot be read")]
     #[diagnostic(code(hugging_face::unknown_type), help("{hint}"))]
@@ -148,7 +152,7 @@ pub(super) fn is_neutral(field: &str) -> bool {
 /// Fields that change neither time nor memory nor results of training: names, ids of special
 /// tokens, generation settings, and how weights are drawn. Also the data type: the plan sets the
 /// precision.
-const NEUTRAL: [&str; 110] = [
+const NEUTRAL: [&str; 111] = [
     "_attn_implementation_autoset",
     "_commit_hash",
     "_from_model_config",
@@ -212,6 +216,7 @@ const NEUTRAL: [&str; 110] = [
     "num_beam_groups",
     "num_beams",
     "num_labels",
+    "_num_labels",
     "num_return_sequences",
     "output_logits",
     "output_past",
@@ -261,15 +266,20 @@ const NEUTRAL: [&str; 110] = [
     "watermarking_config",
 ];
 
-/// Parses a configuration.
+/// Parses a configuration that says its type.
 pub(super) fn parse(text: &str) -> Result<Map<String, Value>, ConfigError> {
+    let object = parse_any(text)?;
+    if object.get("model_type").is_some_and(Value::is_string) { Ok(object) } else { Err(ConfigError::NoType) }
+}
+
+/// Parses a configuration.
+pub(super) fn parse_any(text: &str) -> Result<Map<String, Value>, ConfigError> {
     let not_a_config = |reason: String| ConfigError::NotAConfig { reason };
     let value: Value = python_json::parse(text).map_err(|error| not_a_config(error.to_string()))?;
-    let Value::Object(object) = value else { return Err(not_a_config("it is not an object".into())) };
-    if !object.get("model_type").is_some_and(Value::is_string) {
-        return Err(not_a_config("it has no `model_type`".into()));
+    match value {
+        Value::Object(object) => Ok(object),
+        _ => Err(not_a_config("it is not an object".into())),
     }
-    Ok(object)
 }
 
 /// A configuration being read.
@@ -298,7 +308,9 @@ impl Fields {
     fn run_settings(&mut self) -> Result<(), ConfigError> {
         for field in ["quantization_config", "compression_config"] {
             if self.object(field)?.is_some() {
-                self.note(format!("weights have the precision of the plan, and not that of `{field}`"));
+                self.note(format!(
+                    "weights have the precision of the plan, and not that of `{field}`; `--base-bits 4` freezes weights of 4 bits beside adapters"
+                ));
             }
         }
         if self.flag_or("gradient_checkpointing", false)? {

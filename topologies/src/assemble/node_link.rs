@@ -5,6 +5,7 @@ use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::node::{Nics, NodeLink, NodeLinkKind, PcieTree, Sockets};
 use crate::spec::{LinkSpec, NicsSpec, ShortOrFull};
 use crate::text::{At, Scalar};
+use crate::wires::Wires;
 use foretell_units::{BytesPerSecond, Seconds, suggest};
 
 /// Default link between devices of a kind.
@@ -101,6 +102,43 @@ fn pcie_tree(link: &LinkSpec, kind: NodeLinkKind, lanes: BytesPerSecond) -> Resu
         uplink: uplink.as_ref().map_or(Ok(lanes), |uplink| uplink.positive("uplink"))?,
         sockets,
     }))
+}
+
+/// More links than any device has.
+const MOST_WIRES: usize = 64;
+
+/// Builds the wires of a node's link, if it states them. `slot` is the rate of a device's PCIe
+/// slot, over which devices without a wire reach each other unless the file says otherwise.
+pub(super) fn wires(
+    link: &LinkSpec,
+    kind: NodeLinkKind,
+    devices: usize,
+    slot: BytesPerSecond,
+) -> Result<Option<Wires>, TopologyError> {
+    let refused = |place, what: String, hint: &str| Err(TopologyError::invalid(place, what, hint));
+    let Some(At { value: rows, place }) = &link.wires else {
+        let what = "`unlinked` is of pairs without wires, and no `wires` are stated".into();
+        return link.unlinked.as_ref().map_or(Ok(None), |rate| refused(rate.place, what, "leave it out"));
+    };
+    if kind != NodeLinkKind::NvLinkMesh {
+        return refused(*place, format!("a `{}` link has no `wires`", kind.name()), "write `kind: nvlink-mesh`");
+    }
+    if rows.len() != devices || rows.iter().any(|row| row.len() != devices) {
+        let what = format!("`wires` is not a table of {devices} rows and {devices} columns, one for each device");
+        return refused(*place, what, "state the number of links between each two devices, and 0 on the diagonal");
+    }
+    let pairs = || (0..devices).flat_map(|row| (0..devices).map(move |column| (row, column)));
+    if let Some((row, column)) = pairs().find(|&(row, column)| {
+        rows[row][column] > MOST_WIRES || rows[row][column] != rows[column][row] || (row == column && rows[row][column] > 0)
+    }) {
+        let what = format!("`wires` from device {row} to {column}: {}", rows[row][column]);
+        return refused(*place, what, "both directions have the same number, up to 64, and the diagonal is 0");
+    }
+    if rows.iter().flatten().all(|&wires| wires == 0) {
+        return refused(*place, "`wires` has no link".into(), "write `kind: pcie`");
+    }
+    let unlinked = link.unlinked.as_ref().map_or(Ok(slot), |rate| rate.positive("unlinked"))?;
+    Ok(Some(Wires { counts: rows.as_slice().into(), unlinked }))
 }
 
 fn unknown_link(kind: &str, written: &str, place: Option<Place>) -> TopologyError {

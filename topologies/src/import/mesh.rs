@@ -35,8 +35,16 @@ pub(super) fn joined(wires: &[Vec<usize>], switches: Switches, notes: &mut Vec<S
     let islands = islands(wires);
     let count = islands.iter().max().map_or(1, |last| last + 1);
     if count == 1 {
-        if wires.iter().any(|row| row.iter().filter(|&&wires| wires > 0).count() + 1 < gpus) {
-            notes.push("not every pair of GPUs has an NVLink; they are spread over all pairs here".into());
+        let of_pairs =
+            || wires.iter().enumerate().flat_map(|(gpu, row)| row.iter().enumerate().filter(move |(other, _)| *other != gpu));
+        if of_pairs().any(|(_, links)| *links != pair) {
+            let is_symmetric = wires.iter().enumerate().all(|(gpu, row)| {
+                row.iter().enumerate().all(|(other, links)| wires.get(other).and_then(|back| back.get(gpu)) == Some(links))
+            });
+            if is_symmetric {
+                return Joined::Wires(wires.to_vec());
+            }
+            notes.push("GPUs contradict each other on the NVLinks between them; they are spread over all pairs here".into());
         }
         return Joined::Mesh(most);
     }

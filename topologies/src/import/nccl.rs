@@ -4,8 +4,8 @@
 use super::choose_nics::{Nic, choose};
 use super::link_rates::OF_A_LANE;
 use super::mesh::{Switches, joined};
-use super::written::LEFT_BY_THE_PROTOCOL;
 use super::{ImportError, Joined, Machine};
+use crate::device::LEFT_BY_THE_PROTOCOL;
 use roxmltree::Node;
 
 const TOOL: &str = "NCCL's topology dump";

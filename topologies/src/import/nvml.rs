@@ -3,8 +3,8 @@
 use super::choose_nics::{Nic, choose};
 use super::link_rates::OF_A_LANE;
 use super::nccl::device_of;
-use super::written::LEFT_BY_THE_PROTOCOL;
 use super::{Discovered, Joined, Machine};
+use crate::device::LEFT_BY_THE_PROTOCOL;
 
 /// Converts the facts to a machine. All GPUs are assumed equal; a note says if their links differ.
 pub(super) fn read(found: &Discovered) -> Machine {

@@ -77,7 +77,7 @@ impl SlurmNode {
         let all = if gpu_types(&generic).is_empty() { of_tres(text("CfgTRES")) } else { generic };
         Ok(Self {
             state: text("State").to_owned(),
-            cpus: (number("CPUAlloc")? as usize, number("CPUTot")? as usize),
+            cpus: (number("CPUAlloc").unwrap_or(0) as usize, number("CPUTot")? as usize),
             load: text("CPULoad").parse().ok(),
             memory: (number("AllocMem").unwrap_or(0), number("RealMemory")?),
             resources: (resources, all),

@@ -2,7 +2,7 @@
 
 use super::link_rates::peers_of;
 use super::slurm::SlurmNode;
-use super::written::{noted, slot_rate};
+use super::written::noted;
 use super::{ImportError, ImportOptions, library_device, library_devices, plain, unknown_device};
 use crate::topology::Topology;
 use std::collections::BTreeSet;
@@ -40,6 +40,14 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
     if left_out > 0 {
         notes.push(format!("nodes left out, as they are down, drained, failed or not there yet: {left_out}"));
     }
+    let memory_of = |first: &SlurmNode| {
+        let alike =
+            nodes.iter().filter(|node| node.gpus() == first.gpus() && (first.gpus().is_some() || node.cpus.1 == first.cpus.1));
+        alike.map(|node| node.memory.1).min().unwrap_or(first.memory.1)
+    };
+    if groups.iter().any(|(first, _)| nodes.iter().any(|node| node.gpus() == first.gpus() && node.memory.1 > memory_of(first))) {
+        notes.push("nodes of equal devices have unequal memory: each is taken to have that of the smallest".into());
+    }
     let nic = options.nic_bandwidth.as_deref();
     let nics = nic.map_or(String::new(), |bandwidth| format!(", nics: {{count: 1, bandwidth: {bandwidth}}}"));
     if nic.is_none() && nodes.len() > 1 {
@@ -61,16 +69,16 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
                 if devices > 1 {
                     format!("nvlink-mesh-{}GB/s", link.value() * share / 1e9)
                 } else {
-                    format!("pcie-{}GB/s", slot_rate(&device))
+                    format!("pcie-{}GB/s", device.slot_rate().value() / 1e9)
                 }
             }
             Some(link) => format!("nvswitch-{}GB/s", link.value() / 1e9),
-            None if node.gpus().is_some() => format!("pcie-{}GB/s", slot_rate(&device)),
+            None if node.gpus().is_some() => format!("pcie-{}GB/s", device.slot_rate().value() / 1e9),
             None => "shared-memory-10GB/s".into(),
         };
         lines.push(format!(
             "  - {{name: group{index}, count: {count}, devices: {{kind: {kind}, count: {devices}}}, link: {link}{assumed}, host_memory: {}MiB}}\n",
-            node.memory.1
+            memory_of(node)
         ));
     }
     let network = if nodes.len() > 1 { "network: {kind: switch, latency: 5us}\n" } else { "" };
@@ -84,6 +92,21 @@ fn normal(kind: Option<&str>) -> String {
     let kind = kind.unwrap_or_default().to_ascii_lowercase().replace(['_', ' ', '.'], "-");
     let makers = ["nvidia-", "amd-", "tesla-", "geforce-"];
     makers.iter().fold(kind, |kind, maker| kind.strip_prefix(maker).map_or(kind.clone(), str::to_owned))
+}
+
+/// Whether NVML's name of a GPU, as Slurm finds it (`a100-sxm4-80gb`, `h100-80gb-hbm3`), or one
+/// that an administrator wrote (`rtx4090`) is that of a device of the library.
+fn is_named(kind: &str, library: &str) -> bool {
+    let plain = |name: &str| name.replace('-', "").trim_start_matches("rtx").to_owned();
+    let has = |part: &str| {
+        let part = match part {
+            "sxm2" | "sxm4" | "sxm5" | "hbm3" => "sxm",
+            memory if memory.ends_with("gb") => memory.trim_end_matches('b'),
+            other => other,
+        };
+        library.split('-').any(|own| own == part)
+    };
+    plain(kind) == plain(library) || kind.split('-').all(has)
 }
 
 /// What `--device` says of GPUs of a kind: one device for all, or a list that maps kinds.
@@ -111,7 +134,10 @@ fn device_of_slurm(kind: Option<&str>, options: &ImportOptions, kinds: &BTreeSet
     let begins = |name: &&str| {
         !kind.is_empty() && (**name == *kind || name.starts_with(&format!("{kind}-")) || kind.starts_with(&format!("{name}-")))
     };
-    let found: BTreeSet<&str> = known.iter().map(|one| one.name.as_str()).filter(begins).collect();
+    let mut found: BTreeSet<&str> = known.iter().map(|one| one.name.as_str()).filter(begins).collect();
+    if found.is_empty() && !kind.is_empty() {
+        found = known.iter().map(|one| one.name.as_str()).filter(|name| is_named(&kind, name)).collect();
+    }
     if found.contains(kind.as_str()) {
         return Ok(kind);
     }

@@ -44,8 +44,9 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
             return Err(wrong("a GPU's line is shorter than the first line says".into()));
         }
         if let Some(other) = row.iter().find(|cell| !CELLS.contains(cell) && links_of_cell(cell).is_none()) {
-            let why = "such cells are of `nvidia-smi topo -p2p`";
-            return Err(wrong(format!("`{other}` is no link that it prints: {why}")));
+            let is_of_peers = ["OK", "CNS", "TNS", "NS", "GNS", "DR", "U"].contains(other);
+            let why = if is_of_peers { ": such cells are of `nvidia-smi topo -p2p`" } else { ": the line is damaged" };
+            return Err(wrong(format!("`{other}` is no link that it prints{why}")));
         }
         for (cell, name) in row.iter().zip(&columns) {
             if let Some(nic) = nics.iter_mut().find(|nic| nic.name == *name) {
@@ -57,8 +58,18 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
     if gpus == 0 || wires.len() != gpus {
         return Err(wrong("there is not a line for each GPU".into()));
     }
+    // `topo -mp` shows the ways over PCIe alone, and its legend has no NVLinks.
+    let has_wires = wires.iter().flatten().any(|&count| count > 0);
+    if !has_wires && gpus > 1 && links.is_some() && text.contains("Legend") && !text.contains("NV#") {
+        return Err(wrong("it is that of `topo -mp`, which leaves out NVLinks, and the GPUs have some".into()));
+    }
     let chosen = choose(&nics);
     let mut notes: Vec<String> = chosen.note.into_iter().collect();
+    if let Some(links) = links.filter(|_| !has_wires && gpus > 1) {
+        notes.push(format!(
+            "no two GPUs are joined by NVLinks here, of which such a GPU has {links}: they are taken as joined by PCIe"
+        ));
+    }
     let joined = joined(&wires, Switches::Possible { links }, &mut notes);
     Ok(Machine { gpus, device: None, seen: None, joined, pcie: None, nics: chosen.count, nic_bandwidth: None, notes })
 }

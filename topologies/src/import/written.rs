@@ -2,17 +2,7 @@
 
 use super::link_rates::{link_rate, peers_of};
 use super::{ImportError, ImportOptions, Joined, Machine, library_device, unknown_device};
-use crate::device::DeviceKind;
 use crate::topology::Topology;
-
-/// Share of a slot's rate that packet overhead leaves: 25 of 31.5 GB/s.
-pub(super) const LEFT_BY_THE_PROTOCOL: f64 = 0.8;
-
-/// Rate of PCIe between devices of a kind, one way: that of its slot less packet overhead.
-pub(super) fn slot_rate(kind: &DeviceKind) -> f64 {
-    // A device whose host link is no PCIe slot (NVLink-C2C) has none that is slower.
-    (kind.host_rate().value() * LEFT_BY_THE_PROTOCOL / 1e9 * 10.0).round() / 10.0
-}
 
 /// Writes the topology file and checks that it reads back.
 pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String, ImportError> {
@@ -39,7 +29,7 @@ pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String,
         format!("{}GB/s", rate / 1e9)
     };
     let is_stated = machine.pcie.is_some();
-    let slot = machine.pcie.unwrap_or_else(|| format!("{}GB/s", slot_rate(&kind)));
+    let slot = machine.pcie.unwrap_or_else(|| format!("{}GB/s", kind.slot_rate().value() / 1e9));
     let mut assume_slot = || {
         if !is_stated {
             notes.push(format!("the rate of PCIe is assumed, that of the device's slot less overhead: {slot} one way"));
@@ -48,6 +38,17 @@ pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String,
     let link = match machine.joined {
         Joined::Switch(links) => format!("nvswitch-{}", of_links(links)),
         Joined::Mesh(links) => format!("nvlink-mesh-{}", of_links(links)),
+        Joined::Wires(rows) => {
+            let most = rows.iter().map(|row| row.iter().sum()).max().unwrap_or(0);
+            let has_unlinked = rows.iter().any(|row| row.iter().filter(|&&wires| wires == 0).count() > 1);
+            let unlinked = if has_unlinked {
+                assume_slot();
+                format!(", unlinked: {slot}")
+            } else {
+                String::new()
+            };
+            format!("{{kind: nvlink-mesh, bandwidth: {}, wires: {rows:?}{unlinked}}}", of_links(most))
+        }
         Joined::Peers(peers) => match kind.link {
             Some(link) => {
                 let share = (peers as f64 / peers_of(&kind) as f64).min(1.0);

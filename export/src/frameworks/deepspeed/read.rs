@@ -317,7 +317,11 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
                 "{}: plans keep parameters in host memory only at stage 3, with the optimizer's state",
                 stated.written("zero_optimization.offload_param.device")
             );
-            let hint = "use `offload_optimizer` too, both with the device `cpu`; or remove `offload_param`".into();
+            let hint = match layout.zero {
+                3 => "use `offload_optimizer` too, both with the device `cpu`; or remove `offload_param`",
+                _ => "remove `offload_param`, which DeepSpeed describes for stage 3 alone",
+            };
+            let hint = hint.into();
             return Err(FrameworkError::Form { reason, hint });
         }
     }

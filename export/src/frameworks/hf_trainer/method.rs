@@ -8,7 +8,7 @@ use foretell_program::{Lora, NamePatterns, Plan};
 use serde_json::{Value, json};
 
 /// Names of one setting in the files of the three tools.
-const RENAMED: [(&str, &str); 12] = [
+const RENAMED: [(&str, &str); 14] = [
     ("lora_rank", "lora_r"),
     ("lora_target", "lora_target_modules"),
     ("target_modules", "lora_target_modules"),
@@ -18,6 +18,8 @@ const RENAMED: [(&str, &str); 12] = [
     ("use_dora", "peft_use_dora"),
     ("lora_use_dora", "peft_use_dora"),
     ("bnb_4bit", "load_in_4bit"),
+    ("load_4bit", "load_in_4bit"),
+    ("load_8bit", "load_in_8bit"),
     ("use_4bit_quantization", "load_in_4bit"),
     ("use_8bit_quantization", "load_in_8bit"),
     ("use_peft_lora", "use_lora"),
@@ -71,18 +73,6 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
         stated.rename("trainable", "lora_target_modules")?;
     }
     read_switches(stated)?;
-    // Firefly's word for the method.
-    let mode = stated.text("train_mode")?;
-    if mode.as_deref().is_some_and(|mode| mode != "full") && !stated.has("lora_r") {
-        stated.assume("`training.lora.rank` 64: Firefly's default of `lora_rank`");
-        stated.provide("lora_r", json!(64));
-    }
-    match mode.as_deref() {
-        None | Some("lora") => {}
-        Some("qlora") => stated.provide("load_in_4bit", true.into()),
-        Some("full") => stated.neutral(&["lora_r"]),
-        Some(_) => return Err(stated.unknown("train_mode", "modes: full, lora, qlora")),
-    }
     stated.refuse_with(
         &["gptq", "bnb_config_kwargs.load_in_8bit"],
         "frozen weights of other formats than bitsandbytes' 4 and 8 bits are not planned",
@@ -93,7 +83,7 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
         &["peft_use_dora", "relora*", "use_badam", "lora_layers_to_transform", "lora_target_parameters"],
         "of adapters, plain LoRA and QLoRA are planned",
     )?;
-    let bits = frozen_bits(stated)?;
+    let bits = frozen_bits(stated)?.or_else(|| bits_of_name(stated));
     if !has_adapters(stated, tool, bits.is_some())? {
         if let Some(bits) = bits {
             return Err(FrameworkError::Form {
@@ -104,6 +94,7 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
                 ),
             });
         }
+        refuse_other_words(stated)?;
         stated.neutral(&NEUTRAL);
         return Ok(());
     }
@@ -115,6 +106,17 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
     stated.noted(&["lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"]);
     stated.neutral(&NEUTRAL);
     Ok(())
+}
+
+/// Refuses settings of unknown names whose values say that adapters are trained.
+fn refuse_other_words(stated: &Stated) -> Result<(), FrameworkError> {
+    match stated.with_value(&["lora", "qlora"]).first() {
+        None => Ok(()),
+        Some(name) => Err(FrameworkError::Form {
+            reason: format!("{}: it may say that adapters are trained, and its name is not known", stated.written(name)),
+            hint: "state the adapters (`--lora_r 8`, with `--lora_alpha` and `--lora_target_modules`), or leave it out".into(),
+        }),
+    }
 }
 
 /// Reads switches for adapters and bits in the scripts of others.
@@ -161,6 +163,17 @@ fn frozen_bits(stated: &mut Stated) -> Result<Option<u8>, FrameworkError> {
     }
 }
 
+/// The bits of a published model whose name says that its weights are quantised.
+fn bits_of_name(stated: &mut Stated) -> Option<u8> {
+    let name = stated.peek("model_name_or_path")?.as_str()?.to_ascii_lowercase();
+    let kind = ["gptq", "awq"].into_iter().find(|kind| name.split(['-', '_', '/']).any(|word| word == *kind))?;
+    let bits = if name.contains("int8") || name.contains("8bit") { 8 } else { 4 };
+    stated.assume(format!(
+        "`workload.base_bits` {bits}: the model's name says {kind}; its weights are planned as bitsandbytes has them"
+    ));
+    Some(bits)
+}
+
 /// Whether adapters are trained beside frozen weights.
 fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<bool, FrameworkError> {
     match stated.text("adapter")?.as_deref() {
@@ -193,7 +206,7 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
         tool == Tool::Trainer && says_neither && stated.stated_of(&["lora_r"]).len() == 1 && !stated.is_taken("lora_r");
     if is_meant {
         stated.assume(format!(
-            "`training.lora`: {}; `--use_lora False` says that all parameters are trained",
+            "{} is taken to mean adapters; add `--use_lora False` to train all parameters",
             stated.written("lora_r")
         ));
     }
@@ -259,6 +272,12 @@ pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> R
         if let Some(value) = stated.flag(name)? {
             freezes = Some(value == freezing);
         }
+    }
+    if has_adapters && freezes == Some(false) && tool == Tool::Trainer {
+        return Err(FrameworkError::Form {
+            reason: "adapters beside a part that sees images and is trained whole: no plan has both".into(),
+            hint: "freeze that part (`--freeze_vision_tower True`) to plan the adapters, or leave out the adapters".into(),
+        });
     }
     for name in OF_PROJECTOR {
         if stated.flag(name)?.is_some() {
@@ -348,7 +367,10 @@ fn read_names(stated: &mut Stated, setting: &str) -> Result<Vec<String>, Framewo
     let mut names = Vec::new();
     for part in &parts {
         let Value::String(text) = part else { return Err(stated.wrong(setting, "a list of names")) };
-        names.extend(text.split([',', ' ']).filter(|name| !name.is_empty()).map(String::from));
+        // `'[q_proj,v_proj]'`, as Fire's command lines have lists.
+        let text = text.trim().trim_start_matches('[').trim_end_matches(']');
+        let parts = text.split([',', ' ']).map(|name| name.trim_matches(['"', '\'']));
+        names.extend(parts.filter(|name| !name.is_empty()).map(String::from));
     }
     let is_plain = |name: &String| name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-.".contains(letter));
     if names.iter().all(is_plain) {

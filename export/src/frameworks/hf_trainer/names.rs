@@ -1,7 +1,7 @@
 //! Names of a Trainer's settings, and of those that TRL, Axolotl and LLaMA-Factory add.
 
 /// Arguments that change neither the time of a step nor its memory.
-pub(super) const NEUTRAL: [&str; 125] = [
+pub(super) const NEUTRAL: [&str; 126] = [
     "output_dir",
     "overwrite_output_dir",
     "do_*",
@@ -36,6 +36,7 @@ pub(super) const NEUTRAL: [&str; 125] = [
     "ddp_static_graph",
     "disable_tqdm",
     "resume_from_checkpoint",
+    "gradient_checkpointing_kwargs",
     "gradient_checkpointing_kwargs.*",
     "activation_checkpointing_kwargs.*",
     "include_inputs_for_metrics",

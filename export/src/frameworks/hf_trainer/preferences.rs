@@ -78,11 +78,30 @@ const OF_LOSSES: [&str; 17] = [
 const LOSSES_OF_DPO: [&str; 11] =
     ["sigmoid", "ipo", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair", "discopop", "apo_zero", "apo_down", "exo_pair"];
 
+/// Words in the names of scripts that say what is trained on. Settings of the first five begin so.
+const OF_WORDS: [(&str, Preference); 7] = [
+    ("dpo", Preference::Dpo),
+    ("orpo", Preference::Orpo),
+    ("kto", Preference::Kto),
+    ("simpo", Preference::Orpo),
+    ("cpo", Preference::Orpo),
+    ("reward", Preference::Reward),
+    ("rm", Preference::Reward),
+];
+
+/// Words in the names of scripts that train by rewards or from a teacher.
+const BY_REWARDS: [&str; 8] = ["grpo", "ppo", "rloo", "gkd", "distill", "distillation", "xpo", "nash"];
+
 /// Reads what is trained on: `None` for texts.
 pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<Option<Preference>, FrameworkError> {
     let preference = stated_preference(stated, tool, script)?;
     if preference.is_some() {
         stated.neutral(&OF_LOSSES);
+    }
+    if preference == Some(Preference::Dpo)
+        && stated.peek("dpo_loss").and_then(|loss| loss.as_str()).is_some_and(|loss| LOSSES_OF_DPO.contains(&loss))
+    {
+        stated.neutral(&["dpo_loss"]);
     }
     // FlagEmbedding's switch; what is beside it has no effect then.
     let is_off = stated.peek("knowledge_distillation").is_some_and(|value| matches!(value.as_str(), Some("False" | "false")));
@@ -200,17 +219,34 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
             _ => unknown(stated, "rl"),
         };
     }
-    let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
-    let starts = |name: &str| script.is_some_and(|script| script.trim_start_matches("run_").starts_with(name));
-    let of_scripts =
-        [("dpo", Preference::Dpo), ("orpo", Preference::Orpo), ("kto", Preference::Kto), ("reward", Preference::Reward)];
-    let found = of_scripts.into_iter().find(|(name, _)| starts(name)).map(|(_, preference)| preference);
-    if let Some(preference) = found {
-        stated.assume(format!("`workload.preference` {}: the script's name says so", preference.name()));
-        return Ok(found);
+    let name = script.map(|path| path.rsplit('/').next().unwrap_or(path).trim_end_matches(".py").to_ascii_lowercase());
+    let words: Vec<&str> = name.iter().flat_map(|name| name.split(['_', '-', '.'])).collect();
+    if let Some(word) = BY_REWARDS.into_iter().find(|word| words.contains(word)) {
+        return Err(FrameworkError::Form {
+            reason: format!(
+                "`{}` trains by rewards or from a teacher (`{word}`), with other models and passes",
+                script.unwrap_or_default()
+            ),
+            hint: "plan it with `foretell plan --method grpo` or `ppo`".into(),
+        });
     }
-    // A recipe without a script: losses have names of their own.
-    if script.is_some() || !stated.has("beta") {
+    // The script's name says it, or else the names of settings do.
+    let of_settings = |begin: &str| !stated.stated_of(&[&format!("{begin}_*")]).is_empty();
+    let by_name = OF_WORDS.into_iter().find(|(word, _)| words.contains(word)).map(|found| (found, "the script's name says so"));
+    let by_settings = || {
+        OF_WORDS.into_iter().take(5).find(|(word, _)| of_settings(word)).map(|found| (found, "the names of its settings say so"))
+    };
+    if let Some(((word, preference), why)) = by_name.or_else(by_settings) {
+        let passes = if matches!(word, "simpo" | "cpo") {
+            ": its passes are those of CPO and SimPO, without a reference model"
+        } else {
+            ""
+        };
+        stated.assume(format!("`workload.preference` {}: {why}{passes}", preference.name()));
+        return Ok(Some(preference));
+    }
+    // Losses have names of their own. Scripts of others have losses of other kinds.
+    if script.is_some() && !stated.has("beta") {
         return Ok(None);
     }
     let loss = stated.peek("loss_type").and_then(|loss| loss.as_str()).unwrap_or_default();

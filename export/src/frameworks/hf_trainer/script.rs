@@ -21,10 +21,10 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
     let is_script = text.starts_with("#!");
     let parsed = Stated::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`) or YAML");
     match parsed {
-        Ok(stated) if !is_script => Ok(Given { stated, launch: None, script: None }),
+        Ok(stated) if !is_script && !is_command(text) => Ok(Given { stated, launch: None, script: None }),
         Err(error) if !is_script && text.trim_start().starts_with(['{', '[']) => Err(error),
         other => {
-            let mut started = shell::launch(text)?;
+            let mut started = shell::launch(text, surroundings.file)?;
             if started.script.as_deref() == Some("tune-run") {
                 return Err(FrameworkError::Form {
                     reason: "`tune run` starts a recipe of torchtune".into(),
@@ -65,7 +65,7 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
             if let Some(foreign) = started.foreign {
                 return Err(FrameworkError::Form {
                     reason: format!("{foreign} starts the job, and its arguments are not read"),
-                    hint: "give the job as TrainingArguments in YAML or JSON (`per_device_train_batch_size: 1`, ...), or as the command of \
+                    hint: "put a script that this one runs beside it, or give the job as TrainingArguments in YAML or JSON (`per_device_train_batch_size: 1`, ...), or as the command of \
                            a script that takes a Trainer's arguments"
                         .into(),
                 });
@@ -81,6 +81,13 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
             }
         }
     }
+}
+
+/// Whether a text that YAML takes for a mapping is a command:
+/// `torchrun train.py --kwargs '{"a": 1}'`.
+fn is_command(text: &str) -> bool {
+    let first = text.lines().find(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#')).unwrap_or_default();
+    first.contains(".py ") && first.contains(" --")
 }
 
 /// Whether a text without a `#!` line is a script all the same.

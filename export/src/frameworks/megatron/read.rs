@@ -15,7 +15,7 @@ use serde_json::json;
 
 pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
     let ranks = surroundings.ranks;
-    let started = shell::launch(text)?;
+    let started = shell::launch(text, surroundings.file)?;
     check_script(&started)?;
     let script = started.script.clone();
     let mut stated = flags_of(started, ranks, Spelling::Dashes)?;
@@ -67,6 +67,14 @@ fn check_script(started: &Started) -> Result<(), FrameworkError> {
             hint:
                 "describe the model in a file of its own (`foretell models show`), and use `foretell plan --stack megatron-core`"
                     .into(),
+        });
+    }
+    // `tasks/main.py` of every fork.
+    if let (true, Some(at)) = (name == "main.py", started.arguments.iter().position(|word| word == "--task")) {
+        let task = started.arguments.get(at + 1).map(String::as_str).unwrap_or_default();
+        return Err(FrameworkError::Form {
+            reason: format!("`--task {task}` fine-tunes or evaluates a trained model, with another head or none"),
+            hint: "plan training itself with the arguments of `pretrain_gpt.py`".into(),
         });
     }
     let is_override = |word: &&String| {

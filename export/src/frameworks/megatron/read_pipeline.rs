@@ -22,7 +22,15 @@ pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<()
     let last = stated.size("decoder-last-pipeline-num-layers")?;
     let counts_embedding = stated.is_on("account-for-embedding-in-pipeline-split")?;
     let counts_loss = stated.is_on("account-for-loss-in-pipeline-split")?;
-    if let Some(text) = stated.text("pipeline-model-parallel-layout")? {
+    if let Some(list) = stated.text("num-layer-list")? {
+        // MindSpeed's own.
+        let cuts: Vec<usize> = list.split(',').filter_map(|count| count.trim().parse().ok()).collect();
+        if cuts.len() != stages || layers.is_some_and(|layers| cuts.iter().sum::<usize>() != layers) {
+            let reason = format!("`--num-layer-list {list}` does not give {stages} stages all layers");
+            return Err(impossible(reason, "write the number of layers of each stage, with commas between them"));
+        }
+        (layout.virtual_stages, layout.cuts) = (1, Some(cuts));
+    } else if let Some(text) = stated.text("pipeline-model-parallel-layout")? {
         if first.or(last).is_some() || counts_embedding || counts_loss {
             let reason = "`--pipeline-model-parallel-layout` beside another choice of the stages' layers".into();
             return Err(impossible(reason, "keep one of them, as Megatron demands"));

@@ -1,5 +1,6 @@
 //! Blocks of a script that are run as often as it says: loops over words, and functions.
 
+use super::MOST_ROUNDS;
 use super::lexer::{Token, Word};
 
 /// A loop over words: `for NAME in WORDS; do BODY; done`.
@@ -40,6 +41,21 @@ impl<'a> Loop<'a> {
             begins = !matches!(token, Token::Word(_)) || matches!(word, Some("do" | "then" | "else"));
         }
         None
+    }
+}
+
+/// The words of `{1..8}` or `{a,b}`; any other word alone.
+pub(super) fn in_braces(word: &str) -> Vec<String> {
+    let alone = || vec![word.to_owned()];
+    let Some(inside) = word.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else { return alone() };
+    let count = |text: &str| text.parse::<usize>().ok().filter(|count| *count <= MOST_ROUNDS);
+    match inside.split_once("..") {
+        Some((first, last)) => match (count(first), count(last)) {
+            (Some(first), Some(last)) if first <= last => (first..=last).map(|number| number.to_string()).collect(),
+            _ => alone(),
+        },
+        None if inside.contains(',') => inside.split(',').map(String::from).collect(),
+        None => alone(),
     }
 }
 

@@ -46,36 +46,7 @@ fn module_of(words: &[String]) -> Option<usize> {
     words.windows(2).position(is_module).map(|at| at + 1)
 }
 
-/// The ranks that a launcher's words ask for: `torchrun`, `deepspeed` or `accelerate launch`.
-pub(super) fn ranks_of(words: &[String]) -> Option<usize> {
-    let value = |name: &str| {
-        let place = words.iter().position(|word| {
-            word.trim_start_matches('-').replace('_', "-").split('=').next() == Some(name) && word.starts_with('-')
-        })?;
-        let word = words.get(place)?;
-        word.split_once('=').map_or_else(|| words.get(place + 1)?.parse().ok(), |(_, value)| value.parse::<usize>().ok())
-    };
-    // The number of all ranks.
-    if let Some(all) = value("num-processes") {
-        return Some(all);
-    }
-    let has = |name: &str| words.iter().any(|word| word.starts_with(name));
-    let nodes = match (has("--nnodes"), has("--num_nodes")) {
-        (true, _) => value("nnodes")?,
-        (_, true) => value("num-nodes")?,
-        _ => 1,
-    };
-    value("nproc-per-node").or_else(|| value("num-gpus"))?.checked_mul(nodes)
-}
-
-impl Script {
-    /// The ranks that ms-swift's commands start: its variables say so.
-    pub(super) fn ranks_of_environment(&self, script: &str) -> Option<usize> {
-        let number = |name: &str| self.variables.get(name)?.first()?.trim().parse::<usize>().ok();
-        let is_of_swift = ["swift-", "megatron-"].iter().any(|start| script.starts_with(start));
-        number("NPROC_PER_NODE").filter(|_| is_of_swift)?.checked_mul(number("NNODES").unwrap_or(1))
-    }
-
+impl Script<'_> {
     /// What a script without a launch is: a list of arguments, or variables that hold them.
     pub(super) fn without_launch(mut self) -> Started {
         if self.arguments.is_empty() {

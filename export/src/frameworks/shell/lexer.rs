@@ -116,6 +116,10 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
                 Some(next) => word.get_or_insert_default().push(next),
             },
             (Some(_), other) => word.get_or_insert_default().push(other),
+            // `--flag value `# a comment` \`
+            (None, '`') if characters.clone().find(|next| *next != ' ') == Some('#') => {
+                while characters.next().is_some_and(|next| next != '`') {}
+            }
             (None, '"' | '\'') => {
                 quote = Some(character);
                 word.get_or_insert_default().is_quoted = true;
@@ -222,6 +226,7 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
                 // Of commands, `expr` has an output that is known.
                 None => match inner.trim_start().strip_prefix("expr ") {
                     Some(sum) => Some(Piece::Sum(sum.trim().replace(['\\', '"', '\''], ""))),
+                    None if is_own_folder(&inner) => Some(Piece::Literal(".".into())),
                     None => Some(plain(format!("({inner})"))),
                 },
             }
@@ -254,10 +259,23 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
                     break;
                 }
             }
+            if name == "PWD" {
+                return Some(Piece::Literal(".".into()));
+            }
             Some(Piece::Variable { name, default: None, is_quoted, is_all: false })
         }
         _ => None,
     }
+}
+
+/// Whether a command prints the folder of the script or that in which it runs, beside which other
+/// files are looked for.
+fn is_own_folder(command: &str) -> bool {
+    let words: Vec<&str> = command.split(|letter: char| !is_name(letter)).filter(|word| !word.is_empty()).collect();
+    let known = ["cd", "dirname", "0", "BASH_SOURCE", "pwd", "P", "readlink", "realpath", "f", "e", "dev", "null", "1"];
+    words.iter().any(|word| matches!(*word, "pwd" | "dirname"))
+        && words.iter().all(|word| known.contains(word))
+        && !command.contains("..")
 }
 
 fn unquoted(text: &str) -> String {

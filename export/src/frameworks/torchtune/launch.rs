@@ -14,7 +14,7 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Stated
     if !is_script || parsed.as_ref().is_ok_and(|stated| stated.has("model")) {
         return parsed;
     }
-    let started = shell::launch(text)?;
+    let started = shell::launch(text, surroundings.file)?;
     if started.script.as_deref() != Some("tune-run") {
         return Err(FrameworkError::Form {
             reason: "the script starts no recipe of torchtune".into(),

@@ -42,9 +42,9 @@ fn read_decoder(
 ) -> Result<Decoder, FrameworkError> {
     let is_gated = stated.is_on("swiglu")?;
     // A width beyond any model is refused later, with its name. A gated network of Megatron has two
-    // thirds of the usual width by default.
+    // thirds of the usual width by default, in whole multiples of 64.
     let four_widths = hidden.saturating_mul(4);
-    let usual = if is_gated { four_widths.saturating_mul(2) / 3 } else { four_widths };
+    let usual = if is_gated { four_widths.saturating_mul(2) / 3 / 64 * 64 } else { four_widths };
     let ffn = stated.size("ffn-hidden-size")?.unwrap_or(usual);
     let longest = stated.size("max-position-embeddings")?;
     if let Some(longest) = longest.filter(|&longest| longest < sequence) {
