@@ -20,9 +20,12 @@ pub(super) use launches::is_recipe;
 use lexer::{Piece, Token, Word};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Reads a file that lies beside a script; `None` if there is none.
+type ReadFile<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// The words of the command that starts a job, after the name of its Python script; or all words,
 /// where the text is a list of arguments. `file` reads a script that this one sources.
-pub(super) fn launch(text: &str, file: &dyn Fn(&str) -> Option<String>) -> Result<Started, FrameworkError> {
+pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, FrameworkError> {
     let mut script = Script { file: Some(file), ..Script::default() };
     script.read(&lexer::tokens(text));
     script.run_uncalled();
@@ -117,7 +120,7 @@ fn words_of(text: &str) -> Vec<String> {
 #[derive(Default)]
 struct Script<'a> {
     /// Reads a script that this one sources.
-    file: Option<&'a dyn Fn(&str) -> Option<String>>,
+    file: Option<ReadFile<'a>>,
     variables: BTreeMap<String, Vec<String>>,
     /// The variables in the order in which they were first assigned.
     order: Vec<String>,

@@ -71,13 +71,19 @@ impl SlurmNode {
         let allocated = entries(text("AllocTRES"));
         let total = allocated.iter().find(|(key, _)| *key == "gres/gpu").map(|(_, count)| format!("gpu:{count}"));
         let resources = total.unwrap_or_else(|| of_tres(text("AllocTRES")));
+        // Lists on one line leave fields out that the configured resources have.
+        let configured = entries(text("CfgTRES"));
+        let of_configured = |key: &str| configured.iter().find(|(known, _)| *known == key).map(|(_, count)| *count);
+        let cpus = number("CPUTot").or_else(|error| of_configured("cpu").and_then(|count| count.parse().ok()).ok_or(error));
         // GPUs that Gres lacks may be configured as trackable resources alone:
         // `CfgTRES=cpu=192,gres/gpu=4,gres/gpu:nvidia_b200=4`.
         let generic = text("Gres").replace("(null)", "");
         let all = if gpu_types(&generic).is_empty() { of_tres(text("CfgTRES")) } else { generic };
+        // Only nodes without GPUs have devices of their CPUs.
+        let cpus = if gpu_types(&all).is_empty() { cpus? } else { cpus.unwrap_or(0) };
         Ok(Self {
             state: text("State").to_owned(),
-            cpus: (number("CPUAlloc").unwrap_or(0) as usize, number("CPUTot")? as usize),
+            cpus: (number("CPUAlloc").unwrap_or(0) as usize, cpus as usize),
             load: text("CPULoad").parse().ok(),
             memory: (number("AllocMem").unwrap_or(0), number("RealMemory")?),
             resources: (resources, all),

@@ -98,6 +98,10 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
     if preference.is_some() {
         stated.neutral(&OF_LOSSES);
     }
+    if matches!(preference, Some(Preference::Dpo | Preference::Kto)) && stated.has("ref_model") {
+        stated.assume(format!("{}: the reference is taken to have the sizes of the model", stated.written("ref_model")));
+        stated.drop("ref_model");
+    }
     if preference == Some(Preference::Dpo)
         && stated.peek("dpo_loss").and_then(|loss| loss.as_str()).is_some_and(|loss| LOSSES_OF_DPO.contains(&loss))
     {

@@ -79,10 +79,9 @@ fn read_batch(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<()
     if !stated.has("micro_batch_size") || stated.has("gradient_accumulation_steps") {
         return Ok(());
     }
-    let (Some(batch), Some(&Value::String(ref micro))) = (stated.size("batch_size")?, stated.peek("micro_batch_size")) else {
-        return Ok(());
-    };
-    let at_once = micro.parse::<usize>().unwrap_or(1).max(1).saturating_mul(surroundings.ranks);
+    let micro = stated.peek("micro_batch_size").and_then(Value::as_str).and_then(|micro| micro.parse::<usize>().ok());
+    let (Some(batch), Some(micro)) = (stated.size("batch_size")?, micro) else { return Ok(()) };
+    let at_once = micro.max(1).saturating_mul(surroundings.ranks);
     stated.assume(format!("{}: samples of a step on all ranks, as alpaca-lora's script has it", stated.written("batch_size")));
     stated.provide("gradient_accumulation_steps", json!((batch / at_once).max(1)));
     Ok(())
