@@ -59,7 +59,7 @@ const MOST_LONG_TRIED: usize = 12;
 const MOST_LONG: usize = 3;
 
 /// Value over that of the best layout below which a long step is simulated in full at once.
-const FAR_BETTER: f64 = 0.9;
+const BETTER: f64 = 0.985;
 
 /// Keeps the first families of each mesh, micro-batch and manner.
 pub(super) fn retain_best_of_size(sorted: &mut Vec<Expert>) {
@@ -390,12 +390,12 @@ impl Searcher<'_> {
         simulated
     }
 
-    /// Simulates the whole step of the layout whose short ones seem best, if it is far better than
+    /// Simulates the whole step of the layout whose short ones seem best, if it is better than
     /// the best layout so far: the others may never have their turn.
     fn simulate_promising(&mut self, long: &mut Vec<(f64, Layout)>) -> Result<(), PlannerError> {
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
         let least = (0..long.len()).min_by(|&a, &b| long[a].0.total_cmp(&long[b].0));
-        match least.filter(|&place| long[place].0 < best * FAR_BETTER) {
+        match least.filter(|&place| long[place].0 < best * BETTER) {
             Some(place) => {
                 let one = long.remove(place);
                 self.simulate_long(vec![one])
