@@ -1,5 +1,6 @@
 //! `foretell plan --table ROWS,COLUMNS`: what fits, and how fast, over two choices of the job.
 
+use crate::best_of_job::{BestOfJob, best_of_job};
 use crate::choices::Choices;
 use crate::explain::RISKY;
 use crate::failure::{Failure, code};
@@ -7,9 +8,8 @@ use crate::method::{Loss, Method};
 use crate::usual_stack::Trainer;
 use clap::ValueEnum;
 use foretell_models::{GraphOptions, Model};
-use foretell_planner::PlannerError;
 use foretell_program::Profile;
-use foretell_reports::{Column, table};
+use foretell_reports::{Column, Section, page, table};
 use foretell_units::Bytes;
 use foretell_units::diagnostic::Mistake;
 use schemars::JsonSchema;
@@ -110,6 +110,15 @@ const SHORTEST: usize = 1 << 9;
 
 /// Plans every job of a table.
 pub fn answer(axes: Axes, choices: &Choices, profile: Option<&Profile>) -> Result<TableAnswer, Failure> {
+    let is_varied = |axis: Axis| axes.rows == axis || axes.columns == axis;
+    if choices.method.method.is_some_and(|method| method.policy().is_some())
+        && (is_varied(Axis::Method) || is_varied(Axis::Context))
+    {
+        let message = "a table of a method that generates varies batch, nodes, gpus, model or loss";
+        return Err(
+            Failure::input(code::OPTION_VALUE, message).hint("state lengths in `--rollout`, and ask for a table of each method")
+        );
+    }
     let mut cells = Vec::new();
     let mut refusal = None;
     let columns = values(axes.columns, choices)?;
@@ -231,32 +240,31 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
         chance_of_running_out: None,
         layout: why,
     };
-    let planned = job.setting(Trainer::Framework).and_then(|mut setting| job.search(&mut setting, profile, 1));
-    let planned = match planned {
-        Ok(planned) => planned,
-        Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, .. })) => {
-            return Ok((empty(Some(needed), "no layout fits".into()), None));
-        }
-        Err(failure) => return Ok((empty(None, failure.one_line()), Some(failure))),
+    let best = match best_of_job(job, profile, 1)? {
+        BestOfJob::Fits(best) => best,
+        BestOfJob::DoesNotFit(needed) => return Ok((empty(needed, "no layout fits".into()), None)),
+        BestOfJob::Refused(failure) => return Ok((empty(None, failure.one_line()), Some(failure))),
     };
-    let Some(best) = planned.candidates.first() else {
-        let failure = Failure::undone(code::NOTHING_FITS, "the search returned nothing");
-        return Ok((empty(None, failure.one_line()), Some(failure)));
-    };
-    let prediction = &best.prediction;
     let cell = Cell {
         fits: true,
-        memory_bytes: prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count),
-        step_seconds: Some(prediction.step_seconds.value()),
-        rate: Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second)),
-        chance_of_running_out: prediction.chance_of_running_out,
-        layout: best.plan.layout.in_words(),
+        memory_bytes: best.memory,
+        step_seconds: Some(best.step_seconds),
+        rate: Some(best.rate),
+        chance_of_running_out: best.chance_of_running_out,
+        layout: best.layout,
         ..empty(None, String::new())
     };
     Ok((cell, None))
 }
 
 impl TableAnswer {
+    /// The page of `--report`.
+    pub fn page(&self, choices: &Choices) -> Result<String, Failure> {
+        let heading = format!("What fits, by {} and {}", self.rows, self.columns);
+        let (model, topology) = (&choices.model, &choices.topology);
+        Ok(page(&format!("{model} on {topology}"), &[Section::Listing { heading, text: self.text(Format::Text) }])?)
+    }
+
     /// The table as text.
     pub fn text(&self, format: Format) -> String {
         let mut columns: Vec<&str> = Vec::new();

@@ -1,11 +1,11 @@
 //! `foretell plan --gpus-needed KIND,...`: the least number of each kind of device on which a job
 //! fits.
 
+use crate::best_of_job::{BestOfJob, best_of_job};
 use crate::choices::Choices;
-use crate::explain::{LAYOUTS_TO_CHOOSE_FROM, risk, safest};
+use crate::explain::{LAYOUTS_TO_CHOOSE_FROM, risk};
 use crate::failure::Failure;
 use crate::output;
-use crate::usual_stack::Trainer;
 use foretell_planner::PlannerError;
 use foretell_program::Profile;
 use foretell_reports::{Column, table};
@@ -49,12 +49,15 @@ const USUAL_BATCH: usize = 32;
 
 /// Finds the least number of each kind.
 pub fn answer(kinds: &[String], choices: &Choices, profile: Option<&Profile>) -> Result<GpusNeededAnswer, Failure> {
-    // The same batch on any number of devices.
-    let batch = choices.global_batch.unwrap_or_else(|| {
-        output::note(&format!("`--global-batch {USUAL_BATCH}` is assumed"));
-        USUAL_BATCH
+    // The same batch on any number of devices. A rollout states its own.
+    let has_rollout = choices.method.method.is_some_and(|method| method.policy().is_some());
+    let batch = choices.global_batch.or_else(|| {
+        (!has_rollout).then(|| {
+            output::note(&format!("`--global-batch {USUAL_BATCH}` is assumed"));
+            USUAL_BATCH
+        })
     });
-    let choices = Choices { global_batch: Some(batch), ..choices.clone() };
+    let choices = Choices { global_batch: batch, ..choices.clone() };
     let kinds = kinds.iter().map(|kind| needed(kind, &choices, profile)).collect::<Result<_, _>>()?;
     Ok(GpusNeededAnswer { kinds })
 }
@@ -72,23 +75,22 @@ fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Ne
     let within = (1..=OF_NODE).map(|devices| (1, devices));
     for (nodes, of_node) in within.chain(NODES.map(|nodes| (nodes, OF_NODE))) {
         let job = Choices { topology: format!("{nodes}x{of_node}x{kind}"), ..choices.clone() };
-        let mut setting = job.setting(Trainer::Framework)?;
-        let planned = match job.search(&mut setting, profile, LAYOUTS_TO_CHOOSE_FROM) {
-            Ok(planned) => planned,
+        match best_of_job(&job, profile, LAYOUTS_TO_CHOOSE_FROM)? {
+            BestOfJob::Fits(best) if !best.probably_runs_out => {
+                found.devices = Some(best.devices);
+                found.step_seconds = Some(best.step_seconds);
+                found.rate = Some(best.rate);
+                found.memory_bytes = best.memory;
+                found.chance_of_running_out = best.chance_of_running_out;
+                found.layout = best.layout;
+                break;
+            }
             // A batch may have fewer samples than there are devices; more of them fit where fewer
             // do not.
-            Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. })) => continue,
-            Err(error) => return Err(error),
-        };
-        if let Some(best) = safest(&planned.candidates) {
-            let prediction = &best.prediction;
-            found.devices = Some(best.plan.mesh()?.world_size());
-            found.step_seconds = Some(prediction.step_seconds.value());
-            found.rate = Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second));
-            found.memory_bytes = prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count);
-            found.chance_of_running_out = prediction.chance_of_running_out;
-            found.layout = best.plan.layout.in_words();
-            break;
+            BestOfJob::Fits(_)
+            | BestOfJob::DoesNotFit(_)
+            | BestOfJob::Refused(Failure::Unplanned(PlannerError::OutOfTime { .. })) => {}
+            BestOfJob::Refused(failure) => return Err(failure),
         }
     }
     Ok(found)

@@ -68,7 +68,7 @@ pub struct Arguments {
     plots: Option<PathBuf>,
     /// Plan a table of jobs and say which fit, how large and how fast: two of context, method,
     /// batch, nodes, gpus, model and loss
-    #[arg(long, value_name = "context,method", conflicts_with_all = ["output", "explain", "front", "scaling", "compare", "report", "progress", "lengths"])]
+    #[arg(long, value_name = "context,method", conflicts_with_all = ["output", "explain", "front", "scaling", "compare", "progress", "lengths"])]
     table: Option<Axes>,
     /// Form of the table
     #[arg(long, value_enum, default_value_t, requires = "table")]
@@ -100,13 +100,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     // A profile is measured on our kernels, and the other modes are ours alone.
     let is_ours = profile.is_some() || arguments.mode == ModeChoice::Any;
-    if arguments.choices.method.method.is_some_and(|method| method.policy().is_some()) {
+    let has_policy = arguments.choices.method.method.is_some_and(|method| method.policy().is_some());
+    if has_policy {
         arguments.refuse_of_policies()?;
-        let setting = arguments.choices.setting(Trainer::Framework)?;
-        let output = (arguments.top, arguments.output.as_deref());
-        return post_training::run_plan(&arguments.choices, &setting, profile.as_ref(), output, json);
+    } else {
+        arguments.refuse_running_costs()?;
     }
-    arguments.refuse_running_costs()?;
     if !arguments.gpus_needed.is_empty() {
         let find = || gpus_needed::answer(&arguments.gpus_needed, &arguments.choices, profile.as_ref());
         let answer = output::with_spinner("search", find)?;
@@ -114,7 +113,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     if let Some(axes) = arguments.table {
         let answer = output::with_spinner("search", || fit_table::answer(axes, &arguments.choices, profile.as_ref()))?;
+        if let Some(path) = &arguments.report {
+            output::write(path, answer.page(&arguments.choices)?.as_bytes())?;
+        }
         return if json { output::json(&answer) } else { output::line(&answer.text(arguments.table_format)) };
+    }
+    if has_policy {
+        let setting = arguments.choices.setting(Trainer::Framework)?;
+        let files = (arguments.top, arguments.output.as_deref(), arguments.report.as_deref());
+        return post_training::run_plan(&arguments.choices, &setting, profile.as_ref(), files, json);
     }
     let trainer = if is_ours { Trainer::Ours } else { Trainer::Framework };
     let (choices, lengths) = arguments.lengths.apply(&arguments.choices, trainer)?;
@@ -321,12 +328,9 @@ impl Arguments {
             ("--compare", self.compare.is_some()),
             ("--breakeven", self.breakeven.is_some()),
             ("--plots", self.plots.is_some()),
-            ("--table", self.table.is_some()),
             ("--lengths", self.lengths.are_stated()),
             ("what a run costs", self.running.ask()),
-            ("--gpus-needed", !self.gpus_needed.is_empty()),
             ("--mode", self.mode == ModeChoice::Any),
-            ("--report", self.report.is_some()),
             ("--progress", self.progress.is_some()),
             ("--objective", !matches!(objective, Objective::Time)),
             ("--oversubscribe", *oversubscribe),

@@ -12,11 +12,12 @@ use foretell_planner::{
     Request, plan_post_training,
 };
 use foretell_program::{PolicyMethod, Profile, Rollout, RolloutOffload, RolloutPlacement};
-use foretell_reports::{Column, table};
+use foretell_reports::{Column, Section, page, table};
 use foretell_simulator::{ActorJob, PhaseMemory, PostTrainingError, PostTrainingPrediction, predict_post_training};
 use foretell_units::{Bytes, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::path::Path;
 
 /// The document of `plan --method grpo` and `ppo`.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -73,6 +74,20 @@ fn of_error(error: PostTrainingError) -> Failure {
 
 /// Plans a job. Its setting has a policy.
 pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<PlannedRoles, Failure> {
+    search(choices, setting, profile, top)?.map_err(|error| match error {
+        PostTrainingPlanError::Planner(error) => Failure::Unplanned(error),
+        error @ PostTrainingPlanError::OutOfMemory { .. } => Failure::of_undone(error),
+        error => Failure::of_input(error),
+    })
+}
+
+/// As [`plan`], with the reason why no placement was found.
+pub fn search(
+    choices: &Choices,
+    setting: &Setting,
+    profile: Option<&Profile>,
+    top: usize,
+) -> Result<Result<PlannedRoles, PostTrainingPlanError>, Failure> {
     let (policy, started) = (policy(setting)?, Instant::now());
     let PolicyTraining { method, rollout } = policy;
     let fixed = choices.method.rollout.as_ref().map(crate::rollout::RolloutChoices::fixed).unwrap_or_default();
@@ -84,11 +99,7 @@ pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top
     let actor = Request { searches_locally: false, ..of_actor.request(&costs, &job.plan) };
     let framework = framework_of(rollout)?;
     let request = PostTrainingRequest { method: *method, rollout, fixed, framework, base: &setting.base, actor };
-    plan_post_training(&request).map_err(|error| match error {
-        PostTrainingPlanError::Planner(error) => Failure::Unplanned(error),
-        error @ PostTrainingPlanError::OutOfMemory { .. } => Failure::of_undone(error),
-        error => Failure::of_input(error),
-    })
+    Ok(plan_post_training(&request))
 }
 
 /// The rollout as the framework is asked about it before engines are placed.
@@ -123,7 +134,7 @@ pub fn run_plan(
     choices: &Choices,
     setting: &Setting,
     profile: Option<&Profile>,
-    (top, output): (usize, Option<&std::path::Path>),
+    (top, output, report): (usize, Option<&Path>, Option<&Path>),
     json: bool,
 ) -> Result<(), Failure> {
     let planned = output::with_spinner("search", || plan(choices, setting, profile, top))?;
@@ -137,6 +148,11 @@ pub fn run_plan(
     };
     if let Some(path) = output {
         output::write(path, file(best)?.to_yaml()?.as_bytes())?;
+    }
+    if let Some(path) = report {
+        let text = format!("{}\n\n{}\n\nplacement 1:\n{}", fit(&best.prediction), placements(candidates), step(&best.prediction));
+        let title = (setting.model.name.as_str(), setting.topology.name(), policy(setting)?.method);
+        output::write(path, page_of(title, text, &file(best)?)?.as_bytes())?;
     }
     if json {
         let alternative = |placed: &PlacedRoles| -> Result<AlternativeRoles, Failure> {
@@ -185,7 +201,7 @@ pub fn run_simulate(
     loaded: &LoadedPlan,
     policy: &PolicyTraining,
     profile: Option<&Profile>,
-    report: Option<&std::path::Path>,
+    report: Option<&Path>,
     json: bool,
 ) -> Result<(), Failure> {
     check_framework(policy.method, &policy.rollout, loaded.plan.stack.name()).map_err(|failure| failure.in_file(&loaded.path))?;
@@ -194,10 +210,8 @@ pub fn run_simulate(
     let remarks: Vec<String> = loaded.remarks.iter().chain(&prediction.assumptions).cloned().collect();
     let text = format!("{}\n{}", fit(&prediction), step(&prediction));
     if let Some(path) = report {
-        let heading = |heading: &str, text: String| foretell_reports::Section::Listing { heading: heading.into(), text };
-        let sections = [heading("Step", text.clone()), heading("Plan", loaded.file.to_yaml()?)];
-        let title = format!("{} on {}: {}", loaded.model.name, loaded.topology.name(), policy.method.name());
-        output::write(path, foretell_reports::page(&title, &sections)?.as_bytes())?;
+        let title = (loaded.model.name.as_str(), loaded.topology.name(), policy.method);
+        output::write(path, page_of(title, text.clone(), &loaded.file)?.as_bytes())?;
     }
     let failure = (!prediction.fits).then(|| does_not_fit(&prediction, &changes).in_file(&loaded.path));
     if json {
@@ -207,6 +221,13 @@ pub fn run_simulate(
         output::line(&text)?;
     }
     failure.map_or(Ok(()), Err)
+}
+
+/// The page of `--report`: the answer and the plan.
+fn page_of((model, topology, method): (&str, &str, PolicyMethod), text: String, file: &PlanFile) -> Result<String, Failure> {
+    let heading = |heading: &str, text: String| Section::Listing { heading: heading.into(), text };
+    let sections = [heading("Step", text), heading("Plan", file.to_yaml()?)];
+    Ok(page(&format!("{model} on {topology}: {}", method.name()), &sections)?)
 }
 
 fn does_not_fit(prediction: &PostTrainingPrediction, changes: &[ChangedRollout]) -> Failure {
@@ -284,7 +305,7 @@ fn placements(candidates: &[PlacedRoles]) -> String {
         let seconds = |seconds: f64| Seconds::new(seconds).to_string();
         vec![
             (index + 1).to_string(),
-            in_words(rollout),
+            engines_in_words(rollout),
             plan.layout.in_words(),
             seconds(prediction.step_seconds),
             seconds(prediction.generation_seconds),
@@ -304,7 +325,8 @@ fn placements(candidates: &[PlacedRoles]) -> String {
     table(&columns, &candidates.iter().enumerate().map(row).collect::<Vec<_>>())
 }
 
-fn in_words(rollout: &Rollout) -> String {
+/// Where engines run, and how large they are.
+pub fn engines_in_words(rollout: &Rollout) -> String {
     let place = match rollout.placement {
         RolloutPlacement::Colocated => "colocated".to_owned(),
         RolloutPlacement::Split(devices) => format!("on {devices} devices"),

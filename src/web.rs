@@ -11,6 +11,7 @@
 
 mod ask;
 mod beside;
+mod best_of_job;
 mod binding;
 mod breakeven;
 mod changes;

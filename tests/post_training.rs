@@ -105,6 +105,27 @@ fn wrong_rollouts_are_refused_with_a_hint() {
 }
 
 #[test]
+fn tables_and_numbers_of_devices_are_asked_of_methods_that_generate() {
+    let scratch = Scratch::new();
+    let job = ["plan", "--model", "qwen2.5-0.5b", "--method", "grpo", "--rollout", "prompts=2,samples=2,response=128"];
+    let table = scratch.json(&[&job[..], &["--topology", "1x1xl4", "--table", "batch,loss", "--report", "t.html"]].concat());
+    assert_matches(&scratch, "table-answer", &table);
+    let cells = table["cells"].as_array().expect("cells");
+    // An update has no more responses than a step.
+    for cell in cells {
+        let batch: usize = cell["row"].as_str().expect("a batch").parse().expect("a number");
+        assert_eq!(cell["fits"], batch <= 4, "{cell}");
+    }
+    let page = std::fs::read_to_string(scratch.path("t.html")).expect("written");
+    assert!(page.contains("What fits, by batch and loss"), "the page has the table");
+    let needed = scratch.json(&[&job[..], &["--gpus-needed", "l4"]].concat());
+    assert_eq!(needed["kinds"][0]["devices"], 1, "{needed}");
+    let context = [&job[..], &["--topology", "1x1xl4", "--table", "context,batch"]].concat();
+    let refused = scratch.run(&context);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("a table of a method that generates"), "{refused:?}");
+}
+
+#[test]
 fn published_rows_are_scored_in_two_halves() {
     let scratch = Scratch::new();
     let table = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/published/rl.csv");
