@@ -132,6 +132,8 @@ struct Script<'a> {
     joined: Joined,
     /// The result of the command before this one.
     last: Option<Taken>,
+    /// The bodies that were read.
+    reads: usize,
     /// The variable that the command behind this one assigns.
     next_assigned: Option<String>,
     /// Words of lines that begin with a flag.
@@ -160,6 +162,9 @@ struct Function {
 /// The most calls within each other that are run: a function may call itself.
 const MOST_CALLS: usize = 16;
 
+/// The most bodies of functions, loops and other scripts that are read: each may call itself twice.
+const MOST_READS: usize = 1 << 14;
+
 /// The most rounds of a loop that are run.
 const MOST_ROUNDS: usize = 256;
 
@@ -181,6 +186,13 @@ impl Assigned {
 
 impl Script<'_> {
     fn read(&mut self, tokens: &[Token]) {
+        self.reads += 1;
+        if self.reads > MOST_READS {
+            if self.reads == MOST_READS + 1 {
+                self.notes.push("the script calls itself, or runs loops, too often: the rest of these calls is left out".into());
+            }
+            return;
+        }
         let mut command: Vec<Word> = Vec::new();
         let mut rest = tokens;
         let mut depth = 0;

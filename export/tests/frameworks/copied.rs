@@ -158,3 +158,10 @@ fn scripts_find_files_beside_them_and_say_what_they_leave_out() {
         assert!(is_noted(&imported, "is taken to have no value"), "{:?}", imported.assumed);
     }
 }
+
+#[test]
+fn scripts_that_call_themselves_end() {
+    let script = format!("f() {{ f; f; f; f; }}\nsource own.sh\nsource own.sh\nf\ntorchrun train.py {JOB}");
+    let imported = read_beside(&script, 8, &[("own.sh", script.as_str())]).expect("it is read");
+    assert!(is_noted(&imported, "calls itself, or runs loops, too often"), "{:?}", imported.assumed);
+}

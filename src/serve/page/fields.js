@@ -1,5 +1,6 @@
 // Fields and sliders of the configuration: what they show, and what a change does.
-const fields = ["model", "topology", "method", "stack", "precision", "nodes", "sequence", "batch", "lengths", "batching", "tokens", "price", "device", "nic"];
+const fields = ["model", "topology", "method", "stack", "precision", "nodes", "sequence", "batch", "lengths", "batching", "tokens", "price", "device", "nic",
+  ...Object.keys(moreChoices)];
 // A change of these changes no layout, only the figures of its run.
 const ofRun = ["tokens", "price"];
 const sliders = ["nodes", "sequence", "batch"];
@@ -40,9 +41,33 @@ const showState = () => {
     find(name).disabled = Boolean(file);
     if (file) find(name).value = `${file.name} (a file)`;
   }
-  showBatching();
+  showOffered();
 };
-const showBatching = () => { find("batching-field").hidden = !lengthOptions(now.state).lengths; };
+
+const inList = (names) => names.map((name) => `${moreChoices[name].title} ${now.state[name].trim()}`).join("; ");
+// Shows the fields that the configuration has, and names the choices that it leaves out.
+const showOffered = () => {
+  const { state } = now;
+  find("batching-field").hidden = !lengthOptions(state).lengths;
+  for (const name of ["adapter", "bits"]) find(`${name}-field`).hidden = !moreChoices[name].isOffered(state);
+  find("adapter").placeholder = adapted.includes(state.method) ? "rank=16,targets=all-linear" : "none; or rank=16,targets=attention";
+  find("more-stated").textContent = inList(sentChoices(state)) || `optimizer, kernels, headroom, layout${adaptable.includes(state.method) ? ", adapters" : ""}`;
+  const unused = leftOutChoices(state);
+  const where = adaptable.includes(state.method) && state.method !== "qlora" ? "without adapters" : `with ${state.method}`;
+  find("left-out").textContent = unused.length ? `Left out ${where}: ${inList(unused)}.` : "";
+};
+
+// Shows a mistake at the stated choices that it is about, and clears it at the others. Only the
+// hint of wrong input is about what is stated: other hints name choices that would help.
+const showAtFields = (error) => {
+  const text = error ? error.message + (error.code === "input" ? ` ${error.hint || ""}` : "") : "";
+  const wrong = sentChoices(now.state).filter((name) => moreChoices[name].inMessage.test(text));
+  for (const name of Object.keys(moreChoices)) {
+    find(name).setAttribute("aria-invalid", String(wrong.includes(name)));
+    find(`${name}-wrong`).textContent = wrong.includes(name) ? inWords(error) : "";
+  }
+  if (wrong.length) find("more").open = true;
+};
 
 const changed = (name) => {
   now.state[name] = find(name).value;
@@ -59,7 +84,7 @@ const changed = (name) => {
     importAgain();
   } else {
     if (sliders.includes(name)) showSlider(name, number(now.state[name]));
-    showBatching();
+    showOffered();
     later(find(name).tagName === "SELECT" ? 0 : MOMENT);
   }
 };
@@ -76,6 +101,10 @@ const setUpFields = () => {
   choices(find("stack"), known.stacks, "the usual one");
   choices(find("precision"), plan.precision.items.enum, "the usual one");
   choices(find("batching"), plan.batching.enum);
+  choices(find("optimizer"), plan.optimizer.enum, "the usual one");
+  choices(find("loss"), plan.loss.enum, "the usual one");
+  choices(find("attention"), plan.attention.enum, "the framework's");
+  choices(find("bits"), ["4", "8"], "the precision's");
   choices(find("export-to"), exported.to.enum);
   const axes = ["context", "method", "batch", "nodes", "gpus", "model", "loss"];
   choices(find("fits-rows"), axes);

@@ -12,6 +12,7 @@ const isOld = (old) => {
 const showProblem = (error) => {
   find("problem").hidden = !error;
   find("problem").replaceChildren();
+  showAtFields(error);
   if (!error) return;
   find("problem").append(make("p", {}, make("strong", {}, error.message)));
   if (error.hint) find("problem").append(make("p", {}, `Hint: ${error.hint}`));
@@ -172,7 +173,10 @@ const fail = (error) => {
   showProblem(error);
   if (/no layout/.test(error.message)) {
     const limit = leastMemory(now.topology);
-    find("facts").replaceChildren(fact("Does it fit?", "It does not fit", limit ? `no layout fits into ${bytes(limit)} of a device` : "no layout fits", "bad"));
+    const into = limit ? `no layout fits into ${bytes(limit)} of a device` : "no layout fits";
+    // Sizes that do not divide the devices are no matter of memory.
+    const isTooLarge = /no layout fits/.test(error.message);
+    find("facts").replaceChildren(fact("Does it fit?", isTooLarge ? "It does not fit" : "No such layout", isTooLarge ? into : "nothing was searched", "bad"));
     find("facts").classList.remove("old");
     ["memory", "time", "lengths-table", "layouts", "advice"].forEach((id) => find(id).replaceChildren());
     find("line").textContent = "";

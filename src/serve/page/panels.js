@@ -132,7 +132,11 @@ const fitsCell = (cell) => {
 };
 const askFits = async () => {
   const axes = [find("fits-rows").value, find("fits-columns").value];
-  const answer = await panel(find("fits-state"), "Planning every cell.", () => ask("fits", "plan", { ...fullOptions(now.state), table: axes.join(","), "time-limit": "1s" }));
+  const options = fullOptions(now.state);
+  // Of a table's methods `full` has no frozen weights, and `qlora` has those of 4 bits.
+  const hasOwnBits = axes.includes("method") && "base-bits" in options;
+  if (hasOwnBits) delete options["base-bits"];
+  const answer = await panel(find("fits-state"), "Planning every cell.", () => ask("fits", "plan", { ...options, table: axes.join(","), "time-limit": "1s" }));
   if (!answer) return;
   const { cells } = answer.answer;
   const columns = [...new Set(cells.map((cell) => cell.column))];
@@ -140,20 +144,24 @@ const askFits = async () => {
   const body = rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row), ...cells.filter((cell) => cell.row === row).map(fitsCell)));
   showPanel("fits-table", table(`What fits: ${axes.join(" by ")}`, [axes.join(" \\ "), ...columns], body, columns.map((_, index) => index + 1)));
   const samples = Object.keys(lengthOptions(now.state)).length ? " Every sample is full here." : "";
-  find("fits-state").textContent = `Memory of the fullest device, and tokens or samples a second. Cells that do not fit say the least that any layout needs.${samples}`;
+  const bits = hasOwnBits ? " Frozen weights have the bits that each method has by default." : "";
+  find("fits-state").textContent = `Memory of the fullest device, and tokens or samples a second. Cells that do not fit say the least that any layout needs.${samples}${bits}`;
 };
 
 // --- Two configurations ---------------------------------------------------------------------------
 let kept = null;
+const asUsual = "as usual";
 const rowsOf = ({ state, candidates, chosen: index, step, lengths: best }) => {
   const { plan, predicted } = candidates[index];
   const lengths = (step ? step.lengths : index === 0 && best) || null;
   const [all, unit] = meanRate(predicted, lengths);
   const run = step && step.cost.run;
   const { layout } = plan;
+  const stated = sentChoices(state);
   return [
     ["model", state.modelFile ? state.modelFile.name : state.model], ["cluster", state.topologyFile ? state.topologyFile.name : state.topology],
-    ["method", state.method], ["samples", lengths ? `${state.lengthsFile ? state.lengthsFile.name : state.lengths}, ${state.batching}` : "all full"], ["framework", String(plan.stack)], ["global batch", String(plan.global_batch)],
+    ["method", state.method], ["samples", lengths ? `${state.lengthsFile ? state.lengthsFile.name : state.lengths}, ${state.batching}` : "all full"], ["framework", String(plan.stack)],
+    ...Object.keys(moreChoices).map((name) => [moreChoices[name].title, stated.includes(name) ? state[name].trim() : asUsual]), ["global batch", String(plan.global_batch)],
     ["layout", ["data", "tensor", "pipeline", "context", "expert"].filter((axis) => layout[axis] > 1).map((axis) => `${axis} ${layout[axis]}`).join(", ") || "one device"],
     ["fits", fitOf(predicted)[0]], ["memory", predicted.peak_memory_bytes[fullest(predicted)], bytes], ["step", (lengths ? lengths.batching[0] : predicted).step_seconds, time],
     [unit, all, count], ["on each device", all / devicesOf(plan), count], ["MFU", predicted.mfu, percent],
@@ -165,8 +173,9 @@ const showBeside = () => {
   if (!kept || !kept.candidates.length || !now.candidates.length) { find("beside").replaceChildren(); return; }
   const [left, right] = [rowsOf(kept), rowsOf(now)];
   const written = ([, value, write]) => (value === null ? "–" : write ? write(value) : value);
-  const rows = left.map((row, index) => {
-    const other = right[index];
+  // Choices that both leave to the program need no row.
+  const pairs = left.map((row, index) => [row, right[index]]).filter((pair) => pair.some(([, value]) => value !== asUsual));
+  const rows = pairs.map(([row, other]) => {
     const change = row[2] && row[1] && other[1] ? other[1] / row[1] - 1 : null;
     return [row[0], written(row), written(other), change === null ? (written(row) === written(other) ? "same" : "") : `${change > 0 ? "+" : ""}${percent(change)}`];
   });

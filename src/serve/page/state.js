@@ -3,10 +3,32 @@ const known = JSON.parse(find("known").textContent);
 
 const usual = { model: "llama3-8b", topology: "8xh100", method: "pretrain", stack: "", precision: "", nodes: "", sequence: "", batch: "",
   lengths: "", batching: "pad", tokens: "1e9", price: "", device: "h100-sxm-80g", nic: "400Gbit/s", hardware: "",
+  optimizer: "", loss: "", attention: "", adapter: "", bits: "", fix: "", headroom: "",
   modelFile: null, topologyFile: null, lengthsFile: null };
 // Fields that take a file too.
 const filed = ["model", "topology", "lengths"];
 const texts = Object.keys(usual).filter((name) => !name.endsWith("File"));
+
+// Methods that always train adapters, and those that train some if the user describes them.
+const adapted = ["lora", "qlora"];
+const adaptable = [...adapted, "dpo", "orpo", "kto", "reward", "grpo", "ppo"];
+const hasAdapters = ({ method, adapter }) => adapted.includes(method) || (adaptable.includes(method) && adapter.trim() !== "");
+// Fields of the group of more choices. An empty field leaves its option to the program. `isOffered`
+// tells whether a configuration's method has the choice; `inMessage` matches messages about it.
+const moreChoices = {
+  optimizer: { option: "optimizer", title: "optimizer", isOffered: () => true, inMessage: /--optimizer\b/ },
+  loss: { option: "loss", title: "loss kernel", isOffered: () => true, inMessage: /--loss\b/ },
+  attention: { option: "attention", title: "attention kernel", isOffered: () => true, inMessage: /--attention\b/ },
+  headroom: { option: "headroom", title: "headroom", isOffered: () => true, inMessage: /--headroom\b/ },
+  fix: { option: "fix", title: "fixed layout", isOffered: () => true, inMessage: /--fix\b|\bfixed\b/ },
+  adapter: { option: "adapter", title: "adapters", isOffered: ({ method }) => adaptable.includes(method), inMessage: /--adapter\b|training\.lora/ },
+  // The frozen weights of QLoRA always have 4 bits.
+  bits: { option: "base-bits", title: "bits of frozen weights", isOffered: (state) => hasAdapters(state) && state.method !== "qlora", inMessage: /--base-bits\b/ },
+};
+// The stated choices that the method has, and those that it does not have.
+const statedChoices = (state) => Object.keys(moreChoices).filter((name) => state[name].trim() !== "");
+const sentChoices = (state) => statedChoices(state).filter((name) => moreChoices[name].isOffered(state));
+const leftOutChoices = (state) => statedChoices(state).filter((name) => !moreChoices[name].isOffered(state));
 
 // The configuration of an address's fragment. Names that it does not have are left out.
 const fromFragment = (fragment) => {
@@ -51,6 +73,7 @@ const fullOptions = (state) => {
   for (const [name, option] of [["nodes", "nodes"], ["sequence", "sequence"], ["batch", "global-batch"]]) {
     if (state[name].trim() !== "") options[option] = Number.isFinite(number(state[name])) ? number(state[name]) : state[name].trim();
   }
+  for (const name of sentChoices(state)) set(moreChoices[name].option, state[name].trim());
   return options;
 };
 // The options of `foretell plan` for a configuration.
