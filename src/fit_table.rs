@@ -219,9 +219,12 @@ fn set(choices: &mut Choices, axis: Axis, value: &str) {
         }
         Axis::Method => {
             choices.method.method = Some(Method::from_str(value, true).expect("invariant: the axis has methods"));
-            // Adapters are of the columns that have some.
+            // Adapters are of the columns that have some, and bits of those that leave them open.
             if choices.method.method == Some(Method::Full) {
                 choices.method.adapter = None;
+            }
+            if choices.method.method != Some(Method::Lora) {
+                choices.method.base_bits = None;
             }
         }
         Axis::Loss => choices.method.loss = Some(Loss::from_str(value, true).expect("invariant: the axis has losses")),

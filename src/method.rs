@@ -313,6 +313,12 @@ impl MethodChoices {
             return Err(Failure::input(code::OPTION_VALUE, "`--base-bits` without adapters")
                 .hint("add `--adapter rank=16`, or use `--method qlora`"));
         }
+        if method == Method::Qlora
+            && let Some(bits) = self.base_bits.filter(|bits| *bits != 4)
+        {
+            return Err(Failure::input(code::OPTION_VALUE, format!("`--base-bits {bits}` beside `--method qlora`, which has 4"))
+                .hint(format!("write `--method lora --base-bits {bits}`")));
+        }
         plan.workload.base_bits = if method == Method::Qlora { Some(4) } else { self.base_bits };
         plan.workload.loss = match self.loss {
             None | Some(Loss::Plain) => LossKernel::Plain,
@@ -348,6 +354,8 @@ mod tests {
         let mut plan = Plan::new(foretell_program::Layout::default(), 8);
         let choices = MethodChoices { adapter: Some(Adapter::default()), ..MethodChoices::default() };
         assert!(choices.apply(&mut plan, &model, &mut Vec::new()).is_err());
+        let contradicting = MethodChoices { method: Some(Method::Qlora), base_bits: Some(8), ..MethodChoices::default() };
+        assert!(contradicting.apply(&mut plan.clone(), &model, &mut Vec::new()).is_err());
         let choices = MethodChoices { method: Some(Method::Qlora), ..MethodChoices::default() };
         choices.apply(&mut plan, &model, &mut Vec::new()).expect("it applies");
         assert_eq!(plan.training.lora.as_ref().map(|lora| lora.rank), Some(Lora::USUAL_RANK));

@@ -37,6 +37,7 @@ jobs.push(plan({ model: "gpt2", topology: "8xh100", precision: ["bf16", "fp8"] }
 jobs.push(plan({ model: "llama3-8b", method: "lora", topology: "4xh100", lengths: "mean=512,p95=1536", batching: "group" }));
 jobs.push(plan({ model: "no-such-model", topology: "8xh100" }), plan({ model: "gpt2", topology: "8xh100", nodes: 0 }));
 jobs.push(plan({ model: "llama3-70b", topology: "1xrtx-4090" }), plan({ model: "gpt2", topology: "8xh100", headroom: "x" }));
+jobs.push(plan({ model: "llama3-8b", topology: "4xh100", method: "lora", adapter: "rank=8,targets=attention", optimizer: "adamw-8bit", headroom: "10%", fix: "recompute=full,micro_batch=1" }));
 // The program also lists the machine among the topologies.
 jobs.push({ command: "models", options: {} });
 jobs.push({ command: "models show", options: { name: "llama3-8b" } }, { command: "topologies show", options: { name: "dgx-h100" } });

@@ -48,6 +48,34 @@ fn an_answer_is_the_document_of_the_command_line() {
 }
 
 #[test]
+fn an_optimizer_kernels_adapters_and_a_fixed_layout_are_asked_for() {
+    let scratch = Scratch::new();
+    let planner = Planner::start(&scratch, &[]);
+    let choices = [
+        ("method", "lora"),
+        ("adapter", "rank=8,targets=attention"),
+        ("base-bits", "4"),
+        ("loss", "plain"),
+        ("attention", "sdpa"),
+        ("optimizer", "adamw-8bit"),
+        ("headroom", "10%"),
+        ("fix", "recompute=full,micro_batch=1"),
+    ];
+    let mut question = small_search();
+    let options = question["options"].as_object_mut().expect("options");
+    options.extend(choices.iter().map(|&(name, value)| (name.to_owned(), json!(value))));
+    let answered = planner.ask("a", &question).json();
+    let words: Vec<String> = choices.iter().flat_map(|(name, value)| [format!("--{name}"), (*value).to_owned()]).collect();
+    let words: Vec<&str> = PLAN.into_iter().chain(words.iter().map(String::as_str)).collect();
+    assert_eq!(timeless(answered["answer"].clone()), timeless(scratch.json(&words)));
+    for (name, value) in choices {
+        let word = format!(" --{name} {value}");
+        assert!(answered["line"].as_str().is_some_and(|line| line.contains(&word)), "{word}: {}", answered["line"]);
+    }
+    assert_eq!(answered["answer"]["plan"]["layout"]["recompute"], "full", "{answered}");
+}
+
+#[test]
 fn uploaded_files_are_read_and_stand_in_the_plan() {
     let scratch = Scratch::new();
     let planner = Planner::start(&scratch, &[]);

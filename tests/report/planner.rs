@@ -112,7 +112,8 @@ fn the_planner_is_sound_in_light_and_dark_and_at_390_pixels() {
     let look = LOOK.replace("LEAST_CONTRAST", &LEAST_CONTRAST.to_string());
     for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
         resize(&mut browser, width, scheme);
-        open(&mut browser, &url, SMALL);
+        open(&mut browser, &url, &format!("{SMALL}&method=lora&adapter=rank%3D8"));
+        browser.evaluate("document.getElementById('more').open = true");
         browser.evaluate("document.getElementById('if-peak').value = '1'; document.getElementById('if-peak').dispatchEvent(new Event('input'))");
         wait(&mut browser, "document.querySelector('#if-curve svg') !== null");
         browser.settle();
@@ -280,6 +281,134 @@ fn samples_of_different_lengths_and_a_price_have_fields() {
     assert_eq!(complaints(&mut browser, &url), [""; 0]);
 }
 
+/// A script that changes a field as a person does.
+fn filled(field: &str, value: &str) -> String {
+    format!(
+        "(() => {{ const field = document.getElementById('{field}'); field.value = '{value}'; field.dispatchEvent(new Event('input')); }})()"
+    )
+}
+
+#[test]
+fn more_choices_stand_in_the_question_the_address_and_the_comparison() {
+    let Some(mut browser) = browser("planner, more choices") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    resize(&mut browser, 1280, "light");
+    open(&mut browser, &url, &format!("{SMALL}&method=lora"));
+    browser.evaluate("document.getElementById('beside-keep').click()");
+
+    // A keyboard opens the group and types into it.
+    browser.evaluate("document.querySelector('#more summary').focus()");
+    browser.press("Enter");
+    assert_eq!(browser.evaluate("document.getElementById('more').open"), true);
+    browser.evaluate("document.getElementById('adapter').focus()");
+    for key in "rank=8,targets=attention".split("").filter(|key| !key.is_empty()) {
+        browser.press(key);
+    }
+    let choices =
+        [("optimizer", "adamw-8bit"), ("fix", "recompute=full,micro_batch=1"), ("headroom", "10%"), ("loss", "chunked")];
+    for (field, value) in choices {
+        browser.evaluate(&filled(field, value));
+    }
+    let line = "foretell plan --model gpt2 --topology 4xa100-80g --global-batch 64 --method lora --adapter rank=8,targets=attention \
+                --loss chunked --optimizer adamw-8bit --headroom 10% --fix recompute=full,micro_batch=1";
+    let is_asked = format!("document.getElementById('line').textContent === '{line}'");
+    wait(&mut browser, &is_asked);
+    wait(&mut browser, "document.getElementById('state').textContent.startsWith('The search is over')");
+    let stated = browser.evaluate("document.getElementById('more-stated').textContent");
+    assert!(stated.as_str().is_some_and(|text| text.contains("optimizer adamw-8bit; loss kernel chunked")), "{stated}");
+
+    // Both configurations stand side by side with what they state.
+    let rows = "[...document.querySelectorAll('#beside tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent).slice(0, 3))";
+    let rows = browser.evaluate(rows);
+    for (title, value) in [("adapters", "rank=8,targets=attention"), ("optimizer", "adamw-8bit"), ("headroom", "10%")] {
+        let row = json!([title, "as usual", value]);
+        assert!(rows.as_array().is_some_and(|rows| rows.contains(&row)), "{row}: {rows}");
+    }
+    assert!(!rows.to_string().contains("attention kernel"), "{rows}");
+
+    // The address alone brings all of them back.
+    let address = browser.evaluate("location.href").as_str().expect("an address").to_owned();
+    browser.visit("about:blank");
+    browser.visit(&address);
+    wait(&mut browser, &is_asked);
+    for (field, value) in choices {
+        assert_eq!(browser.evaluate(&format!("document.getElementById('{field}').value")), value);
+    }
+    assert_eq!(browser.evaluate("document.getElementById('adapter').value"), "rank=8,targets=attention");
+
+    // The table of what fits has them, too.
+    browser.evaluate(
+        "document.getElementById('fits-rows').value = 'batch'; document.getElementById('fits-columns').value = 'loss'; \
+         document.getElementById('fits-ask').click()",
+    );
+    wait(&mut browser, "/recompute full/.test(document.querySelector('#fits-table tbody td')?.title)");
+    assert_eq!(complaints(&mut browser, &url), [""; 0]);
+}
+
+#[test]
+fn choices_that_a_method_does_not_have_are_left_out_and_named() {
+    let Some(mut browser) = browser("planner, choices by method") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    resize(&mut browser, 1280, "light");
+    let text = |browser: &mut Browser, id: &str| {
+        browser.evaluate(&format!("document.getElementById('{id}').textContent")).as_str().unwrap_or_default().to_owned()
+    };
+    let hidden = "['adapter-field', 'bits-field'].map((id) => document.getElementById(id).hidden)";
+    open(&mut browser, &url, &format!("{SMALL}&method=lora&adapter=rank%3D8&bits=4"));
+    assert_eq!(browser.evaluate(hidden), json!([false, false]));
+    assert!(text(&mut browser, "line").contains("--adapter rank=8 --base-bits 4"), "{}", text(&mut browser, "line"));
+    assert_eq!(text(&mut browser, "left-out"), "");
+    let methods = [
+        ("full", [true, true], "", "Left out with full: adapters rank=8; bits of frozen weights 4."),
+        ("qlora", [false, true], " --adapter rank=8", "Left out with qlora: bits of frozen weights 4."),
+        ("lora", [false, false], " --adapter rank=8 --base-bits 4", ""),
+    ];
+    for (method, are_hidden, options, left_out) in methods {
+        browser.evaluate(&filled("method", method));
+        let line = format!("foretell plan --model gpt2 --topology 4xa100-80g --global-batch 64 --method {method}{options}");
+        wait(&mut browser, &format!("document.getElementById('line').textContent === '{line}'"));
+        assert_eq!(browser.evaluate(hidden), json!(are_hidden), "{method}");
+        assert_eq!(text(&mut browser, "left-out"), left_out);
+    }
+    // Preferences train adapters if some are described, and only then have frozen weights.
+    browser.evaluate(&filled("method", "dpo"));
+    assert_eq!(browser.evaluate(hidden), json!([false, false]));
+    browser.evaluate(&filled("adapter", ""));
+    assert_eq!(browser.evaluate(hidden), json!([false, true]));
+    assert_eq!(text(&mut browser, "left-out"), "Left out without adapters: bits of frozen weights 4.");
+}
+
+#[test]
+fn a_mistake_in_a_choice_is_said_at_its_field() {
+    let Some(mut browser) = browser("planner, mistakes") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    resize(&mut browser, 390, "light");
+    open(&mut browser, &url, &format!("{SMALL}&optimizer=adamw-8bit"));
+    assert_eq!(browser.evaluate("document.getElementById('more').open"), false);
+    let wrong = "[...document.querySelectorAll('#more [aria-invalid=true]')].map((field) => field.id).join()";
+    let is_wrong = |fields: &str| format!("{wrong} === '{fields}'");
+    for (field, value, word) in
+        [("fix", "recompute=maybe", "recompute"), ("fix", "tensor=5", "5 ranks"), ("headroom", "much", "share")]
+    {
+        browser.evaluate(&filled(field, value));
+        wait(&mut browser, &is_wrong(field));
+        let said = browser.evaluate(&format!("document.getElementById('{field}-wrong').textContent"));
+        assert!(said.as_str().is_some_and(|said| said.contains(word) && said.contains("Hint: ")), "{said}");
+        assert_eq!(browser.evaluate("document.getElementById('more').open"), true);
+        let wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
+        assert_eq!(browser.evaluate(wider), 0, "{said}");
+        browser.evaluate(&filled(field, ""));
+        wait(&mut browser, &is_wrong(""));
+    }
+    // A stack that does not know a kernel refuses it. The optimizer is stated too, and not meant.
+    browser.evaluate(&filled("attention", "eager"));
+    wait(&mut browser, &is_wrong("attention"));
+    assert_eq!(complaints(&mut browser, &url), [""; 0]);
+}
+
 #[test]
 fn a_keyboard_reaches_every_control_of_the_planner() {
     let Some(mut browser) = browser("planner, keyboard") else { return };
@@ -287,10 +416,12 @@ fn a_keyboard_reaches_every_control_of_the_planner() {
     let (_server, url) = Server::start(&scratch, &[]);
     resize(&mut browser, 1280, "light");
     open(&mut browser, &url, SMALL);
-    let controls = "[...document.querySelectorAll('button, select, input, pre')].filter((one) => one.getClientRects().length)";
+    browser.evaluate("document.getElementById('more').open = true");
+    let controls =
+        "[...document.querySelectorAll('button, select, input, pre, summary')].filter((one) => one.getClientRects().length)";
     browser
         .evaluate(&format!("{controls}.forEach((one) => one.addEventListener('focus', () => {{ one.dataset.reached = 1; }}))"));
-    for _ in 0..80 {
+    for _ in 0..90 {
         browser.press("Tab");
     }
     let left = format!("{controls}.filter((one) => !one.dataset.reached).map((one) => one.outerHTML.slice(0, 80))");

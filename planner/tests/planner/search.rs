@@ -1,6 +1,8 @@
 //! Searches find what brute force finds, on any number of threads, and predict what they return.
 
-use crate::common::{DGX, assert_every_layout_is_counted_once, cases, distinct_layouts, fixed, models, own_costs, short_gpt};
+use crate::common::{
+    DGX, assert_every_layout_is_counted_once, bound_cases, cases, distinct_layouts, fixed, models, own_costs, short_gpt,
+};
 use foretell_models::{LstmSeq2seq, Mlp, Model, Resnet, Stem};
 use foretell_planner::{Objective, Planned, Request, layouts, plan};
 use foretell_program::{CollectiveAlgorithm, Layout, Offload, Optimizer, Plan, Recompute, Schedule, StageProgram, compile};
@@ -40,7 +42,7 @@ fn brute_force(request: &Request<'_>) -> Option<Seconds> {
 
 proptest! {
     // Without the file of failures: those of bounds take minutes by brute force.
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..cases(4) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..cases(bound_cases().div_ceil(32)) })]
 
     #[test]
     fn a_search_finds_what_brute_force_finds(

@@ -111,12 +111,17 @@ fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
     });
     let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
     let mut partly_recomputed = 0;
+    // Two of them, since each takes a quarter of a minute; all with the variable of many cases.
+    let tried = if std::env::var("FORETELL_BOUND_CASES").is_ok() { 4 } else { 2 };
     for (slow, fast, nic) in [
-        ("64MiB", "128MiB", "100Gbit/s"),
-        ("48MiB", "48MiB", "100Gbit/s"),
         ("32MiB", "96MiB", "10Gbit/s"),
+        ("48MiB", "48MiB", "100Gbit/s"),
+        ("64MiB", "128MiB", "100Gbit/s"),
         ("64MiB", "128MiB", "5Gbit/s"),
-    ] {
+    ]
+    .into_iter()
+    .take(tried)
+    {
         let topology = two_kinds(slow, fast, nic);
         let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Fp16).unwrap();
         let step = |layout: &Layout| {
