@@ -80,6 +80,7 @@ fn best_placement(job: &Choices, setting: &Setting, profile: Option<&Profile>) -
             PostTrainingPlanError::NoPlacement { .. }
             | PostTrainingPlanError::Prediction(PostTrainingError::TooFewDevices { .. }),
         ) => return Ok(BestOfJob::DoesNotFit(None)),
+        Err(PostTrainingPlanError::Planner(error)) => return Ok(BestOfJob::Refused(Failure::Unplanned(error))),
         Err(error) => return Ok(BestOfJob::Refused(Failure::of_undone(error))),
     };
     let Some(best) = planned.candidates.first() else {

@@ -24,7 +24,7 @@ pub fn replace(loaded: &mut LoadedPlan, choices: &MethodChoices) -> Result<(), F
     plan.training.lora = plan.training.lora.filter(|_| replaces.is_none());
     let keeps_adapters = plan.training.lora.is_some() && choices.adapter.is_none();
     let stated = MethodChoices {
-        method: Some(choices.method.unwrap_or_else(|| method_of(before))),
+        method: choices.method.or(loaded.policy.as_ref().map(|policy| policy.method.into())).or_else(|| Some(method_of(before))),
         base_bits: choices.base_bits.filter(|_| !keeps_adapters),
         ..choices.clone()
     };

@@ -276,13 +276,7 @@ impl Found<'_, '_> {
     fn engines(&mut self, rollout: &Rollout, plan: &Plan) -> Result<Option<u64>, PostTrainingPlanError> {
         let Request { model, name, topology, costs, .. } = self.request.actor;
         let (method, limit) = (self.request.method, self.limit());
-        let job = match ActorJob::new(model, plan, rollout, None) {
-            Ok(job) => job,
-            Err(error) => {
-                self.refused.get_or_insert(error.into());
-                return Ok(None);
-            }
-        };
+        let Ok(job) = ActorJob::new(model, plan, rollout, None) else { return Ok(None) };
         let actor = match ActorCosts::of(&job, name, topology, costs) {
             Ok(actor) => actor,
             // Rounded to the layout, the sequences may not divide it.

@@ -195,3 +195,34 @@ proptest! {
         }
     }
 }
+
+/// A node of eight V100s as a DGX-1 is wired: pairs with one NVLink of 25 GB/s, two, or none.
+fn dgx_1() -> Topology {
+    let wires = "[[0,1,1,2,2,0,0,0],[1,0,2,1,0,2,0,0],[1,2,0,2,0,0,1,0],[2,1,2,0,0,0,0,1],[2,0,0,0,0,1,1,2],[0,2,0,0,1,0,2,1],\
+                 [0,0,1,0,1,2,0,2],[0,0,0,1,2,1,2,0]]";
+    let text = format!(
+        "name: dgx-1\nnodes:\n  - {{name: dgx, devices: {{kind: v100-sxm-32g, count: 8}}, link: {{kind: nvlink-mesh, bandwidth: 150GB/s, \
+         unlinked: 10GB/s, wires: {wires}}}}}\n"
+    );
+    Topology::from_yaml(&text, "dgx-1").unwrap()
+}
+
+#[test]
+fn pairs_with_fewer_wires_are_slower_by_data_sheet_and_by_a_gpus_profile() {
+    let (dgx, bytes) = (dgx_1(), 1_000_000_000);
+    let own = ideal(&dgx);
+    let profiled =
+        foretell_simulator::CostModel::new(None, &dgx).with_stack(&dgx, "megatron-core", foretell_units::DataType::Fp16).unwrap();
+    for costs in [&own, &profiled] {
+        // The first two devices share one wire, the next two have two, and the whole node uses all.
+        let of = |kind: Collective, ranks: usize| {
+            let mut stage = StageBuilder::new(0);
+            stage.collective(kind, Group::along(Axis::Data), bytes, &[]);
+            seconds(&run(&program(ranks, 1, vec![stage.done()]), &dgx, costs))
+        };
+        assert!(of(Collective::AllReduce, 2) >= 0.04, "a pair of one wire: {}", of(Collective::AllReduce, 2));
+        assert!(of(Collective::AllReduce, 8) < 0.04, "all wires: {}", of(Collective::AllReduce, 8));
+        // Device 3 and 4 have no wire.
+        assert!(of(Collective::Shift, 8) >= 0.1, "over PCIe: {}", of(Collective::Shift, 8));
+    }
+}

@@ -33,8 +33,11 @@ pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, Framewor
         return Ok(script.without_launch());
     }
     let is_training = |launch: &&Launch| launch.script.contains("train");
-    let of_training: Vec<&Launch> = script.launches.iter().filter(is_training).collect();
-    let mut chosen = if of_training.is_empty() { script.launches.iter().collect() } else { of_training };
+    // A script's own launch goes before those of scripts that it runs.
+    let own: Vec<&Launch> = script.launches.iter().filter(|launch| !launch.is_inner).collect();
+    let all: Vec<&Launch> = if own.is_empty() { script.launches.iter().collect() } else { own };
+    let of_training: Vec<&Launch> = all.iter().copied().filter(is_training).collect();
+    let mut chosen = if of_training.is_empty() { all } else { of_training };
     chosen.dedup_by(|one, other| one.arguments == other.arguments);
     let mut notes = script.notes.clone();
     if let [only] = chosen[..] {
@@ -50,7 +53,7 @@ pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, Framewor
             script: Some(only.script.clone()),
             launcher: only.launcher.clone(),
             arguments: only.arguments.clone(),
-            ranks: script.ranks(text, &only.launcher, &only.script),
+            ranks: script.ranks(text, only),
             notes,
             unexpanded: script.unexpanded.clone(),
             foreign: None,
@@ -132,6 +135,10 @@ struct Script<'a> {
     joined: Joined,
     /// The result of the command before this one.
     last: Option<Taken>,
+    /// The variables that commands see, too.
+    exported: BTreeSet<String>,
+    /// Whether another script is being run, which this one starts.
+    is_inner: bool,
     /// The bodies that were read.
     reads: usize,
     /// The variable that the command behind this one assigns.
@@ -164,6 +171,9 @@ const MOST_CALLS: usize = 16;
 
 /// The most bodies of functions, loops and other scripts that are read: each may call itself twice.
 const MOST_READS: usize = 1 << 14;
+
+/// Letters of the longest value of a variable.
+const LONGEST_VALUE: usize = 1 << 17;
 
 /// The most rounds of a loop that are run.
 const MOST_ROUNDS: usize = 256;
@@ -234,7 +244,7 @@ impl Script<'_> {
                     }
                 }
                 Token::End | Token::And | Token::Or => {
-                    self.next_assigned = assigned_next(rest);
+                    self.next_assigned = if command.is_empty() { None } else { assigned_next(rest) };
                     self.run(std::mem::take(&mut command));
                     self.joined = match token {
                         Token::And => Joined::And,
@@ -303,6 +313,13 @@ impl Script<'_> {
                 self.branches.case(subject);
                 return;
             }
+            if keyword == "export" {
+                let names = command.iter().skip(1).filter_map(|word| match word.assigned() {
+                    Some((name, _)) => Some(name.to_owned()),
+                    None => word.literal().map(str::to_owned),
+                });
+                self.exported.extend(names);
+            }
             if keyword == "!" {
                 is_negated = !is_negated;
             } else if !self.branches.keyword(keyword) {
@@ -324,8 +341,13 @@ impl Script<'_> {
             }
             return;
         }
+        // `NAME=value command`: the command sees it.
+        let is_prefix = command.iter().any(|word| word.assigned().is_none());
         while let Some(word) = command.first().filter(|word| word.assigned().is_some()) {
             if let Some((name, adds)) = word.assigned().map(|(name, adds)| (name.to_string(), adds)) {
+                if is_prefix {
+                    self.exported.insert(name.clone());
+                }
                 let value = self.expand(&word.value()).join(" ");
                 self.assign(&name, Assigned::Text(value), adds);
             }
@@ -416,6 +438,12 @@ impl Script<'_> {
             (Assigned::Text(more), Some([text])) => vec![format!("{text}{more}")],
             (value, before) => [before.unwrap_or_default(), &value.elements()].concat(),
         };
+        // `A="$A$A"` in a loop: no command line is so long.
+        if value.iter().map(String::len).sum::<usize>() > LONGEST_VALUE {
+            self.variables.remove(name);
+            self.unexpanded.insert(name.into(), format!("is longer than {LONGEST_VALUE} letters"));
+            return;
+        }
         self.unexpanded.remove(name);
         self.variables.insert(name.into(), value);
         if !self.order.iter().any(|known| known == name) {
@@ -480,7 +508,14 @@ impl Script<'_> {
         }
         // `bash train.sh 7b`
         if let Some(at) = words.windows(2).position(|pair| is_shell(&pair[0]) && pair[1].ends_with(".sh")) {
-            return self.run_script(&words[at + 1], words.get(at + 2..).unwrap_or_default().to_vec());
+            let (before, arguments) = (self.launches.len(), words.get(at + 2..).unwrap_or_default().to_vec());
+            self.run_script(&words[at + 1], arguments);
+            // `srun bash train.sh`
+            let launcher = words.get(..at).unwrap_or_default();
+            self.launches[before..].iter_mut().for_each(|launch| {
+                launch.launcher.splice(0..0, launcher.iter().cloned());
+            });
+            return;
         }
         // `eval $COMMAND`: quotes and redirections within the words are the shell's.
         if first == "eval" && self.calls.len() < MOST_CALLS {

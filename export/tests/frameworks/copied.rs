@@ -39,6 +39,9 @@ fn flags_of_alpaca_lora_are_adapters_and_its_batch_is_a_steps() {
     assert_eq!((lora.rank, lora.alpha, imported.sequence), (8, 16, Some(512)));
     assert_eq!((imported.plan.layout.micro_batch, imported.plan.global_batch), (4, 128));
     assert!(is_noted(&imported, "`--batch_size 128`: samples of a step"), "{:?}", imported.assumed);
+    let minimal = read("python finetune.py --base_model org/llama --data_path d --output_dir o --bf16");
+    assert_eq!((minimal.plan.layout.micro_batch, minimal.plan.global_batch, minimal.sequence), (4, 128, Some(256)));
+    assert_eq!((minimal.plan.training.lora.map(|lora| lora.rank), minimal.plan.workload.base_bits), (Some(8), Some(8)));
     // LLaMA-Factory's flags without its script are no job of its either.
     let own = read(&format!("python train.py {JOB} --finetuning_type lora --lora_r 8"));
     assert_eq!(own.plan.layout.recompute, Recompute::None);
@@ -83,7 +86,12 @@ fn names_of_scripts_and_settings_say_what_is_trained_on() {
         refused(&format!("python {script} {JOB}"), "trains by rewards or from a teacher");
     }
     refused(&format!("python train.py {JOB} --reward_funcs accuracy"), "by rewards");
-    assert_eq!(read(&format!("python train_distilbert.py {JOB}")).plan.workload.preference, None);
+    for text in [format!("python train_distilbert.py {JOB}"), format!("python train.py {JOB} --experiment_name lora")] {
+        assert_eq!(read(&text).plan.workload.preference, None, "{text}");
+    }
+    // A setting of another method's name alone does not change what a tool trains.
+    refused("base_model: org/m\nmicro_batch_size: 1\norpo_alpha: 0.1\nbf16: true\n", "orpo_alpha");
+    refused(&format!("python train_sft.py {JOB} --orpo_alpha 0.1"), "orpo_alpha");
 }
 
 #[test]
@@ -92,7 +100,7 @@ fn launches_say_how_many_ranks_they_start() {
         ("deepspeed --include localhost:0,1 train.py", 2),
         ("accelerate launch --gpu_ids 0,1,2 train.py", 3),
         ("CUDA_VISIBLE_DEVICES=0 python train.py", 1),
-        ("export CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun train.py", 4),
+        ("export CUDA_VISIBLE_DEVICES=0,1,2,3\naccelerate launch train.py", 4),
         ("mpirun -np 16 python train.py", 16),
         ("srun -N 2 --ntasks-per-node=8 python train.py", 16),
         ("#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=4\nsrun python train.py", 16),
@@ -100,6 +108,19 @@ fn launches_say_how_many_ranks_they_start() {
         let imported = read(&format!("#!/bin/bash\n{launch} {JOB}"));
         assert!(is_noted(&imported, &format!("starts {ranks} ranks")), "{launch}: {:?}", imported.assumed);
     }
+    // `torchrun` starts one rank unless it is told otherwise. What a later command sees is its own.
+    for silent in [
+        "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun train.py",
+        "srun -N 2 python -m torch.distributed.run --nproc_per_node=8 --nnodes=$SLURM_NNODES train.py",
+    ] {
+        let imported = read(&format!("#!/bin/bash\n{silent} {JOB}"));
+        assert!(!is_noted(&imported, "ranks"), "{silent}: {:?}", imported.assumed);
+    }
+    let later = read(&format!("#!/bin/bash\ndeepspeed train.py {JOB}\nCUDA_VISIBLE_DEVICES=0 python eval.py --ckpt o"));
+    assert!(!is_noted(&later, "starts 1 ranks"), "{:?}", later.assumed);
+    let inner = format!("python train.py {JOB}");
+    let started = read_beside("srun -N 2 --ntasks-per-node=8 bash in.sh", 8, &[("in.sh", &inner)]).expect("it is read");
+    assert!(is_noted(&started, "starts 16 ranks"), "{:?}", started.assumed);
     let same = read(&format!("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 deepspeed train.py {JOB}"));
     assert!(!is_noted(&same, "ranks"), "{:?}", same.assumed);
 }
@@ -164,4 +185,31 @@ fn scripts_that_call_themselves_end() {
     let script = format!("f() {{ f; f; f; f; }}\nsource own.sh\nsource own.sh\nf\ntorchrun train.py {JOB}");
     let imported = read_beside(&script, 8, &[("own.sh", script.as_str())]).expect("it is read");
     assert!(is_noted(&imported, "calls itself, or runs loops, too often"), "{:?}", imported.assumed);
+}
+
+#[test]
+fn scripts_that_are_run_have_variables_of_their_own() {
+    let launch = format!("torchrun train.py {JOB} --gradient_accumulation_steps");
+    let batch = |text: &str, files: &[(&str, &str)]| read_beside(text, 8, files).expect(text).plan.global_batch;
+    let sets = ("set.sh", "A=16\n");
+    assert_eq!(batch(&format!("A=1\nbash set.sh\n{launch} $A"), &[sets]), 32);
+    assert_eq!(batch(&format!("A=1\nsource ./set.sh\n{launch} $A"), &[sets]), 512);
+    let inner = format!("{launch} ${{A:-1}}");
+    let inner = ("in.sh", inner.as_str());
+    assert_eq!(batch("A=4\nbash in.sh", &[inner]), 32);
+    assert_eq!(batch("export A=4\nbash in.sh", &[inner]), 128);
+    assert_eq!(batch("A=4 bash in.sh", &[inner]), 128);
+    // The script's own launch goes before others.
+    let own = read_beside(&format!("bash prep.sh\n{launch} 2"), 8, &[("prep.sh", "python prep.py --in x --out y\n")]);
+    assert_eq!(own.expect("it is read").plan.global_batch, 64);
+    // Files of this machine are not the job's.
+    let absolute =
+        read_beside(&format!("A=1\nsource /set.sh\n{launch} $A"), 8, &[("/set.sh", "A=16\n"), sets]).expect("it is read");
+    assert_eq!(absolute.plan.global_batch, 32);
+    assert!(is_noted(&absolute, "there is no such file"), "{:?}", absolute.assumed);
+    // A folder above the script's is another one.
+    let above = format!("D=$(dirname $(dirname $0))\ndeepspeed train.py --deepspeed $D/ds.json {JOB}");
+    refused(&above, "--deepspeed");
+    let long = format!("A=x\nfor i in {{1..40}}; do A=\"$A$A\"; done\n{launch} $A");
+    refused(&long, "is not a whole number");
 }

@@ -2,6 +2,7 @@
 //! decided, and what is not known is named.
 
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, import_plan};
+use foretell_models::Model;
 use foretell_units::DataType;
 use foretell_units::diagnostic::one_line;
 
@@ -207,4 +208,23 @@ fn an_evaluated_command_has_its_quotes_and_redirections_taken_out() {
         }
     }
     read("c='eval $c'\neval $c\n").expect_err("it never ends");
+}
+
+#[test]
+fn layers_of_each_stage_are_a_list_of_whole_numbers_or_refused() {
+    const JOB: &str = "torchrun pretrain_gpt.py --num-layers 16 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024 \
+                       --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 64 --vocab-size 32000 --bf16 --swiglu \
+                       --pipeline-model-parallel-size 2 --num-layer-list";
+    let read = |list: &str| {
+        import_plan(&format!("{JOB} {list}"), PlanForm::MegatronArguments, Surroundings::from(8))
+            .map_err(|error| one_line(&error))
+    };
+    let imported = read("6,10").expect("it is sound");
+    assert!(imported.plan.layout.cuts.is_some());
+    for wrong in ["8,x,8", "0,16", "6,9", "18446744073709551615,17", "6,10 --decoder-first-pipeline-num-layers 8"] {
+        assert!(read(wrong).expect_err(wrong).contains("--num-layer-list"), "{wrong}");
+    }
+    // Megatron's width of a gated network is a multiple of 64.
+    let decoder = imported.model.as_ref().and_then(Model::as_decoder).expect("a decoder");
+    assert_eq!(decoder.ffn, 2688);
 }

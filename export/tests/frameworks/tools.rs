@@ -337,11 +337,12 @@ fn what_a_script_sources_counts_and_loops_over_braces_are_run() {
     let sizes = ("sizes.sh", "export TP=4\nMBS=2\n");
     let imported = read_beside(SCRIPT, PlanForm::MegatronArguments, 8, &[sizes]).unwrap();
     assert_eq!((imported.plan.layout.tensor, imported.plan.layout.micro_batch), (4, 2));
-    assert!(!imported.assumed.iter().any(|note| note.contains("source")), "{:?}", imported.assumed);
+    assert!(imported.assumed.iter().any(|note| note.contains("`source ./sizes.sh`: the file")), "{:?}", imported.assumed);
+    assert!(!imported.assumed.iter().any(|note| note.contains("bashrc")), "{:?}", imported.assumed);
     let error = read_beside(SCRIPT, PlanForm::MegatronArguments, 8, &[]).unwrap_err();
     assert!(error.contains("$MBS"), "{error}");
     let stated = SCRIPT.replace("$MBS", "1");
     let alone = read_beside(&stated, PlanForm::MegatronArguments, 8, &[]).unwrap();
     assert_eq!(alone.plan.layout.tensor, 1);
-    assert!(alone.assumed.iter().any(|note| note.contains("`source sizes.sh`: there is no such file")), "{:?}", alone.assumed);
+    assert!(alone.assumed.iter().any(|note| note.contains("sizes.sh`: there is no such file")), "{:?}", alone.assumed);
 }

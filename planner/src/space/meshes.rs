@@ -134,13 +134,15 @@ impl Space<'_> {
         sizes
     }
 
-    /// Returns `true` if `tensor` may have this size: the fixed one, or one that spans at most
-    /// [`MOST_NODES_OF_TENSOR`] nodes and, with more than [`FEW_DEVICES`] devices, fills or divides
-    /// them.
+    /// Returns `true` if `tensor` may have this size: the fixed one, or one that divides the heads
+    /// that the stack divides, spans at most [`MOST_NODES_OF_TENSOR`] nodes and, with more than
+    /// [`FEW_DEVICES`] devices, fills or divides them.
     pub(super) fn allows_tensor_size(&self, size: usize) -> bool {
         let node = self.devices.per_node.max(1);
         let fits_nodes = self.devices.count <= FEW_DEVICES || size.is_multiple_of(node) || node.is_multiple_of(size);
-        self.fixed.tensor.map_or(size <= MOST_NODES_OF_TENSOR * node && fits_nodes, |fixed| fixed == size)
+        let divides_heads = self.model.heads.is_none_or(|heads| heads.is_multiple_of(size));
+        let is_free = divides_heads && size <= MOST_NODES_OF_TENSOR * node && fits_nodes;
+        self.fixed.tensor.map_or(is_free, |fixed| fixed == size)
     }
 
     /// Returns the sizes of `context` that leave each rank at least [`FEWEST_POSITIONS`].

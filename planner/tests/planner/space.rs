@@ -3,7 +3,7 @@
 use crate::common::{DGX, GptSizes, distinct_layouts, fixed, own_costs, schedule, splitting_schedule};
 use foretell_models::Model;
 use foretell_planner::{Planned, Request, layouts, plan};
-use foretell_program::{Axis, ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, compile};
+use foretell_program::{Axis, ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, Stack, compile};
 use foretell_simulator::CostModel;
 use foretell_units::diagnostic::one_line;
 use foretell_units::{Bytes, DataType};
@@ -118,4 +118,21 @@ fn fixed_cuts_rank_orders_and_shares_are_kept() {
     assert!(with("placement=pipeline+tensor").iter().all(|layout| layout.placement.as_deref() == Some(&order)));
     assert!(with("shares=1+3").iter().all(|layout| layout.data == 2 && layout.shares == Some(vec![1, 3])));
     assert!(with("context=2,context_method=ring").iter().all(|layout| layout.context_method == ContextMethod::Ring));
+}
+
+#[test]
+fn tensor_divides_key_heads_where_the_stack_does_whatever_the_devices() {
+    let model = r#"{"family": "llama", "layers": 4, "hidden": 512, "heads": 16, "kv_heads": 4, "ffn": 1024, "vocab": 512, "sequence": 512}"#;
+    let model: Model = serde_json::from_str(model).expect("it is sound");
+    let two = DGX.clone().with_nodes(2).expect("there may be two");
+    let costs = own_costs(&two, DataType::Bf16);
+    for devices in [8, 10] {
+        for (stack, most) in [("megatron-core", 4), ("foretell", 8)] {
+            let base = Plan { stack: Stack::new(stack), ..base(1) };
+            let request = Request { devices, ..Request::new(&model, "model", &two, &costs, &base) };
+            let all = layouts(&request).expect("the model is sound");
+            let widest = all.iter().map(|layout| layout.tensor).max();
+            assert_eq!(widest, Some(most), "{stack} on {devices} devices");
+        }
+    }
 }

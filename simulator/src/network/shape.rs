@@ -21,8 +21,9 @@ pub(crate) struct Shape {
     pub(crate) loads: Vec<(usize, f64)>,
     /// Seconds a byte without contention.
     pub(crate) seconds_per_byte: f64,
-    /// Seconds a byte by the links between switches alone. A fabric may be narrower than the nodes
-    /// that it joins, and its routes may collide.
+    /// Seconds a byte by what profiles of a node's links do not know. A fabric may be narrower than
+    /// the nodes that it joins, and its routes may collide; pairs of a node may have fewer wires
+    /// than others.
     pub(crate) fabric_seconds_per_byte: f64,
     /// Pairs of consecutive links on its routes, each once. [`super::saturation`] uses them; they
     /// are dropped afterwards.
@@ -74,7 +75,7 @@ impl Shape {
         if let Some(limit) = limit {
             shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
         }
-        Ok(Some(shape))
+        Ok(Some(shape.within_pairs(topology, &[(from, to, 1.0)])))
     }
 
     /// A ring through the members, in which each sends its data to the next.
@@ -91,7 +92,7 @@ impl Shape {
                 flows.push((members[from], members[to], 1.0 / orders.len() as f64));
             }
         }
-        Self::of_flows(context, &flows)
+        Ok(Self::of_flows(context, &flows)?.map(|shape| shape.within_wires(context.topology, members)))
     }
 
     /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck
@@ -108,7 +109,7 @@ impl Shape {
                 }
             }
         }
-        Self::of_flows(context, &flows)
+        Ok(Self::of_flows(context, &flows)?.map(|shape| shape.within_wires(context.topology, members)))
     }
 
     /// Every member sends every other an equal part.
@@ -116,7 +117,7 @@ impl Shape {
         let part = 1.0 / members.len() as f64;
         let others = |from: DeviceId| members.iter().filter(move |&&to| to != from).map(move |&to| (from, to, part));
         let flows: Vec<Flow> = members.iter().flat_map(|&from| others(from)).collect();
-        Self::of_flows(context, &flows)
+        Ok(Self::of_flows(context, &flows)?.map(|shape| shape.within_pairs(context.topology, &flows)))
     }
 
     /// Every member sends all of its data to the next, and the last to the first, in the order of
@@ -132,7 +133,27 @@ impl Shape {
                 shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
             }
         }
-        Ok(Some(shape))
+        Ok(Some(shape.within_pairs(context.topology, &flows)))
+    }
+
+    /// The shape, no faster than the wires of the pairs of devices between which its flows go.
+    fn within_pairs(self, topology: &Topology, flows: &[Flow]) -> Self {
+        let of_flow = |&(from, to, part): &Flow| topology.pair_rate(from, to).map(|rate| part / rate.value());
+        self.no_faster_than(flows.iter().filter_map(of_flow).reduce(f64::max))
+    }
+
+    /// The shape of rings or trees, no faster than the wires that members have to each other: NCCL
+    /// makes as many rings as there are wires, in orders that follow them.
+    fn within_wires(self, topology: &Topology, members: &[DeviceId]) -> Self {
+        self.no_faster_than(topology.wired_rate(members).map(|rate| 1.0 / rate.value()))
+    }
+
+    fn no_faster_than(mut self, seconds_per_byte: Option<f64>) -> Self {
+        if let Some(seconds) = seconds_per_byte {
+            self.seconds_per_byte = self.seconds_per_byte.max(seconds);
+            self.fabric_seconds_per_byte = self.fabric_seconds_per_byte.max(seconds);
+        }
+        self
     }
 
     /// Combines flows. With a rotation, only flows of representative ranks count; `None` if the

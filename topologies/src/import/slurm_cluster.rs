@@ -98,15 +98,21 @@ fn normal(kind: Option<&str>) -> String {
 /// that an administrator wrote (`rtx4090`) is that of a device of the library.
 fn is_named(kind: &str, library: &str) -> bool {
     let plain = |name: &str| name.replace('-', "").trim_start_matches("rtx").to_owned();
-    let has = |part: &str| {
-        let part = match part {
-            "sxm2" | "sxm4" | "sxm5" | "hbm3" => "sxm",
-            memory if memory.ends_with("gb") => memory.trim_end_matches('b'),
-            other => other,
-        };
-        library.split('-').any(|own| own == part)
+    let normal = |part: &str| match part {
+        "sxm2" | "sxm4" | "sxm5" | "hbm3" => "sxm".to_owned(),
+        memory if memory.ends_with("gb") => memory.trim_end_matches('b').to_owned(),
+        other => other.to_owned(),
     };
-    plain(kind) == plain(library) || kind.split('-').all(has)
+    let parts: Vec<String> = kind.split('-').map(normal).collect();
+    let of_library: Vec<&str> = library.split('-').collect();
+    // Nothing but memory and form may be left open.
+    let is_open = |part: &str| {
+        let is_memory = part.strip_suffix('g').is_some_and(|size| size.chars().all(|digit| digit.is_ascii_digit()));
+        is_memory || matches!(part, "sxm" | "pcie")
+    };
+    let has_all = parts.iter().all(|part| of_library.contains(&part.as_str()));
+    let is_same = of_library.iter().all(|part| is_open(part) || parts.iter().any(|own| own == part));
+    plain(kind) == plain(library) || (has_all && is_same)
 }
 
 /// What `--device` says of GPUs of a kind: one device for all, or a list that maps kinds.

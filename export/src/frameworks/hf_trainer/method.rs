@@ -83,8 +83,15 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
         &["peft_use_dora", "relora*", "use_badam", "lora_layers_to_transform", "lora_target_parameters"],
         "of adapters, plain LoRA and QLoRA are planned",
     )?;
-    let bits = frozen_bits(stated)?.or_else(|| bits_of_name(stated));
+    let named = bits_of_name(stated);
+    let bits = frozen_bits(stated)?.or(named);
     if !has_adapters(stated, tool, bits.is_some())? {
+        if let (Some(_), Some(model)) = (named, stated.peek("model_name_or_path").and_then(Value::as_str)) {
+            return Err(FrameworkError::Form {
+                reason: format!("{model}: its name says that its weights are quantised, and no adapters are stated"),
+                hint: "name the model of 16 bits, or state adapters (`--lora_r 8`)".into(),
+            });
+        }
         if let Some(bits) = bits {
             return Err(FrameworkError::Form {
                 reason: format!("weights of {bits} bits without adapters cannot be trained"),
@@ -110,7 +117,9 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
 
 /// Refuses settings of unknown names whose values say that adapters are trained.
 fn refuse_other_words(stated: &Stated) -> Result<(), FrameworkError> {
-    match stated.with_value(&["lora", "qlora"]).first() {
+    let may_say =
+        |name: &&String| ["tun", "train", "peft", "adapt", "method", "mode", "type"].iter().any(|part| name.contains(part));
+    match stated.with_value(&["lora", "qlora"]).iter().find(may_say) {
         None => Ok(()),
         Some(name) => Err(FrameworkError::Form {
             reason: format!("{}: it may say that adapters are trained, and its name is not known", stated.written(name)),

@@ -240,7 +240,9 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
     let by_settings = || {
         OF_WORDS.into_iter().take(5).find(|(word, _)| of_settings(word)).map(|found| (found, "the names of its settings say so"))
     };
-    if let Some(((word, preference), why)) = by_name.or_else(by_settings) {
+    // Axolotl says it in `rl`, and so do scripts that are named after other training.
+    let says_other = tool == Tool::Axolotl || words.contains(&"sft") || words.contains(&"pretrain");
+    if let Some(((word, preference), why)) = by_name.or_else(|| by_settings().filter(|_| !says_other)) {
         let passes = if matches!(word, "simpo" | "cpo") {
             ": its passes are those of CPO and SimPO, without a reference model"
         } else {

@@ -21,6 +21,22 @@ fn defaults_of_qlora() -> [(&'static str, Value); 9] {
     ]
 }
 
+/// Defaults of alpaca-lora's `finetune.py` (github.com/tloen/alpaca-lora), whose weights are frozen
+/// in eight bits. Its batch is that of all ranks.
+fn defaults_of_alpaca_lora() -> [(&'static str, Value); 9] {
+    [
+        ("micro_batch_size", json!("4")),
+        ("batch_size", json!(128)),
+        ("cutoff_len", json!(256)),
+        ("lora_r", json!(8)),
+        ("lora_alpha", json!(16)),
+        ("lora_dropout", json!(0.05)),
+        ("load_in_8bit", json!(true)),
+        ("fp16", json!(true)),
+        ("use_lora", json!(true)),
+    ]
+}
+
 /// Pairs of names for the tokens of a prompt and of its answer.
 const TWO_LENGTHS: [[&str; 2]; 2] = [["source_max_len", "target_max_len"], ["max_source_length", "max_target_length"]];
 
@@ -31,18 +47,17 @@ pub(super) fn translate(
     tool: Tool,
     surroundings: &Surroundings<'_>,
 ) -> Result<(), FrameworkError> {
-    for [source, target] in TWO_LENGTHS {
-        let has_total = ["max_length", "max_seq_length", "model_max_length", "cutoff_len"].iter().any(|name| stated.has(name));
-        if stated.has(source)
-            && stated.has(target)
-            && !has_total
-            && let (Some(before), Some(after)) = (stated.size(source)?, stated.size(target)?)
-        {
-            stated.provide("max_length", json!(before.saturating_add(after)));
-        }
+    let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
+    // Encoder-decoders have two sequences.
+    let has_two = script.is_some_and(|name| ["summarization", "translation", "seq2seq"].iter().any(|part| name.contains(part)));
+    if !has_two && !stated.is_on("predict_with_generate")? {
+        read_two_lengths(stated)?;
     }
     read_adapters_file(stated, surroundings)?;
-    let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
+    if script == Some("finetune.py") && stated.has("base_model") {
+        let others: &[&str] = if stated.has("bf16") { &["fp16"] } else { &[] };
+        provide_all(stated, "alpaca-lora's `finetune.py`", &defaults_of_alpaca_lora(), others);
+    }
     if tool == Tool::Trainer && script.is_some() {
         read_batch(stated, surroundings)?;
     }
@@ -55,6 +70,23 @@ pub(super) fn translate(
         "trained prefixes are not planned",
         "plan adapters in their place (`--lora_r 8`), which train as few parameters",
     )
+}
+
+/// The tokens of a prompt and of its answer, which make one sequence of a decoder.
+fn read_two_lengths(stated: &mut Stated) -> Result<(), FrameworkError> {
+    let has_total = ["max_length", "max_seq_length", "model_max_length", "cutoff_len"].iter().any(|name| stated.has(name));
+    for [source, target] in TWO_LENGTHS {
+        if stated.has(source)
+            && stated.has(target)
+            && !has_total
+            && let (Some(before), Some(after)) = (stated.size(source)?, stated.size(target)?)
+        {
+            let total = before.saturating_add(after);
+            stated.assume(format!("{total} positions of a sample: {} and {}", stated.written(source), stated.written(target)));
+            stated.provide("max_length", json!(total));
+        }
+    }
+    Ok(())
 }
 
 /// Adapters in a file of their own (BELLE's `--use_lora --lora_config FILE`).
@@ -96,20 +128,30 @@ fn read_qlora(stated: &mut Stated) -> Result<(), FrameworkError> {
         return Ok(());
     }
     stated.provide("use_lora", true.into());
-    let has_names = stated.has("lora_target_modules");
+    let mut others: Vec<&str> = Vec::new();
+    if stated.has("lora_target_modules") {
+        others.push("lora_target_linear");
+    }
+    if stated.has("bits") {
+        others.push("quantization_bit");
+    }
+    provide_all(stated, "`qlora.py`", &defaults_of_qlora(), &others);
+    Ok(())
+}
+
+/// States a script's defaults where it is not told otherwise, and notes them. `others` are stated
+/// under other names.
+fn provide_all(stated: &mut Stated, whose: &str, defaults: &[(&str, Value)], others: &[&str]) {
     let mut taken = Vec::new();
-    for (name, value) in defaults_of_qlora() {
-        let is_other_name = name == "quantization_bit" && stated.has("bits");
-        if stated.has(name) || is_other_name || (name == "lora_target_linear" && has_names) {
-            continue;
+    for (name, value) in defaults {
+        if !stated.has(name) && !others.contains(name) {
+            taken.push(format!("{name} {value}"));
+            stated.provide(name, value.clone());
         }
-        taken.push(format!("{name} {value}"));
-        stated.provide(name, value);
     }
     if !taken.is_empty() {
-        stated.assume(format!("defaults of `qlora.py`: {}", taken.join(", ")));
+        stated.assume(format!("defaults of {whose}: {}", taken.join(", ")));
     }
-    Ok(())
 }
 
 /// Firefly's word for the method, whose adapters are on all linear layers.

@@ -24,8 +24,14 @@ pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<()
     let counts_loss = stated.is_on("account-for-loss-in-pipeline-split")?;
     if let Some(list) = stated.text("num-layer-list")? {
         // MindSpeed's own.
-        let cuts: Vec<usize> = list.split(',').filter_map(|count| count.trim().parse().ok()).collect();
-        if cuts.len() != stages || layers.is_some_and(|layers| cuts.iter().sum::<usize>() != layers) {
+        if first.or(last).or(per_chunk).or(virtual_stages).is_some() || counts_embedding || counts_loss {
+            let reason = "`--num-layer-list` beside another choice of the stages' layers".into();
+            return Err(impossible(reason, "keep one of them"));
+        }
+        let counts = list.split(',').map(|count| count.trim().parse::<usize>().ok().filter(|count| *count > 0));
+        let cuts = counts.collect::<Option<Vec<usize>>>().unwrap_or_default();
+        let total = cuts.iter().try_fold(0usize, |total, count| total.checked_add(*count));
+        if cuts.len() != stages || layers.is_some_and(|layers| total != Some(layers)) {
             let reason = format!("`--num-layer-list {list}` does not give {stages} stages all layers");
             return Err(impossible(reason, "write the number of layers of each stage, with commas between them"));
         }

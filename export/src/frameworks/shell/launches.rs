@@ -33,6 +33,10 @@ pub(super) struct Launch {
     /// The words before it.
     pub(super) launcher: Vec<String>,
     pub(super) arguments: Vec<String>,
+    /// The devices that it may see, if the script says them.
+    pub(super) visible: Option<String>,
+    /// Whether a script starts it that another one runs.
+    pub(super) is_inner: bool,
 }
 
 /// Where the module stands that `python -m` or `deepspeed --module` starts, beside modules that are
@@ -69,6 +73,11 @@ impl Script<'_> {
         Started { script, launcher: Vec::new(), arguments, ranks: None, notes, unexpanded, foreign, settings }
     }
 
+    fn note_launch(&mut self, script: String, launcher: Vec<String>, arguments: Vec<String>) {
+        let visible = self.variables.get("CUDA_VISIBLE_DEVICES").and_then(|devices| devices.first()).cloned();
+        self.launches.push(Launch { script, launcher, arguments, visible, is_inner: self.is_inner });
+    }
+
     /// Notes the job that a command starts, if it starts one.
     pub(super) fn start(&mut self, words: Vec<String>) {
         // A command in one word.
@@ -96,7 +105,7 @@ impl Script<'_> {
                         _ => job.replacen(TRL_MODULES, "", 1),
                     };
                     let arguments = arguments.to_vec();
-                    self.launches.push(Launch { script, launcher: words[..at].to_vec(), arguments });
+                    self.note_launch(script, words[..at].to_vec(), arguments);
                     return;
                 }
                 let settings = words.iter().find(|word| word.ends_with(".yaml") || word.ends_with(".yml"));
@@ -117,7 +126,7 @@ impl Script<'_> {
         if has_recipe || arguments.iter().any(|word| word.starts_with("--") || word.starts_with('$')) {
             let script = words.get(place).cloned().unwrap_or_default();
             let launcher = words.get(..place).unwrap_or_default().to_vec();
-            self.launches.push(Launch { script, launcher, arguments });
+            self.note_launch(script, launcher, arguments);
         }
     }
 }

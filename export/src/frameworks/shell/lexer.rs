@@ -239,6 +239,9 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
                 return Some(plain("@".into()));
             }
             let default = rest.strip_prefix(":-").or_else(|| rest.strip_prefix('-')).or_else(|| rest.strip_prefix(":="));
+            if name == "PWD" && rest.is_empty() {
+                return Some(Piece::Literal(".".into()));
+            }
             let is_known = rest.is_empty() || default.is_some() || matches!(rest, "[@]" | "[*]");
             let name = if is_known && !name.is_empty() { name } else { format!("{{{inner}}}") };
             Some(Piece::Variable { name, default: default.map(unquoted), is_quoted, is_all: rest.starts_with('[') })
@@ -269,13 +272,22 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
 }
 
 /// Whether a command prints the folder of the script or that in which it runs, beside which other
-/// files are looked for.
+/// files are looked for: `pwd`, `dirname "$0"`, `cd "$(dirname "$0")" && pwd`.
 fn is_own_folder(command: &str) -> bool {
-    let words: Vec<&str> = command.split(|letter: char| !is_name(letter)).filter(|word| !word.is_empty()).collect();
-    let known = ["cd", "dirname", "0", "BASH_SOURCE", "pwd", "P", "readlink", "realpath", "f", "e", "dev", "null", "1"];
-    words.iter().any(|word| matches!(*word, "pwd" | "dirname"))
-        && words.iter().all(|word| known.contains(word))
-        && !command.contains("..")
+    let plain =
+        command.replace(['"', '\'', '$', '{', '}', '(', ')'], " ").replace("[0]", "").replace("&&", " ").replace(';', " ");
+    let is_switch = |word: &&str| ["--", "-P", "-L", "-f", ">/dev/null", "&>/dev/null", "2>&1", "2>/dev/null"].contains(word);
+    let words: Vec<&str> = plain.split_whitespace().filter(|word| !is_switch(word)).collect();
+    let is_script = |word: &str| ["0", "BASH_SOURCE"].contains(&word);
+    let is_its_folder = |words: &[&str]| match words {
+        ["dirname", script] | ["dirname", "readlink" | "realpath", script] => is_script(script),
+        _ => false,
+    };
+    match &words[..] {
+        ["pwd"] => true,
+        ["cd", folder @ .., "pwd"] => is_its_folder(folder),
+        folder => is_its_folder(folder),
+    }
 }
 
 fn unquoted(text: &str) -> String {

@@ -2,18 +2,19 @@
 //! what it asks Slurm for.
 
 use super::Script;
+use super::launches::Launch;
 
-/// Launchers that start a rank for each device of a node.
-const LAUNCHERS: [&str; 4] = ["torchrun", "deepspeed", "accelerate", "torch.distributed.launch"];
+/// Launchers of their own ranks.
+const LAUNCHERS: [&str; 6] =
+    ["torchrun", "deepspeed", "accelerate", "llamafactory-cli", "torch.distributed.launch", "torch.distributed.run"];
 
 impl Script<'_> {
     /// The ranks of a launch, if its words or the script say them. `text` is the whole script, in
     /// which comments ask Slurm for nodes and tasks.
-    pub(super) fn ranks(&self, text: &str, words: &[String], script: &str) -> Option<usize> {
-        by_launcher(words)
-            .or_else(|| self.by_environment(script))
-            .or_else(|| by_tasks(text, words))
-            .or_else(|| self.by_devices(words))
+    pub(super) fn ranks(&self, text: &str, launch: &Launch) -> Option<usize> {
+        let words = &launch.launcher;
+        let by_launcher = by_launcher(words).or_else(|| self.by_environment(&launch.script));
+        by_launcher.or_else(|| by_tasks(text, words)).or_else(|| by_devices(launch))
     }
 
     /// The ranks that ms-swift's commands start: its variables say so.
@@ -22,18 +23,21 @@ impl Script<'_> {
         self.number("NPROC_PER_NODE").filter(|_| is_of_swift)?.checked_mul(self.number("NNODES").unwrap_or(1))
     }
 
-    /// The devices of the machine that the launch may see, one rank each.
-    fn by_devices(&self, words: &[String]) -> Option<usize> {
-        // The launcher of several nodes says the number of each.
-        let is_of_one_node =
-            !words.iter().any(|word| word.contains("nnodes") || word.contains("num_nodes") || word.contains("hostfile"));
-        let visible = self.variables.get("CUDA_VISIBLE_DEVICES").filter(|_| is_of_one_node)?;
-        count_of(visible.first()?)
-    }
-
     fn number(&self, name: &str) -> Option<usize> {
         self.variables.get(name)?.first()?.trim().parse().ok()
     }
+}
+
+/// The devices that a launch may see, where its launcher starts a rank on each: `deepspeed` and
+/// `accelerate` do, on one node, and one device has one rank under any.
+fn by_devices(launch: &Launch) -> Option<usize> {
+    let is_of_several =
+        |word: &String| ["nnodes", "num_nodes", "num_machines", "hostfile"].iter().any(|name| word.contains(name));
+    let words = &launch.launcher;
+    let count = count_of(launch.visible.as_deref()?).filter(|_| !words.iter().any(is_of_several))?;
+    let has_all =
+        words.iter().any(|word| matches!(word.rsplit('/').next(), Some("deepspeed" | "accelerate" | "llamafactory-cli")));
+    (has_all || count == 1).then_some(count)
 }
 
 /// The number of devices in a list such as `0,1`.

@@ -6,35 +6,60 @@ use super::{MOST_CALLS, Script, lexer};
 const ENVIRONMENTS: [&str; 6] = ["activate", "bashrc", "profile", "conda.sh", "setvars.sh", "modules.sh"];
 
 impl Script<'_> {
-    /// Runs another script with its arguments.
+    /// Runs another script with its arguments. It sees what is exported, and changes nothing of
+    /// this one.
     pub(super) fn run_script(&mut self, path: &str, arguments: Vec<String>) {
-        let path = path.trim_start_matches("./");
-        match self.file.and_then(|file| file(path)).filter(|_| self.calls.len() < MOST_CALLS) {
-            Some(text) => {
-                self.calls.push(arguments);
-                self.read(&lexer::tokens(&text));
-                self.calls.pop();
-            }
-            None => _ = self.foreign.get_or_insert(format!("`{path}`, a script that does not lie beside this one,")),
+        let Some(text) = self.beside(path) else {
+            self.foreign.get_or_insert(format!("`{path}`, a script that does not lie beside this one,"));
+            return;
+        };
+        if self.calls.len() >= MOST_CALLS {
+            return;
         }
+        let exported = self.variables.iter().filter(|(name, _)| self.exported.contains(*name));
+        let seen = exported.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let variables = std::mem::replace(&mut self.variables, seen);
+        let (unexpanded, undone) = (std::mem::take(&mut self.unexpanded), std::mem::take(&mut self.undone));
+        let functions = std::mem::take(&mut self.functions);
+        let was_inner = std::mem::replace(&mut self.is_inner, true);
+        self.calls.push(arguments);
+        self.read(&lexer::tokens(&text));
+        self.calls.pop();
+        (self.variables, self.functions, self.is_inner) = (variables, functions, was_inner);
+        (self.unexpanded, self.undone) = (unexpanded, undone);
     }
 
     /// Reads a script that this one sources. What is in a directory that is not known
     /// (`$DIR/job.sh`) is looked for beside the script.
     pub(super) fn source(&mut self, path: &str) {
         let name = path.rsplit('/').next().unwrap_or(path);
-        let path = if path.contains('$') { name } else { path.trim_start_matches("./") };
-        match self.file.and_then(|file| file(path)).filter(|_| self.calls.len() < MOST_CALLS) {
-            Some(text) => {
-                self.calls.push(self.calls.last().cloned().unwrap_or_default());
-                self.read(&lexer::tokens(&text));
-                self.calls.pop();
-            }
-            // They set up a machine or Python, and no job.
-            None if ENVIRONMENTS.iter().any(|end| name.ends_with(end)) => {}
-            None => self
-                .notes
-                .push(format!("`source {path}`: there is no such file beside the script, and what it assigns is left out")),
+        // They set up a machine or Python, and no job.
+        if ENVIRONMENTS.iter().any(|end| name.ends_with(end)) {
+            return;
+        }
+        let path = if path.contains('$') { name } else { path };
+        let Some(text) = self.beside(path) else {
+            let note = format!("`source {path}`: there is no such file beside the script, and what it assigns is left out");
+            return self.note_once(note);
+        };
+        if self.calls.len() < MOST_CALLS {
+            self.note_once(format!("`source {path}`: the file of that name beside the script counts"));
+            self.calls.push(self.calls.last().cloned().unwrap_or_default());
+            self.read(&lexer::tokens(&text));
+            self.calls.pop();
+        }
+    }
+
+    /// A file beside the script. Files of this machine under an absolute path are not those of the
+    /// job's.
+    fn beside(&self, path: &str) -> Option<String> {
+        let path = path.strip_prefix("./").map_or(path, |rest| rest.trim_start_matches('/'));
+        self.file.filter(|_| !path.starts_with(['/', '~'])).and_then(|file| file(path))
+    }
+
+    fn note_once(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
         }
     }
 }
