@@ -50,9 +50,10 @@ pub(super) fn translate(
     let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
     // Encoder-decoders have two sequences.
     let has_two = script.is_some_and(|name| ["summarization", "translation", "seq2seq"].iter().any(|part| name.contains(part)));
-    if !has_two && !stated.is_on("predict_with_generate")? {
+    if !has_two && stated.peek("predict_with_generate").is_none() {
         read_two_lengths(stated)?;
     }
+    stated.neutral(&["predict_with_generate"]);
     read_adapters_file(stated, surroundings)?;
     if script == Some("finetune.py") && stated.has("base_model") {
         let others: &[&str] = if stated.has("bf16") { &["fp16"] } else { &[] };
