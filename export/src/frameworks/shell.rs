@@ -6,6 +6,7 @@
 
 mod blocks;
 mod branches;
+mod expansion;
 mod launches;
 mod lexer;
 mod ranks;
@@ -15,6 +16,7 @@ use super::FrameworkError;
 use super::deciding::may_decide;
 use blocks::{Loop, definition, in_braces};
 use branches::{Branches, Joined, Taken};
+use expansion::assigned_next;
 use launches::Launch;
 pub(super) use launches::is_recipe;
 use lexer::{Piece, Token, Word};
@@ -95,24 +97,6 @@ fn is_shell(word: &str) -> bool {
 /// Whether values are arguments: the first word is a flag.
 fn is_flags(values: &[String]) -> bool {
     values.first().is_some_and(|first| first.trim_start().starts_with("--"))
-}
-
-/// The variable that the next command assigns, behind `then` or not.
-fn assigned_next(tokens: &[Token]) -> Option<String> {
-    let mut words = tokens.iter().skip_while(|token| match token {
-        Token::End => true,
-        Token::Word(word) => word.literal() == Some("then"),
-        _ => false,
-    });
-    match words.next()? {
-        Token::Word(word) => word.assigned().map(|(name, _)| name.to_string()),
-        _ => None,
-    }
-}
-
-/// A command or sum whose value is not known: one word, wherever it is used.
-fn without_blanks(text: &str) -> String {
-    text.split_whitespace().collect()
 }
 
 fn words_of(text: &str) -> Vec<String> {
@@ -385,20 +369,6 @@ impl Script<'_> {
         }
     }
 
-    /// The values of a positional parameter of the innermost call: `$1`, or all of them (`$@`). The
-    /// script's own arguments are none.
-    fn positional(&self, name: &str) -> Option<Vec<String>> {
-        let arguments = self.calls.last();
-        if name == "@" || name == "*" {
-            return Some(arguments.cloned().unwrap_or_default());
-        }
-        if name == "#" {
-            return arguments.map(|arguments| vec![arguments.len().to_string()]);
-        }
-        let place = name.parse::<usize>().ok()?.checked_sub(1)?;
-        arguments?.get(place).map(|argument| vec![argument.clone()])
-    }
-
     /// The result of a list of commands up to this one.
     fn combined(&self, result: Taken) -> Taken {
         let last = self.last.unwrap_or(Taken::Yes);
@@ -528,29 +498,6 @@ impl Script<'_> {
         self.start(words);
     }
 
-    /// The words of a test whether a variable has a value. Arguments of the script's own are taken
-    /// to have none, and so is a variable that gets its default behind the test
-    /// (`[ -z "$X" ] && X=1`), as where one follows it (`${X:-1}`).
-    fn without_surroundings(&mut self, mut words: Vec<String>) -> Vec<String> {
-        if !matches!(words.first().map(String::as_str), Some("[" | "[[" | "test")) {
-            return words;
-        }
-        for at in 1..words.len() {
-            let Some(name) = words[at].strip_prefix('$').map(str::to_owned) else { continue };
-            let is_default = words[at - 1] == "-z" && self.next_assigned.as_deref() == Some(name.as_str());
-            let is_argument =
-                name.parse::<usize>().is_ok() && self.calls.is_empty() && matches!(words[at - 1].as_str(), "-z" | "-n");
-            if !self.unexpanded.contains_key(&name) && (is_default || is_argument) {
-                let note = format!("`${name}` is taken to have no value where the script tests it");
-                if !self.notes.contains(&note) {
-                    self.notes.push(note);
-                }
-                words[at] = String::new();
-            }
-        }
-        words
-    }
-
     /// The result of a loop's condition that asks for the script's own arguments, of which there
     /// are none.
     fn without_arguments(&mut self, words: &[String]) -> Option<Taken> {
@@ -562,58 +509,5 @@ impl Script<'_> {
             self.notes.push(note.into());
         }
         Some(result)
-    }
-
-    /// A default's text with its variables expanded.
-    fn expand_text(&self, text: &str) -> String {
-        if !text.contains('$') {
-            return text.to_owned();
-        }
-        let words = lexer::tokens(&format!("\"{text}\""));
-        let expanded =
-            words.iter().map(|token| if let Token::Word(word) = token { self.expand(word).join(" ") } else { String::new() });
-        expanded.collect::<Vec<_>>().join("")
-    }
-
-    /// The words that a word becomes.
-    fn expand(&self, word: &Word) -> Vec<String> {
-        let mut done: Vec<String> = Vec::new();
-        let mut current: Option<String> = word.is_quoted.then(String::new);
-        for piece in &word.pieces {
-            match piece {
-                Piece::Literal(text) => current.get_or_insert_default().push_str(text),
-                Piece::Sum(text) => {
-                    let sum = lexer::sum(text, &|name| self.variables.get(name)?.first()?.trim().parse().ok());
-                    let open = || format!("$(({}))", without_blanks(text));
-                    current.get_or_insert_default().push_str(&sum.map_or_else(open, |sum| sum.to_string()));
-                }
-                Piece::Variable { name, default, is_quoted, is_all } => {
-                    let found = self.positional(name).or_else(|| self.variables.get(name).cloned());
-                    let found = found.or_else(|| default.as_ref().map(|text| vec![self.expand_text(text)]));
-                    let is_empty = self.undone.contains(name) && !self.unexpanded.contains_key(name);
-                    let found = found.or_else(|| is_empty.then(|| vec![String::new()]));
-                    let Some(values) = found else {
-                        current.get_or_insert_default().push_str(&format!("${}", without_blanks(name)));
-                        continue;
-                    };
-                    let values = if *is_all { values } else { values.into_iter().take(1).collect() };
-                    let parts: Vec<String> = if *is_quoted {
-                        values
-                    } else {
-                        values.iter().flat_map(|value| value.split_whitespace().map(String::from)).collect()
-                    };
-                    for (index, part) in parts.into_iter().enumerate() {
-                        if index > 0 {
-                            done.extend(current.take());
-                        }
-                        current.get_or_insert_default().push_str(&part);
-                    }
-                }
-            }
-        }
-        // `"${ALL[@]}"` of an empty list is no word.
-        let is_nothing = word.pieces.iter().all(|piece| matches!(piece, Piece::Variable { .. })) && !word.pieces.is_empty();
-        done.extend(current.filter(|text| !(is_nothing && text.is_empty())));
-        done
     }
 }
