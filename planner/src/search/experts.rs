@@ -170,7 +170,17 @@ impl Searcher<'_> {
                 break;
             }
         }
-        self.simulate_long(long)
+        self.simulate_long(long)?;
+        self.try_buckets()
+    }
+
+    /// Simulates the best layout with the other buckets that the space lists, if it has one stage:
+    /// the time may be over before the search comes to them.
+    fn try_buckets(&mut self) -> Result<(), PlannerError> {
+        let Some((_, layout)) = self.best().filter(|(_, layout)| layout.pipeline == 1) else { return Ok(()) };
+        let others = self.bounds.space.different_buckets(&layout).iter().filter(|&&bucket| bucket != layout.bucket);
+        let others = others.map(|&bucket| (0.0, Layout { bucket, ..layout.clone() }));
+        self.simulate_long(others.filter(|(_, other)| self.known.get(other).is_none()).collect())
     }
 
     /// Returns the families that an expert would try, those that seem best first.

@@ -92,7 +92,7 @@ impl Searcher<'_> {
         close.take(RUNNERS_UP).map(|other| other.plan.layout.clone()).collect()
     }
 
-    fn best(&self) -> Option<(f64, Layout)> {
+    pub(super) fn best(&self) -> Option<(f64, Layout)> {
         self.incumbents.list.first().map(|best| (best.value, best.plan.layout.clone()))
     }
 

@@ -177,7 +177,7 @@ impl Space<'_> {
 
     /// Returns the bucket sizes that give different Programs. All sizes from the first that holds
     /// all gradients on give the same.
-    fn different_buckets(&self, layout: &Layout) -> &[Bytes] {
+    pub(crate) fn different_buckets(&self, layout: &Layout) -> &[Bytes] {
         let sizes = &self.bucket_sizes;
         if bucket_size_matters(layout) {
             let holds_all = sizes.iter().position(|&bucket| bucket >= self.model.bucketed_gradients);
