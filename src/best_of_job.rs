@@ -39,7 +39,8 @@ pub struct Fitting {
     pub layout: String,
 }
 
-/// Searches a job. Of the `layouts` fastest it takes the first that hardly runs out of memory.
+/// Searches a job. Of the `layouts` fastest it takes the first that hardly runs out of memory,
+/// or the fastest if all may.
 ///
 /// # Errors
 /// If a plan that was found has no mesh.

@@ -111,9 +111,7 @@ const SHORTEST: usize = 1 << 9;
 /// Plans every job of a table.
 pub fn answer(axes: Axes, choices: &Choices, profile: Option<&Profile>) -> Result<TableAnswer, Failure> {
     let is_varied = |axis: Axis| axes.rows == axis || axes.columns == axis;
-    if choices.method.method.is_some_and(|method| method.policy().is_some())
-        && (is_varied(Axis::Method) || is_varied(Axis::Context))
-    {
+    if choices.method.generates() && (is_varied(Axis::Method) || is_varied(Axis::Context)) {
         let message = "a table of a method that generates varies batch, nodes, gpus, model or loss";
         return Err(
             Failure::input(code::OPTION_VALUE, message).hint("state lengths in `--rollout`, and ask for a table of each method")

@@ -50,9 +50,8 @@ const USUAL_BATCH: usize = 32;
 /// Finds the least number of each kind.
 pub fn answer(kinds: &[String], choices: &Choices, profile: Option<&Profile>) -> Result<GpusNeededAnswer, Failure> {
     // The same batch on any number of devices. A rollout states its own.
-    let has_rollout = choices.method.method.is_some_and(|method| method.policy().is_some());
     let batch = choices.global_batch.or_else(|| {
-        (!has_rollout).then(|| {
+        (!choices.method.generates()).then(|| {
             output::note(&format!("`--global-batch {USUAL_BATCH}` is assumed"));
             USUAL_BATCH
         })

@@ -283,6 +283,11 @@ impl MethodChoices {
         self.method.is_some_and(Method::is_fine_tuning)
     }
 
+    /// Whether a step generates what it trains on.
+    pub fn generates(&self) -> bool {
+        self.method.is_some_and(|method| method.policy().is_some())
+    }
+
     /// Writes the choices into a plan, and the defaults that matter into `taken`.
     pub fn apply(&self, plan: &mut Plan, model: &Model, taken: &mut Vec<String>) -> Result<(), Failure> {
         let method = self.method.unwrap_or(Method::Pretrain);

@@ -100,7 +100,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     // A profile is measured on our kernels, and the other modes are ours alone.
     let is_ours = profile.is_some() || arguments.mode == ModeChoice::Any;
-    let has_policy = arguments.choices.method.method.is_some_and(|method| method.policy().is_some());
+    let has_policy = arguments.choices.method.generates();
     if has_policy {
         arguments.refuse_of_policies()?;
     } else {

@@ -207,7 +207,7 @@ impl Layout {
         self.groups[from.group].links.between(self.first_link_of_node(from), from.device_in_node, to, links)?;
         let mesh = group.link.filter(|link| link.kind == NodeLinkKind::NvLinkMesh && group.devices > 2);
         let of_pair = |link: NodeLink| match &group.wires {
-            Some(wires) => wires.rate(from.device_in_node, to, link.bandwidth),
+            Some(wires) => wires.rate(from.device_in_node, &[to], link.bandwidth),
             None => link.bandwidth / (group.devices - 1) as f64,
         };
         Some(mesh.map(of_pair))

@@ -307,41 +307,19 @@ impl Topology {
         })
     }
 
-    /// Rate of a flow between two devices of a node whose NVLinks are stated pair by pair. `None`
-    /// for others.
-    pub fn pair_rate(&self, from: DeviceId, to: DeviceId) -> Option<BytesPerSecond> {
+    /// Rate at which a device can send to those of some others that are on its node, at once.
+    /// `None` unless the node's NVLinks are stated pair by pair, or if no other is there.
+    pub fn rate_of_wires(&self, from: DeviceId, others: &[DeviceId]) -> Option<BytesPerSecond> {
         if self.groups.iter().all(|group| group.wires.is_none()) {
             return None;
         }
-        let (start, end) = (self.layout.position(&self.groups, from), self.layout.position(&self.groups, to));
-        if from == to || self.node_of(from) != self.node_of(to) {
-            return None;
-        }
-        let group = &self.groups[start.group];
-        group
-            .wires
-            .as_ref()
-            .zip(group.link)
-            .map(|(wires, link)| wires.rate(start.device_in_node, end.device_in_node, link.bandwidth))
-    }
-
-    /// Rate at which each of some devices can send to the others of its node at once, where NVLinks
-    /// are stated pair by pair: that of the device with the fewest. `None` if none are.
-    pub fn wired_rate(&self, devices: &[DeviceId]) -> Option<BytesPerSecond> {
-        if self.groups.iter().all(|group| group.wires.is_none()) {
-            return None;
-        }
-        let of_device = |&from: &DeviceId| {
-            let rates = devices.iter().filter_map(|&to| self.pair_rate(from, to));
-            let is_unlinked = |rate: &BytesPerSecond| {
-                let group = &self.groups[self.layout.position(&self.groups, from).group];
-                group.wires.as_ref().is_some_and(|wires| *rate == wires.unlinked)
-            };
-            let (unlinked, linked): (Vec<BytesPerSecond>, Vec<BytesPerSecond>) = rates.partition(is_unlinked);
-            let linked = linked.into_iter().reduce(|sum, rate| sum + rate);
-            linked.or(unlinked.first().copied())
-        };
-        devices.iter().filter_map(of_device).reduce(|least, rate| if rate.value() < least.value() { rate } else { least })
+        let position = self.layout.position(&self.groups, from);
+        let group = &self.groups[position.group];
+        let (wires, link) = group.wires.as_ref().zip(group.link)?;
+        let is_beside = |other: &&DeviceId| **other != from && self.node_of(**other) == self.node_of(from);
+        let beside = others.iter().filter(is_beside).map(|&other| self.layout.position(&self.groups, other).device_in_node);
+        let beside: Vec<usize> = beside.collect();
+        (!beside.is_empty()).then(|| wires.rate(position.device_in_node, &beside, link.bandwidth))
     }
 
     /// Number of shortest paths among which the routing may choose for a flow: 1 within a node or

@@ -15,12 +15,14 @@ pub struct Wires {
 }
 
 impl Wires {
-    /// Rate of a flow from one device to another, one way. `bandwidth` is the rate of all links of
-    /// the device that has the most.
-    pub fn rate(&self, from: usize, to: usize, bandwidth: BytesPerSecond) -> BytesPerSecond {
+    /// Rate at which a device sends to some others at once, one way. `bandwidth` is the rate of all
+    /// links of the device that has the most.
+    pub fn rate(&self, from: usize, others: &[usize], bandwidth: BytesPerSecond) -> BytesPerSecond {
         let most = self.counts.iter().map(|row| row.iter().sum::<usize>()).max();
-        match (self.counts.get(from).and_then(|row| row.get(to)), most) {
-            (Some(&wires), Some(most)) if wires > 0 => bandwidth * (wires as f64 / most as f64),
+        let row = self.counts.get(from).map_or(&[][..], Vec::as_slice);
+        let wires: usize = others.iter().filter_map(|&other| row.get(other)).sum();
+        match most {
+            Some(most) if wires > 0 => bandwidth * (wires as f64 / most as f64),
             _ => self.unlinked,
         }
     }

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 type ReadFile<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The words of the command that starts a job, after the name of its Python script; or all words,
-/// where the text is a list of arguments. `file` reads a script that this one sources.
+/// where the text is a list of arguments. `file` reads a script that this one sources or runs.
 pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, FrameworkError> {
     let mut script = Script { file: Some(file), ..Script::default() };
     script.read(&lexer::tokens(text));
@@ -106,7 +106,7 @@ fn words_of(text: &str) -> Vec<String> {
 /// What has been read of a script.
 #[derive(Default)]
 struct Script<'a> {
-    /// Reads a script that this one sources.
+    /// Reads a script that this one sources or runs.
     file: Option<ReadFile<'a>>,
     variables: BTreeMap<String, Vec<String>>,
     /// The variables in the order in which they were first assigned.
@@ -121,7 +121,7 @@ struct Script<'a> {
     last: Option<Taken>,
     /// The variables that commands see, too.
     exported: BTreeSet<String>,
-    /// Whether another script is being run, which this one starts.
+    /// `true` while a script is read that the first one runs with a shell.
     is_inner: bool,
     /// The bodies that were read.
     reads: usize,
@@ -182,10 +182,8 @@ impl Script<'_> {
     fn read(&mut self, tokens: &[Token]) {
         self.reads += 1;
         if self.reads > MOST_READS {
-            if self.reads == MOST_READS + 1 {
-                self.notes.push("the script calls itself, or runs loops, too often: the rest of these calls is left out".into());
-            }
-            return;
+            return self
+                .note_once("the script calls itself, or runs loops, too often: the rest of these calls is left out".into());
         }
         let mut command: Vec<Word> = Vec::new();
         let mut rest = tokens;
@@ -470,22 +468,13 @@ impl Script<'_> {
             self.calls.push(words.get(at + 4..).unwrap_or_default().to_vec());
             self.read(&inner);
             self.calls.pop();
-            let launcher = words.get(..at).unwrap_or_default();
-            self.launches[before..].iter_mut().for_each(|launch| {
-                launch.launcher.splice(0..0, launcher.iter().cloned());
-            });
-            return;
+            return self.put_launcher(before, &words[..at]);
         }
         // `bash train.sh 7b`
         if let Some(at) = words.windows(2).position(|pair| is_shell(&pair[0]) && pair[1].ends_with(".sh")) {
             let (before, arguments) = (self.launches.len(), words.get(at + 2..).unwrap_or_default().to_vec());
             self.run_script(&words[at + 1], arguments);
-            // `srun bash train.sh`
-            let launcher = words.get(..at).unwrap_or_default();
-            self.launches[before..].iter_mut().for_each(|launch| {
-                launch.launcher.splice(0..0, launcher.iter().cloned());
-            });
-            return;
+            return self.put_launcher(before, &words[..at]);
         }
         // `eval $COMMAND`: quotes and redirections within the words are the shell's.
         if first == "eval" && self.calls.len() < MOST_CALLS {
@@ -504,10 +493,21 @@ impl Script<'_> {
         let asks = |word: &String| ["$1", "$#", "$@"].contains(&word.as_str());
         let is_asked = words.first().is_some_and(|first| first == "getopts") || words.iter().any(asks);
         let result = self.branches.ends_loop().filter(|_| self.calls.is_empty() && is_asked)?;
-        let note = "the script is taken to be started without arguments of its own";
-        if !self.notes.iter().any(|known| known == note) {
-            self.notes.push(note.into());
-        }
+        self.note_once("the script is taken to be started without arguments of its own".into());
         Some(result)
+    }
+
+    fn note_once(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// Puts the words before a shell (`srun bash job.sh`) before the launches from `first` on, which
+    /// it started.
+    fn put_launcher(&mut self, first: usize, words: &[String]) {
+        self.launches[first..].iter_mut().for_each(|launch| {
+            launch.launcher.splice(0..0, words.iter().cloned());
+        });
     }
 }

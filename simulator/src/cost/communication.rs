@@ -29,8 +29,9 @@ pub(crate) struct CommunicationCost {
 }
 
 impl CommunicationCost {
-    /// Returns the cost with a flow at least as long as the fabric between the nodes needs. It is
-    /// for a rule that knows how many nodes there are, but not the network between them.
+    /// Returns the cost with a flow at least as long as the fabric between the nodes needs, and as
+    /// uneven wires inside them do. It is for a rule that knows how many nodes there are, but
+    /// neither the network between them nor their wires.
     pub(crate) fn through_fabric(self, fabric_seconds_per_byte: f64) -> Self {
         Self { flow: self.flow.max(Seconds::new(self.bytes * fabric_seconds_per_byte)), ..self }
     }

@@ -138,14 +138,15 @@ impl Shape {
 
     /// The shape, no faster than the wires of the pairs of devices between which its flows go.
     fn within_pairs(self, topology: &Topology, flows: &[Flow]) -> Self {
-        let of_flow = |&(from, to, part): &Flow| topology.pair_rate(from, to).map(|rate| part / rate.value());
+        let of_flow = |&(from, to, part): &Flow| topology.rate_of_wires(from, &[to]).map(|rate| part / rate.value());
         self.no_faster_than(flows.iter().filter_map(of_flow).reduce(f64::max))
     }
 
     /// The shape of rings or trees, no faster than the wires that members have to each other: NCCL
     /// makes as many rings as there are wires, in orders that follow them.
     fn within_wires(self, topology: &Topology, members: &[DeviceId]) -> Self {
-        self.no_faster_than(topology.wired_rate(members).map(|rate| 1.0 / rate.value()))
+        let of_member = |&member: &DeviceId| topology.rate_of_wires(member, members).map(|rate| 1.0 / rate.value());
+        self.no_faster_than(members.iter().filter_map(of_member).reduce(f64::max))
     }
 
     fn no_faster_than(mut self, seconds_per_byte: Option<f64>) -> Self {

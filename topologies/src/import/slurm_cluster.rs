@@ -25,27 +25,29 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
         let types: Vec<&str> = node.gpu_types().iter().map(|one| one.kind.unwrap_or("one without a name")).collect();
         return Err(ImportError::SeveralTypes { node: node.name.clone(), types: types.join(", ") });
     }
-    let mut groups: Vec<(&SlurmNode, usize)> = Vec::new();
+    // Each with its number of nodes, and the least memory of one.
+    let mut groups: Vec<(&SlurmNode, usize, u64)> = Vec::new();
+    let mut has_unequal_memory = false;
     for &node in &nodes {
         let is_same = |other: &SlurmNode| match node.gpus() {
             Some(gpus) => other.gpus() == Some(gpus),
             None => other.gpus().is_none() && other.cpus.1 == node.cpus.1,
         };
-        match groups.iter_mut().find(|(other, _)| is_same(other)) {
-            Some((_, count)) => *count += 1,
-            None => groups.push((node, 1)),
+        let memory = node.memory.1;
+        match groups.iter_mut().find(|(other, ..)| is_same(other)) {
+            Some((_, count, least)) => {
+                *count += 1;
+                has_unequal_memory |= *least != memory;
+                *least = memory.min(*least);
+            }
+            None => groups.push((node, 1, memory)),
         }
     }
     let mut notes = vec!["Slurm does not say how devices and nodes are joined: links are those of the device's kind".to_owned()];
     if left_out > 0 {
         notes.push(format!("nodes left out, as they are down, drained, failed or not there yet: {left_out}"));
     }
-    let memory_of = |first: &SlurmNode| {
-        let alike =
-            nodes.iter().filter(|node| node.gpus() == first.gpus() && (first.gpus().is_some() || node.cpus.1 == first.cpus.1));
-        alike.map(|node| node.memory.1).min().unwrap_or(first.memory.1)
-    };
-    if groups.iter().any(|(first, _)| nodes.iter().any(|node| node.gpus() == first.gpus() && node.memory.1 > memory_of(first))) {
+    if has_unequal_memory {
         notes.push("nodes of equal devices have unequal memory: each is taken to have that of the smallest".into());
     }
     let nic = options.nic_bandwidth.as_deref();
@@ -54,9 +56,9 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
         notes.push("the rate between nodes is assumed: 10 Gbit/s; say `--nic-bandwidth` with that of a node".into());
     }
     let assumed = if nic.is_none() && nodes.len() > 1 { ", nics: {count: 1, bandwidth: 10Gbit/s}" } else { &nics };
-    let kinds: BTreeSet<String> = groups.iter().filter_map(|(node, _)| Some(normal(node.gpus()?.kind))).collect();
+    let kinds: BTreeSet<String> = groups.iter().filter_map(|(node, ..)| Some(normal(node.gpus()?.kind))).collect();
     let mut lines = Vec::new();
-    for (index, (node, count)) in groups.iter().enumerate() {
+    for (index, (node, count, memory)) in groups.iter().enumerate() {
         let (kind, devices) = match node.gpus() {
             Some(gpus) => (device_of_slurm(gpus.kind, options, &kinds)?, gpus.count),
             None => ("cpu-core".into(), node.cpus.1),
@@ -77,8 +79,7 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
             None => "shared-memory-10GB/s".into(),
         };
         lines.push(format!(
-            "  - {{name: group{index}, count: {count}, devices: {{kind: {kind}, count: {devices}}}, link: {link}{assumed}, host_memory: {}MiB}}\n",
-            memory_of(node)
+            "  - {{name: group{index}, count: {count}, devices: {{kind: {kind}, count: {devices}}}, link: {link}{assumed}, host_memory: {memory}MiB}}\n"
         ));
     }
     let network = if nodes.len() > 1 { "network: {kind: switch, latency: 5us}\n" } else { "" };

@@ -229,7 +229,7 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
         return Err(FrameworkError::Form {
             reason: format!(
                 "`{}` trains by rewards or from a teacher (`{word}`), with other models and passes",
-                script.unwrap_or_default()
+                script.expect("invariant: the word is of the script's name")
             ),
             hint: "plan it with `foretell plan --method grpo` or `ppo`".into(),
         });
@@ -240,7 +240,7 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
     let by_settings = || {
         OF_WORDS.into_iter().take(5).find(|(word, _)| of_settings(word)).map(|found| (found, "the names of its settings say so"))
     };
-    // Axolotl says it in `rl`, and so do scripts that are named after other training.
+    // Axolotl states preferences in `rl`. A script named `sft` trains on texts.
     let says_other = tool == Tool::Axolotl || words.contains(&"sft") || words.contains(&"pretrain");
     if let Some(((word, preference), why)) = by_name.or_else(|| by_settings().filter(|_| !says_other)) {
         let passes = if matches!(word, "simpo" | "cpo") {

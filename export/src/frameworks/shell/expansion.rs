@@ -50,10 +50,7 @@ impl Script<'_> {
             let has_none = |number: usize| self.calls.last().is_none_or(|arguments| arguments.len() < number);
             let is_argument = name.parse::<usize>().is_ok_and(has_none) && matches!(words[at - 1].as_str(), "-z" | "-n");
             if !self.unexpanded.contains_key(&name) && (is_default || is_argument) {
-                let note = format!("`${name}` is taken to have no value where the script tests it");
-                if !self.notes.contains(&note) {
-                    self.notes.push(note);
-                }
+                self.note_once(format!("`${name}` is taken to have no value where the script tests it"));
                 words[at] = String::new();
             }
         }

@@ -35,7 +35,7 @@ pub(super) struct Launch {
     pub(super) arguments: Vec<String>,
     /// The devices that it may see, if the script says them.
     pub(super) visible: Option<String>,
-    /// Whether a script starts it that another one runs.
+    /// `true` if it stands in a script that the first one runs with a shell.
     pub(super) is_inner: bool,
 }
 

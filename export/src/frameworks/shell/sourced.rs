@@ -56,10 +56,4 @@ impl Script<'_> {
         let path = path.strip_prefix("./").map_or(path, |rest| rest.trim_start_matches('/'));
         self.file.filter(|_| !path.starts_with(['/', '~'])).and_then(|file| file(path))
     }
-
-    fn note_once(&mut self, note: String) {
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
-        }
-    }
 }
