@@ -503,8 +503,8 @@ impl Script<'_> {
         }
     }
 
-    /// Puts the words before a shell (`srun bash job.sh`) before the launches that it started, those
-    /// from `first` on.
+    /// Puts the words before a shell (`srun bash job.sh`) before the launches that it started,
+    /// those from `first` on.
     fn put_launcher(&mut self, first: usize, words: &[String]) {
         self.launches[first..].iter_mut().for_each(|launch| {
             launch.launcher.splice(0..0, words.iter().cloned());
