@@ -10,11 +10,13 @@ mod blocks;
 mod kind;
 mod loops;
 mod lowering;
+mod matrices;
 mod operator;
 mod tensor;
 
 pub use kind::OperatorKind;
 pub use loops::{BATCH, EXPERTS, Extent, Loop, LoopId, SEQUENCE, Slots};
+pub use matrices::HiddenMatrix;
 pub use operator::{Operand, Operator, OperatorId, Pass};
 pub use tensor::{Dimension, Initialisation, InputKind, Parameter, PublicTensor, Role, Tensor, TensorId};
 

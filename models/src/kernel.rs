@@ -24,7 +24,8 @@ pub use control::Control;
 pub(crate) use planned_work::{GradientReads, MOST_PLANNED_READS};
 pub use planned_work::{Planned, PlannedKind};
 pub use sizes::{
-    Activation, EightBits, Epsilon, Mixture, Recurrence, Scan, ScanRule, Smoothing, WeightLayout, Window, scale_factor,
+    Activation, EightBits, Epsilon, Mixture, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, Recurrence, Scan, ScanRule, Smoothing,
+    WeightLayout, Window, muon_length, scale_factor,
 };
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
@@ -369,6 +370,24 @@ pub enum Kernel {
     /// the two norms. The ratio is 1 if either norm is zero. In mixed precision as
     /// [`Kernel::Sgd`].
     LambStep { elements: usize, controlled: bool },
+    /// The first part of Muon (Jordan et al. 2024): updates the momentum of a shard, and writes
+    /// Nesterov's direction, the gradient plus the momentum ahead.
+    MuonDirection { elements: usize, controlled: bool },
+    /// The middle of Muon: writes, for each of `matrices` matrices x `[rows, columns]`, nearly the
+    /// closest matrix with orthonormal rows or columns, by [`NEWTON_SCHULZ_STEPS`] steps of Newton
+    /// and Schulz. Zeros stay zeros. A backend has memory of its own for one matrix's steps.
+    Orthogonalise { matrices: usize, rows: usize, columns: usize },
+    /// The last part of Muon: decays the parameters, and steps along the orthogonal direction by
+    /// the learning rate times `0.2 √longest`, so that an update is as long as AdamW's (Liu et al.
+    /// 2025). In mixed precision as [`Kernel::Sgd`].
+    MuonStep {
+        elements: usize,
+        /// The larger of the whole matrix's rows and columns.
+        longest: usize,
+        controlled: bool,
+        /// Whether the parameter is exempt from weight decay.
+        exempt: bool,
+    },
     /// `y /= parts`, in single precision: the sum over `parts` replicas becomes their mean.
     Average { elements: usize, parts: usize },
     /// `y = a - b`, in single precision: how far a replica has moved from the parameters that it
@@ -569,6 +588,9 @@ impl Kernel {
             Kernel::AdamW { elements, controlled, .. } => fact(&training::adamw(elements, controlled)),
             Kernel::LambDirection { elements, controlled, .. } => fact(&training::lamb_direction(elements, controlled)),
             Kernel::LambStep { elements, controlled } => fact(&training::lamb_step(elements, controlled)),
+            Kernel::MuonDirection { elements, controlled } => fact(&training::muon_direction(elements, controlled)),
+            Kernel::Orthogonalise { matrices, rows, columns } => fact(&training::orthogonalise([matrices, rows, columns])),
+            Kernel::MuonStep { elements, controlled, .. } => fact(&training::muon_step(elements, controlled)),
             Kernel::Average { elements, .. } => fact(&training::average(elements)),
             Kernel::Difference { elements } => fact(&training::difference(elements)),
             Kernel::OuterStep { elements, momentum, nesterov, mixed, .. } => {

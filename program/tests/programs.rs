@@ -366,7 +366,7 @@ const OWN_SUMS: [&str; 3] = ["weight", "top5", "scores"];
 
 /// Optimizers with what a recipe may ask of them.
 fn recipes() -> impl Strategy<Value = (Optimizer, Training)> {
-    let optimizers = prop_oneof![Just(Optimizer::Sgd), Just(Optimizer::AdamW), Just(Optimizer::Lamb)];
+    let optimizers = prop_oneof![Just(Optimizer::Sgd), Just(Optimizer::AdamW), Just(Optimizer::Lamb), Just(Optimizer::Muon)];
     let frozen = prop_oneof![2 => Just(None), 1 => Just(Some("*0*")), 1 => Just(Some("*0*weight"))];
     let exemptions = (any::<bool>(), any::<bool>());
     (optimizers, any::<bool>(), frozen, exemptions, any::<bool>(), any::<bool>()).prop_map(
@@ -553,7 +553,7 @@ proptest! {
             program.check().expect("sound");
             for list in &program.lists {
                 let is_server = list.stage >= plan.layout.pipeline;
-                let is_update = |one: &Instruction| matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step");
+                let is_update = |one: &Instruction| matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step" | "muon_step");
                 prop_assert!(is_server || !list.instructions.iter().any(is_update));
                 let keeps = list.buffers.iter().any(|buffer| buffer.role == BufferRole::OptimizerState);
                 prop_assert!(is_server || !keeps, "a worker keeps optimizer state");
@@ -562,7 +562,7 @@ proptest! {
             }
         }
         let updates = |list: &StageProgram| list.stage >= plan.layout.pipeline && list.instructions.iter().any(|one| {
-            matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step")
+            matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step" | "muon_step")
         });
         prop_assert!(compiled.training.lists.iter().any(updates), "nothing is updated");
         let waits_for_all = staleness == Staleness::None && backup_workers == 0;

@@ -42,7 +42,7 @@ fn every_recipe_trains_as_on_one_rank() {
         // A perceptron, which has ten classes, and a language model.
         let models = if recipe == WEIGHTS { vec![MODELS[0].0] } else { vec![MODELS[0].0, MODELS[3].0] };
         for (number, model) in models.into_iter().enumerate() {
-            let optimizer = ["lamb", "sgd", "adamw"][(index + number) % 3];
+            let optimizer = ["lamb", "sgd", "adamw", "muon"][(index + number) % 4];
             let precision = ["fp32", "fp32", "bf16", "fp16"][(index + 2 * number) % 4];
             let clip = index % 2 == 0;
             check(&Case { data, tensor, pipeline, zero, optimizer, precision, clip, recipe, ..Case::usual(model) });

@@ -8,6 +8,9 @@ use foretell_program::{
 };
 use foretell_units::{Bytes, DataType};
 
+/// The frameworks whose files say how Muon runs.
+const WITH_MUON: [&str; 1] = [super::megatron::FRAMEWORK];
+
 /// A plan on its way to a framework.
 pub(super) struct Nearest {
     pub(super) framework: &'static str,
@@ -91,9 +94,10 @@ impl Nearest {
 
     /// Keeps the optimizer's numbers of the training, and leaves the rest to the framework.
     fn plain_training(&mut self) {
-        if self.plan.optimizer == Optimizer::Lamb {
+        let optimizer = self.plan.optimizer;
+        if optimizer.is_by_parameter() && !(optimizer == Optimizer::Muon && WITH_MUON.contains(&self.framework)) {
             self.plan.optimizer = Optimizer::AdamW;
-            self.differences.push("the optimizer is adamw, and not lamb".into());
+            self.differences.push(format!("the optimizer is adamw, and not {}", optimizer.name()));
         }
         let training = &self.plan.training;
         let plain = Training {

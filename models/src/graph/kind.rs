@@ -168,6 +168,11 @@ impl OperatorKind {
         matches!(self, OperatorKind::LogitStatistics | OperatorKind::LabelRanks)
     }
 
+    /// Whether it reads logits first, and makes a loss or a part of one.
+    pub(super) fn is_loss(&self) -> bool {
+        matches!(self, Self::CrossEntropy | Self::LogitStatistics | Self::WeightedCrossEntropy { .. })
+    }
+
     /// Whether it is attention. Its sequence is sharded by other means than that of operators that
     /// work position by position.
     pub fn is_attention(&self) -> bool {
