@@ -377,6 +377,13 @@ impl Plan {
                 "leave it out, or name another `stack`",
             );
         }
+        if self.workload.precomputed_reference && !self.workload.preference.is_some_and(Preference::has_reference) {
+            return refuse(
+                "workload.precomputed_reference",
+                "the job has no reference that it compares preferences with",
+                "leave it out, or use `method: dpo` or `method: kto`",
+            );
+        }
         if self.workload.no_master_copy && !self.has_master_copy() {
             return refuse(
                 "workload.no_master_copy",

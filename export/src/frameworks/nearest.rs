@@ -120,6 +120,21 @@ impl Nearest {
         self.replace(|plan| &mut plan.workload, PlannedWorkload::default(), "`workload` is left out");
     }
 
+    /// States a learning rate in a file for fine-tuning, where the plan has none: the plan's default is
+    /// that of training from the start. The rates are those of TRL's and torchtune's examples.
+    pub(super) fn state_fine_tuning_rate(&mut self) {
+        let has_adapters = self.plan.training.lora.is_some();
+        let (rate, of) = match (self.plan.workload.preference.is_some(), has_adapters) {
+            _ if self.plan.training.learning_rate.is_some() => return,
+            (false, false) => (2e-5, "all parameters of a trained model"),
+            (false, true) => (2e-4, "adapters"),
+            (true, false) => (1e-6, "all parameters on preferences"),
+            (true, true) => (1e-5, "adapters on preferences"),
+        };
+        self.plan.training.learning_rate = Some(rate);
+        self.differences.push(format!("the learning rate, which the plan leaves open, is {rate:e}, as usual for {of}"));
+    }
+
     /// Replaces a value that the framework lacks.
     pub(super) fn replace<T: PartialEq>(&mut self, field: fn(&mut Plan) -> &mut T, value: T, difference: impl Into<String>) {
         let place = field(&mut self.plan);
