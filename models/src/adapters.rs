@@ -5,10 +5,10 @@
 //! Parameters have the names and shapes that the library `peft` gives them.
 
 use crate::graph::{
-    Dimension, Extent, Graph, Initialisation, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Parameter, Pass, Role,
-    Tensor, TensorId,
+    Dimension, Extent, Graph, Initialisation, Loop, LoopId, Operand, Operator, OperatorId, Parameter, Pass, Role, Tensor,
+    TensorId,
 };
-use crate::kernel::{Activation, WeightLayout};
+use crate::kernel::{Activation, Kernel, WeightLayout};
 use crate::storage::Storage;
 
 /// What `peft` puts before the names of a model's modules.
@@ -42,7 +42,7 @@ pub fn linear_layers(graph: &Graph) -> impl Iterator<Item = (&str, WeightLayout)
 /// The layout of a layer's weight; `None` if the operator is not a linear layer, belongs to an
 /// adapter, or makes predictions.
 fn adaptable(graph: &Graph, operator: &Operator) -> Option<WeightLayout> {
-    let OperatorKind::Matmul { weight, .. } = operator.kind else { return None };
+    let Kernel::Matmul { weight, .. } = operator.kind else { return None };
     let tensor = graph.tensor(operator.inputs.get(1)?.tensor);
     let predicts = tensor.dimensions.iter().any(|one| matches!(one.name, "vocabulary" | "classes"));
     (matches!(tensor.role, Role::Parameter(_)) && !predicts && !is_adapter(&tensor.name)).then_some(weight)
@@ -65,7 +65,7 @@ pub fn with_adapters(graph: Graph, sizes: AdapterSizes, is_target: impl Fn(&str)
     // The adapter of the layer before, whose bias may follow.
     let mut waiting: Option<Adapter> = None;
     for (index, mut operator) in operators.into_iter().enumerate() {
-        let is_bias = operator.kind == OperatorKind::BiasAdd;
+        let is_bias = matches!(operator.kind, Kernel::BiasAdd { .. });
         let takes_bias = waiting.as_ref().is_some_and(|one| is_bias && operator.inputs[0].tensor == one.output.tensor);
         if let Some(adapter) = waiting.take() {
             match takes_bias {
@@ -154,7 +154,8 @@ impl AdapterPass {
         self.graph.tensors[a.0] = parameter(ENDS[0], &[&[narrow], &contracted], bound);
         self.graph.tensors[b.0] = parameter(ENDS[1], &[&columns, &[narrow]], Initialisation::Zeros);
 
-        let product = OperatorKind::Matmul { weight: WeightLayout::OutIn, activation: Activation::None };
+        let (weight, activation) = (WeightLayout::OutIn, Activation::None);
+        let product = Kernel::Matmul { rows: 0, columns: 0, contracted: 0, weight, bias: false, activation };
         let (row_count, contracted_count) = (rows.len(), contracted.len());
         let hidden = self.activation(&format!("{module}.lora_A"), dimensions(&[&rows[..], &[narrow]].concat()));
         let hidden_axes = walk(0, row_count + 1);
@@ -178,7 +179,7 @@ impl AdapterPass {
         self.push(layer, ".lora_B", product, loops, inputs, Operand { tensor: made, axes: all.clone() });
 
         let scaled = self.activation(&format!("{module}.lora_scale"), wide);
-        let scaling = OperatorKind::Scale { times: alpha, square: extent * extent };
+        let scaling = Kernel::Scale { elements: 0, times: alpha, square: extent * extent };
         let result = Operand { tensor: scaled, axes: all.clone() };
         let loops = elements(&rows, &columns);
         self.push(layer, ".lora_scale", scaling, loops, vec![Operand { tensor: made, axes: all }], result.clone());
@@ -195,7 +196,7 @@ impl AdapterPass {
         let rows: Vec<Loop> = layer.loops.iter().filter(|one| one.role == Extent::Rows).copied().collect();
         let columns: Vec<Loop> = layer.loops.iter().filter(|one| one.role == Extent::Columns).copied().collect();
         let loops = elements(&rows, &columns);
-        self.push(&layer, ".lora", OperatorKind::Add, loops, vec![own, result], Operand { tensor: sum, axes });
+        self.push(&layer, ".lora", Kernel::Add { elements: 0 }, loops, vec![own, result], Operand { tensor: sum, axes });
         self.replaced.push((output.tensor, sum));
     }
 
@@ -205,7 +206,7 @@ impl AdapterPass {
         TensorId(self.graph.tensors.len() - 1)
     }
 
-    fn push(&mut self, layer: &Operator, end: &str, kind: OperatorKind, loops: Vec<Loop>, inputs: Vec<Operand>, output: Operand) {
+    fn push(&mut self, layer: &Operator, end: &str, kind: Kernel, loops: Vec<Loop>, inputs: Vec<Operand>, output: Operand) {
         let name = format!("{}{end}", layer.name);
         let outputs = vec![output];
         let (block, pass) = (layer.block, Pass::Forward);

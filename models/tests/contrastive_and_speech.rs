@@ -4,7 +4,7 @@
 #![allow(clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_models::{
-    ClipForm, Extent, Graph, GraphOptions, ImportedModel, Model, OperatorKind, Role, differentiate, from_hugging_face,
+    ClipForm, Extent, Graph, GraphOptions, ImportedModel, Kernel, Model, Role, differentiate, from_hugging_face,
 };
 use foretell_units::diagnostic::one_line;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn refusal(config: &Value, part: Option<&str>, field: &str, value: Value) -> Str
 
 /// Multiply-adds of the forward operators whose names begin so.
 fn work(graph: &Graph, name: &str) -> usize {
-    let counted = |kind: &OperatorKind| matches!(kind, OperatorKind::Planned { .. } | OperatorKind::Matmul { .. });
+    let counted = |kind: &Kernel| matches!(kind, Kernel::Planned { .. } | Kernel::Matmul { .. });
     let operators = graph.operators.iter().filter(|one| one.name.starts_with(name) && counted(&one.kind));
     operators.map(|one| one.loops.iter().filter(|of| of.role != Extent::Parts).map(|of| of.extent).product::<usize>()).sum()
 }
@@ -103,7 +103,7 @@ fn clip_compares_each_image_of_a_batch_with_each_text_in_both_directions() {
     // 256 patches and the class; 77 tokens, of which each sees those before it.
     assert_eq!(extents(&graph, "vision_model.encoder.layers.0.self_attn.out_proj"), [64, 257, 1024]);
     assert_eq!(extents(&graph, "text_model.encoder.layers.0.self_attn.out_proj"), [64, 77, 768]);
-    let losses = graph.operators.iter().filter(|one| one.kind == OperatorKind::CrossEntropy).count();
+    let losses = graph.operators.iter().filter(|one| matches!(one.kind, Kernel::CrossEntropy { .. })).count();
     assert_eq!((losses, graph.predictions_per_sample), (2, 2));
     let note = "each image of a micro-batch is compared with each text of it";
     assert!(imported.notes.iter().any(|one| one.contains(note)), "{:?}", imported.notes);
@@ -119,7 +119,7 @@ fn siglip_pools_its_patches_and_compares_once() {
     // 27 patches on each side: 6 pixels of the image are not seen.
     assert_eq!(extents(&graph, "vision_model.encoder.layers.0.self_attn.out_proj"), [4, 729, 1152]);
     assert_eq!(extents(&graph, "vision_model.head.attention.out_proj"), [4, 1, 1152]);
-    assert_eq!(graph.operators.iter().filter(|one| one.kind == OperatorKind::CrossEntropy).count(), 1);
+    assert_eq!(graph.operators.iter().filter(|one| matches!(one.kind, Kernel::CrossEntropy { .. })).count(), 1);
     assert!(
         imported.notes.iter().any(|one| one.contains("sigmoid of each pair is planned as a softmax")),
         "{:?}",

@@ -19,7 +19,7 @@ use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
 use crate::strategy::{OperatorSource, Sharding};
 use foretell_models::{
-    Dimension, EXPERTS, EightBits, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage,
+    Dimension, EXPERTS, EightBits, Extent, Graph, Kernel, Loop, LoopId, Operand, Operator, OperatorId, Pass, Role, Storage,
     Tensor, TensorId, WeightLayout,
 };
 
@@ -62,7 +62,7 @@ struct Product {
 impl Product {
     fn find(graph: &Graph, forward: OperatorId) -> Option<Self> {
         let operator = &graph.operators[forward.0];
-        let OperatorKind::Matmul { weight: layout, .. } = operator.kind else { return None };
+        let Kernel::Matmul { weight: layout, .. } = operator.kind else { return None };
         let is_trained = matches!(graph.tensor(operator.inputs.get(1)?.tensor).role, Role::Parameter(_));
         let size = |role: Extent| operator.loops.iter().filter(|one| one.role == role).map(|one| one.extent).product::<usize>();
         let fits = [Extent::Columns, Extent::Contracted].into_iter().all(|role| size(role).is_multiple_of(GRANULE));
@@ -71,7 +71,7 @@ impl Product {
         if !is_trained || !fits || routes || !graph.blocks[operator.block].recomputable {
             return None;
         }
-        let gradient = |is_wanted: fn(&OperatorKind) -> bool| {
+        let gradient = |is_wanted: fn(&Kernel) -> bool| {
             let after = graph.operators.iter().enumerate().skip(forward.0);
             after
                 .filter(|(_, one)| one.forward == Some(forward) && is_wanted(&one.kind))
@@ -80,8 +80,8 @@ impl Product {
         };
         Some(Self {
             forward,
-            input_gradient: gradient(|kind| matches!(kind, OperatorKind::MatmulInputGradient(_))),
-            weight_gradient: gradient(|kind| matches!(kind, OperatorKind::MatmulWeightGradient(_))),
+            input_gradient: gradient(|kind| matches!(kind, Kernel::MatmulInputGradient { .. })),
+            weight_gradient: gradient(|kind| matches!(kind, Kernel::MatmulWeightGradient { .. })),
             layout,
         })
     }
@@ -177,8 +177,8 @@ impl Quantisation {
             operands.into_iter().chain(of.map(factor)).chain(rest.iter().cloned()).collect()
         };
         let changed = &mut self.graph.operators[forward.0];
-        if let OperatorKind::Matmul { activation, .. } = changed.kind {
-            changed.kind = OperatorKind::EightBitMatmul { activation };
+        if let Kernel::Matmul { rows, columns, contracted, bias, activation, .. } = changed.kind {
+            changed.kind = Kernel::EightBitMatmul { rows, columns, contracted, bias, activation };
         }
         let operands = [copy_of(&x, &x_copies, x_rows, true), copy_of(&w, &w_copies, w_rows, straight_forward)];
         changed.inputs = with(operands, [&x_copies, &w_copies], &operator.inputs[2..]);
@@ -194,7 +194,9 @@ impl Quantisation {
         if let Some(id) = input_gradient {
             let operands = [copy_of(dy, &dy_copies, x_rows, true), copy_of(&w, &w_copies, w_rows, !straight_forward)];
             let changed = &mut self.graph.operators[id.0];
-            changed.kind = OperatorKind::EightBitMatmulInputGradient;
+            if let Kernel::MatmulInputGradient { rows, columns, contracted, gelu, .. } = changed.kind {
+                changed.kind = Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu };
+            }
             changed.inputs = with(operands, [&dy_copies, &w_copies], &changed.inputs[2..]);
         }
         if let Some(id) = weight_gradient {
@@ -206,7 +208,9 @@ impl Quantisation {
             };
             let operands = [copy_of(dy, &dy_copies, x_rows, false), copy_of(&x, &x_copies, x_rows, false)];
             let changed = &mut self.graph.operators[id.0];
-            changed.kind = OperatorKind::EightBitMatmulWeightGradient(layout);
+            if let Kernel::MatmulWeightGradient { rows, columns, contracted, weight, .. } = changed.kind {
+                changed.kind = Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight };
+            }
             changed.inputs = with(operands, [&dy_copies, &x_copies], &[]);
         }
     }
@@ -277,7 +281,7 @@ impl Quantisation {
             self.placed[copies.transposed.0 - first] = transposed_placements(placements, axes.len(), rows);
             outputs.push(Operand { tensor: copies.transposed, axes: rotated(&axes, rows) });
         }
-        let kind = OperatorKind::Quantise { format, straight, transposed };
+        let kind = Kernel::Quantise { rows: 0, columns: 0, format, straight, transposed };
         let inputs = vec![Operand { tensor, axes }];
         self.added[position.0].push((Operator { name, kind, loops, inputs, outputs, block, pass, forward: None }, placements));
         copies

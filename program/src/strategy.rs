@@ -25,7 +25,7 @@ pub(crate) use requests::choices;
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Layout, PlanError};
-use foretell_models::{Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, SEQUENCE, TensorId, Zigzag};
+use foretell_models::{Graph, Kernel, LoopId, Operand, Operator, OperatorId, SEQUENCE, TensorId, Zigzag};
 
 /// The strategy of an operator: the loop that each axis within a stage shards, in the order of
 /// [`Axis::WITHIN_STAGE`].
@@ -215,10 +215,7 @@ impl OperatorSource {
 pub(crate) fn is_product(operator: &Operator) -> bool {
     matches!(
         operator.kind,
-        OperatorKind::Matmul { .. }
-            | OperatorKind::EightBitMatmul { .. }
-            | OperatorKind::Convolution(_)
-            | OperatorKind::ExpertMatmul
+        Kernel::Matmul { .. } | Kernel::EightBitMatmul { .. } | Kernel::Convolution(_) | Kernel::ExpertMatmul { .. }
     )
 }
 

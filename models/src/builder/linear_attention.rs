@@ -1,8 +1,8 @@
 //! Linear attention: the causal convolution before it, the scan, and the norm after it.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
-use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, SEQUENCE, TensorId};
-use crate::kernel::{PlannedKind, ScanRule};
+use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, SEQUENCE, TensorId};
+use crate::kernel::{Kernel, PlannedKind, Scan, ScanRule};
 use crate::storage::Storage;
 
 /// A loop that ranks do not shard.
@@ -76,7 +76,8 @@ impl GraphBuilder {
         }
         inputs.extend(strengths.map(|strengths| operand(strengths, vec![batch, sequence, heads, group])));
         let y = self.activation(name, value, Storage::Precision);
-        self.operator(name, OperatorKind::Scan { rule, chunk }, loops, inputs, vec![operand(y, of_values)]);
+        let sizes = Scan { rule, batch: 0, positions: 0, key_heads: 0, group: 0, key_dimension: 0, value_dimension: 0, chunk };
+        self.operator(name, Kernel::Scan(sizes), loops, inputs, vec![operand(y, of_values)]);
         y
     }
 

@@ -1,8 +1,8 @@
 //! Norms over the last dimension, or the last few together.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
-use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
-use crate::kernel::Epsilon;
+use crate::graph::{Extent, Initialisation, Loop, LoopId, TensorId};
+use crate::kernel::{Epsilon, Kernel};
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -40,7 +40,7 @@ impl GraphBuilder {
         let saved = self.activation(&format!("{name}.saved"), saved_dimensions, Storage::Single);
         self.operator(
             name,
-            OperatorKind::LayerNorm(epsilon),
+            Kernel::LayerNorm { rows: 0, features: 0, epsilon },
             loops,
             vec![operand(x, all.clone()), operand(scale, feature.clone()), operand(shift, feature)],
             vec![operand(y, all), operand(saved, saved_axes)],
@@ -76,7 +76,7 @@ impl GraphBuilder {
         let saved = self.activation(&format!("{name}.saved"), saved, Storage::Single);
         self.operator(
             name,
-            OperatorKind::RmsNorm(epsilon),
+            Kernel::RmsNorm { rows: 0, features: 0, epsilon },
             loops,
             vec![operand(x, all.clone()), operand(scale, all[row_count..].to_vec())],
             vec![operand(y, all), operand(saved, rows)],

@@ -1,8 +1,8 @@
 //! Operators that are planned and simulated only ([`PlannedKind`]).
 
 use super::{GraphBuilder, dimension, operand, shardable};
-use crate::graph::{Dimension, Extent, Loop, LoopId, Operand, OperatorKind, TensorId};
-use crate::kernel::PlannedKind;
+use crate::graph::{Dimension, Extent, Loop, LoopId, Operand, TensorId};
+use crate::kernel::{Kernel, MOST_PLANNED_READS, Planned, PlannedKind};
 use crate::storage::Storage;
 
 /// The loops that walk an operand.
@@ -34,7 +34,9 @@ impl GraphBuilder {
     ) -> TensorId {
         let y = self.activation(name, dimensions, storage);
         let inputs: Vec<Operand> = inputs.into_iter().map(|(tensor, axes)| operand(tensor, axes)).collect();
-        self.operator(name, OperatorKind::Planned { kind, gradient: false }, loops, inputs, vec![operand(y, axes)]);
+        let reads = [0; MOST_PLANNED_READS];
+        let work = Planned { kind, gradient: false, summed: false, reads, written: 0, steps: 0 };
+        self.operator(name, Kernel::Planned(work), loops, inputs, vec![operand(y, axes)]);
         y
     }
 

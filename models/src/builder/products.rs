@@ -1,8 +1,8 @@
 //! Products with a weight, biases, and embedding look-ups.
 
 use super::{GraphBuilder, operand, shardable, walk};
-use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
-use crate::kernel::{Activation, WeightLayout};
+use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, TensorId};
+use crate::kernel::{Activation, Kernel, WeightLayout};
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -41,7 +41,7 @@ impl GraphBuilder {
         };
         self.operator(
             name,
-            OperatorKind::Matmul { weight: layout, activation: Activation::None },
+            Kernel::Matmul { rows: 0, columns: 0, contracted: 0, weight: layout, bias: false, activation: Activation::None },
             loops,
             vec![operand(x, [rows.clone(), contracted_loops].concat()), operand(weight, weight_axes)],
             vec![operand(y, [rows, column_loops].concat())],
@@ -63,7 +63,7 @@ impl GraphBuilder {
         let y = self.activation(name, dimensions, Storage::Precision);
         self.operator(
             name,
-            OperatorKind::BiasAdd,
+            Kernel::BiasAdd { rows: 0, columns: 0 },
             loops,
             vec![operand(x, all.clone()), operand(bias, columns)],
             vec![operand(y, all)],
@@ -125,7 +125,7 @@ impl GraphBuilder {
         let y = self.activation(name, [&token_dimensions[..], &table_dimensions[1..]].concat(), Storage::Precision);
         self.operator(
             name,
-            OperatorKind::Embedding,
+            Kernel::Embedding { tokens: 0, vocabulary: 0, hidden: 0, parts: 1 },
             loops,
             vec![operand(tokens, rows.clone()), operand(table, vec![Some(LoopId(row_count)), hidden])],
             vec![operand(y, [rows, vec![hidden]].concat())],

@@ -1,8 +1,8 @@
 //! LSTM layers: the product of the inputs for all positions at once, then the recurrence.
 
 use super::{GraphBuilder, dimension, operand, shardable};
-use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
-use crate::kernel::WeightLayout;
+use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, TensorId};
+use crate::kernel::{Kernel, Recurrence, WeightLayout};
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -51,7 +51,8 @@ impl GraphBuilder {
         let mut inputs = vec![by_gate(projected), operand(weight, vec![None, features])];
         inputs.extend(state.map(as_state));
         let outputs = vec![by_feature(y), by_gate(active), by_feature(cells), as_state(last)];
-        self.operator(&name, OperatorKind::Lstm { initial: state.is_some() }, loops, inputs, outputs);
+        let sizes = Recurrence { batch: 0, sequence: 0, hidden: 0, initial: state.is_some() };
+        self.operator(&name, Kernel::Lstm(sizes), loops, inputs, outputs);
         (y, last)
     }
 }

@@ -5,8 +5,10 @@
 //! mixtures, windows in turn with full attention, an encoder before a decoder. It must not know
 //! families or plans.
 
-use super::{Block, Dimension, Graph, Loop, LoopId, Operand, Operator, OperatorKind, Role, Tensor, TensorId};
-use crate::dropout::DropoutSite;
+use super::{Block, Dimension, Graph, Loop, LoopId, Operand, Operator, Role, Tensor, TensorId};
+use crate::attention::Attention;
+use crate::dropout::{AttentionDropout, Dropout};
+use crate::kernel::Kernel;
 use crate::storage::Storage;
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
@@ -15,7 +17,7 @@ use std::mem::{Discriminant, discriminant};
 #[derive(PartialEq)]
 struct BlockShape<'a> {
     recomputable: bool,
-    operators: Vec<(OperatorKind, &'a [Loop], Vec<OperandShape<'a>>)>,
+    operators: Vec<(Kernel, &'a [Loop], Vec<OperandShape<'a>>)>,
 }
 
 /// A tensor that an operator reads or writes, without its name.
@@ -207,14 +209,13 @@ fn outputs(operator: &Operator) -> impl Iterator<Item = TensorId> + '_ {
 }
 
 /// Returns a kind as if its dropout were the model's first.
-fn without_site(mut kind: OperatorKind) -> OperatorKind {
-    let site = match &mut kind {
-        OperatorKind::Dropout(site)
-        | OperatorKind::Attention { dropout: Some(site), .. }
-        | OperatorKind::AttentionGradient { dropout: Some(site), .. } => site,
-        _ => return kind,
-    };
-    *site = DropoutSite { site: 0, ..*site };
+fn without_site(mut kind: Kernel) -> Kernel {
+    match &mut kind {
+        Kernel::Dropout(Dropout { site, .. })
+        | Kernel::Attention(Attention { dropout: Some(AttentionDropout { site, .. }), .. })
+        | Kernel::AttentionGradient(Attention { dropout: Some(AttentionDropout { site, .. }), .. }) => site.site = 0,
+        _ => {}
+    }
     kind
 }
 

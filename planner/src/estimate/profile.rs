@@ -1,7 +1,7 @@
 //! Properties of a model that estimates use: times of its kernels and sizes of its tensors.
 
 use crate::space::Request;
-use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, OperatorKind, Pass, Role, TensorId, differentiate};
+use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, Pass, Role, TensorId, differentiate};
 use foretell_units::Seconds;
 use std::collections::{BTreeMap, HashMap};
 
@@ -132,7 +132,7 @@ impl ModelProfile {
                     self.last_activations += size;
                 } else {
                     all += size;
-                    of_attention += if operator.kind.is_attention() { size } else { 0.0 };
+                    of_attention += if operator.is_attention() { size } else { 0.0 };
                 }
             }
             for input in operator.inputs.iter().filter(|input| is_activation(input.tensor)) {
@@ -161,9 +161,9 @@ fn rows_over_slots(request: &Request<'_>) -> BTreeMap<usize, f64> {
     ranks.map(|ranks| (ranks, request.costs.rows_over_slots(ranks))).filter(|&(_, rows)| rows > 1.0).collect()
 }
 
-fn is_of_experts(kind: OperatorKind) -> bool {
-    use OperatorKind::{ExpertMatmul, ExpertMatmulInputGradient, ExpertMatmulWeightGradient};
-    matches!(kind, ExpertMatmul | ExpertMatmulInputGradient | ExpertMatmulWeightGradient)
+fn is_of_experts(kind: Kernel) -> bool {
+    use Kernel::{ExpertMatmul, ExpertMatmulInputGradient, ExpertMatmulWeightGradient};
+    matches!(kind, ExpertMatmul { .. } | ExpertMatmulInputGradient { .. } | ExpertMatmulWeightGradient { .. })
 }
 
 /// Returns the seconds that a kernel takes on the slowest kind of device.
@@ -198,7 +198,7 @@ impl KernelTimes {
             }
             if operator.pass == Pass::Forward {
                 times.forward += time;
-                times.attention += if operator.kind.is_attention() { time } else { 0.0 };
+                times.attention += if operator.is_attention() { time } else { 0.0 };
             } else {
                 times.backward += time;
             }

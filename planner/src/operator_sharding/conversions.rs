@@ -9,7 +9,7 @@
 //! plan names every operator. The test `priced_conversions_are_those_that_the_compiler_emits` keeps
 //! the two equal.
 
-use foretell_models::{Graph, Kernel, Operand, Operator, OperatorId, OperatorKind, Pass, Role, TensorId};
+use foretell_models::{Graph, Kernel, Operand, Operator, OperatorId, Pass, Role, TensorId};
 use foretell_program::{Action, Choice, Choices, Collective, Placement, moves};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -238,7 +238,7 @@ impl Walk<'_> {
         }
         let graph = &self.choices.graph;
         let readers = &self.uses.readers[tensor.0];
-        let adds = |id: &OperatorId| graph.operators[id.0].kind == OperatorKind::Add;
+        let adds = |id: &OperatorId| matches!(graph.operators[id.0].kind, Kernel::Add { .. });
         let adds_partial_sums = |id: &OperatorId| {
             let inputs = &graph.operators[id.0].inputs;
             inputs.iter().all(|input| input.tensor == tensor || self.will_be_produced(input.tensor) == produced)

@@ -13,7 +13,7 @@ impl<'a> Space<'a> {
     /// Describes the space of `request`, whose model has the forward graph `graph`.
     pub(crate) fn new(request: &'a Request<'a>, graph: &Graph, kinds: &DeviceKinds) -> Self {
         let base = request.base;
-        let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
+        let has_attention = graph.operators.iter().any(|operator| operator.is_attention());
         let model = ModelFacts {
             blocks: graph.blocks.len(),
             work: work_of_blocks(graph),
@@ -82,7 +82,7 @@ fn bucketed_gradients(graph: &Graph) -> Bytes {
 /// Returns the fewest heads of an attention operator, those of queries, or of keys if
 /// `are_of_keys`; `None` without attention.
 fn heads(graph: &Graph, are_of_keys: bool) -> Option<usize> {
-    let of_attention = graph.operators.iter().filter(|operator| operator.kind.is_attention());
+    let of_attention = graph.operators.iter().filter(|operator| operator.is_attention());
     let heads = of_attention.map(|operator| {
         let counts = |role: Extent| role == Extent::Heads || (role == Extent::Group && !are_of_keys);
         let of_heads = operator.loops.iter().filter(|one| counts(one.role));

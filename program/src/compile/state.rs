@@ -13,7 +13,7 @@ use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, froz
 use crate::mesh::{Axis, Group, Mesh, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Optimizer, Plan, PlanError};
-use foretell_models::{Graph, Operator, OperatorKind, Role, TensorId, Zigzag};
+use foretell_models::{Graph, Kernel, Operator, Role, TensorId, Zigzag};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -453,7 +453,7 @@ fn running_statistics(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Pla
     let graph = &lowering.graph;
     let mut all = Vec::new();
     for operator in &graph.operators {
-        if operator.kind != OperatorKind::BatchNorm || cuts.stage(operator) != stage {
+        if !matches!(operator.kind, Kernel::BatchNorm { .. }) || cuts.stage(operator) != stage {
             continue;
         }
         let statistics = &operator.outputs[2];

@@ -98,8 +98,7 @@ pub(crate) fn choices(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Resul
 fn requested_loop(rules: &Rules<'_>, operator: &Operator, part: ShardedPart) -> Result<Option<Option<LoopId>>, PlanError> {
     // The outputs of logit statistics have a slot for each rank's part of the classes, and
     // spreading experts is a choice of its own.
-    let is_decided =
-        operator.kind.works_on_parts_of_classes() || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
+    let is_decided = operator.works_on_parts_of_classes() || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
     if is_decided {
         return Ok(None);
     }

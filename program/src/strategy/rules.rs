@@ -4,7 +4,7 @@
 use super::{Strategy, consumers, producers};
 use crate::mesh::{Axis, StageMesh};
 use crate::plan::{ContextMethod, Layout, PlanError};
-use foretell_models::{BATCH, EXPERTS, Extent, Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, SEQUENCE};
+use foretell_models::{Attention, BATCH, EXPERTS, Extent, Graph, Kernel, LoopId, Operand, Operator, OperatorId, SEQUENCE};
 
 /// The rules for a graph on a mesh. Nothing here depends on earlier choices.
 pub(super) struct Rules<'a> {
@@ -53,7 +53,7 @@ impl<'a> Rules<'a> {
     fn context_loop(&self, operator: &Operator) -> Result<Option<LoopId>, PlanError> {
         let ranks = self.mesh.size(Axis::Context);
         let sequence = self.sequence_loop(operator, ranks);
-        let (ContextMethod::AllToAll, Some(_), OperatorKind::Attention { relative: None, .. }) =
+        let (ContextMethod::AllToAll, Some(_), Kernel::Attention(Attention { relative: None, .. })) =
             (self.context_method, sequence, operator.kind)
         else {
             return Ok(sequence);
@@ -167,7 +167,7 @@ impl<'a> Rules<'a> {
     /// over a sequence of the same length has no mask, and works too). Relative positions and
     /// windows are not supported.
     pub(super) fn ring(&self, operator: &Operator, strategy: Strategy) -> Option<LoopId> {
-        let OperatorKind::Attention { relative: None, window: None, packed: false, .. } = operator.kind else { return None };
+        let Kernel::Attention(Attention { relative: None, window: None, packed: false, .. }) = operator.kind else { return None };
         let queries = strategy.get(Axis::Context)?;
         let keys = operator.loops.iter().position(|one| one.role == Extent::Keys).map(LoopId)?;
         let have_equal_lengths = operator.loops[keys.0].extent == operator.loops[queries.0].extent;
@@ -178,5 +178,5 @@ impl<'a> Rules<'a> {
 /// Whether an operator's kernel depends on the rank's part of a sequence, and takes its index along
 /// one axis only.
 pub(super) fn is_positional_along_one_axis(operator: &Operator) -> bool {
-    operator.kind.positional_role().is_some() && !operator.kind.is_positional_along_several_axes()
+    operator.positional_role().is_some() && !operator.is_positional_along_several_axes()
 }

@@ -3,7 +3,7 @@
 //!
 //! It must not know engines or devices.
 
-use foretell_models::{Graph, GraphOptions, Kernel, Model, ModelError, OperatorKind, Role, TensorId};
+use foretell_models::{Graph, GraphOptions, Kernel, Model, ModelError, Role, TensorId};
 use std::collections::BTreeSet;
 
 /// The dimension of a parameter that each expert has one index of.
@@ -91,7 +91,7 @@ impl TokenWork {
 fn tables(graph: &Graph) -> BTreeSet<TensorId> {
     let is_parameter = |id: &TensorId| matches!(graph.tensor(*id).role, Role::Parameter(_));
     let read_by = |is_table: bool| -> BTreeSet<TensorId> {
-        let operators = graph.operators.iter().filter(|operator| (operator.kind == OperatorKind::Embedding) == is_table);
+        let operators = graph.operators.iter().filter(|operator| matches!(operator.kind, Kernel::Embedding { .. }) == is_table);
         operators.flat_map(|operator| operator.inputs.iter().map(|input| input.tensor)).filter(is_parameter).collect()
     };
     read_by(true).difference(&read_by(false)).copied().collect()
