@@ -82,8 +82,8 @@ impl Run {
         });
         let workload = PlannedWorkload { unknown_stack: names::stack(row).is_none(), nodes_per_token, ..plan.workload };
         let plan = Plan { stack: Stack::new(stack_name), overlap, workload, ..plan };
-        let stack = stack.applied(&plan, profiles.unseen);
         let workload = Workload::of(&plan, &model);
+        let stack = stack.applied(&workload, profiles.unseen);
         Ok(Self {
             model,
             plan,
@@ -118,7 +118,8 @@ impl Run {
             return Err(Refusal("the topology has no devices".into()));
         }
         let (_, cluster) = clusters.remove(0);
-        let stack = profiles.stack(plan.stack.name()).map_err(refused)?.clone().applied(plan, profiles.unseen);
+        let workload = Workload::of(plan, model);
+        let stack = profiles.stack(plan.stack.name()).map_err(refused)?.clone().applied(&workload, profiles.unseen);
         Ok(Self {
             model: model.clone(),
             plan: plan.clone(),
@@ -130,7 +131,7 @@ impl Run {
             link: None,
             network: topology.network().transport.name(),
             format: ProductFormat::of_plan(plan),
-            workload: Workload::of(plan, model),
+            workload,
             assumptions: costs.remarks,
         })
     }
