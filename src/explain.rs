@@ -8,7 +8,7 @@ use crate::idle::idle_devices;
 use crate::objective_words::ObjectiveWords;
 use crate::predict;
 use foretell_models::GraphOptions;
-use foretell_planner::{Candidate, Dimension, Planned, Search};
+use foretell_planner::{Candidate, Dimension, Search, SearchResult};
 use foretell_program::{Layout, Plan, Profile, usual_cuts, work_of_blocks};
 use foretell_simulator::Prediction;
 use foretell_simulator::gpu::StackLimits;
@@ -18,7 +18,7 @@ use foretell_units::Seconds;
 /// Explains an answer: what was searched, what binds, what the other layouts lose and where, and
 /// which change of hardware would change the answer.
 pub fn explanation(
-    planned: &Planned,
+    planned: &SearchResult,
     setting: &Setting,
     profile: Option<&Profile>,
     choices: &Choices,
@@ -103,7 +103,7 @@ fn bound_of(search: &Search) -> String {
 
 /// Says that a search was ended early, and how far its answer may be from the best; `None` if it
 /// was not.
-pub fn cut_off(planned: &Planned, objective: &ObjectiveWords) -> Option<String> {
+pub fn cut_off(planned: &SearchResult, objective: &ObjectiveWords) -> Option<String> {
     let search = &planned.search;
     let gap = if search.gap.is_finite() {
         let (what, more) = objective.names();
@@ -173,7 +173,7 @@ pub fn fit(prediction: &Prediction, topology: &Topology, is_fine_tuning: bool) -
 /// Explains an answer in a few lines: what binds, the second best, how sure the order is, which
 /// `changes` of hardware would change it, what is odd about it, and the memory that stays free.
 pub fn in_short(
-    planned: &Planned,
+    planned: &SearchResult,
     setting: &Setting,
     choices: &Choices,
     changes: Option<String>,

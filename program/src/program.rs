@@ -122,7 +122,7 @@ pub struct StageProgram {
     pub names: Vec<String>,
     /// The passes of the stage's schedule, in order. Instructions that belong to no pass come after
     /// them.
-    pub passes: Vec<Pass>,
+    pub passes: Vec<ScheduledPass>,
     /// The sums that the step leaves for the run to report.
     pub metrics: Vec<Metric>,
     /// The size of the one allocation that holds every buffer of the device's memory.
@@ -183,7 +183,7 @@ impl StageProgram {
 
 /// A pass of a stage's schedule, and the part of the list that runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pass {
+pub struct ScheduledPass {
     /// The pass, micro-batch and chunk.
     pub task: Task,
     /// The indices of its instructions, from the first receive before the pass on. Two woven passes

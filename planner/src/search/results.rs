@@ -1,6 +1,6 @@
 //! The answer that a finished search gives.
 
-use super::answer::{Candidate, Planned};
+use super::answer::{Candidate, SearchResult};
 use super::incumbents::PredictedStep;
 use super::queue::NEIGHBOURS;
 use super::searcher::Searcher;
@@ -59,7 +59,7 @@ impl Searcher<'_> {
 
     /// Returns the answer: the incumbents to return, by their places, with their predictions.
     /// `left` is the least bound of what was not looked at, if anything is left.
-    pub(super) fn answer(mut self, predicted: Vec<(usize, PredictedStep)>, left: Option<f64>) -> Planned {
+    pub(super) fn answer(mut self, predicted: Vec<(usize, PredictedStep)>, left: Option<f64>) -> SearchResult {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
         let candidate = |(place, predicted): (usize, PredictedStep)| {
             let prediction = predicted.prediction.with_memory(predicted.memory);
@@ -104,7 +104,7 @@ impl Searcher<'_> {
         let covered = self.search.space.iter().filter(|dimension| dimension.is_covered());
         self.search.covers = covered.map(|dimension| dimension.name.clone()).collect();
         self.search.bound_of_any_layout_seconds = self.bounds.least_step().value();
-        Planned { candidates, value: best, search: self.search }
+        SearchResult { candidates, value: best, search: self.search }
     }
 }
 

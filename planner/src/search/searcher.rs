@@ -1,6 +1,6 @@
 //! The search itself: opening families, and rounds of simulations.
 
-use super::answer::{Planned, Search};
+use super::answer::{Search, SearchResult};
 use super::incumbents::Incumbents;
 use super::queue::{LayoutIndex, NEIGHBOURS, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
 use super::records::{Corrections, Known, KnownLayouts, Manner, OffloadedTooLarge, Refits};
@@ -71,7 +71,7 @@ impl<'a> Searcher<'a> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
+    pub(super) fn run(mut self) -> Result<SearchResult, PlannerError> {
         let usual = self.bounds.space.usual_families(&|| self.is_over());
         self.try_experts(&usual)?;
         // Where bounds are cheap they find the best of the usual families sooner than a climb.

@@ -4,7 +4,7 @@
 //! Such frameworks split batches and the state of parameters alone. The space is the number of
 //! ranks, the micro-batch, recomputation and ZeRO; and what hosts hold, if the user says so.
 
-use super::answer::{Candidate, Planned, Search};
+use super::answer::{Candidate, Search, SearchResult};
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
@@ -48,7 +48,7 @@ struct Looked {
 ///
 /// # Errors
 /// [`PlannerError`] if no layout fits.
-pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, PlannerError> {
+pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>, PlannerError> {
     let kind = request.topology.kind_index(DeviceId(0));
     let Some(tables) = request.costs.tables(kind) else { return Ok(None) };
     if traced_plan(request.base, request.model, request.costs, kind).is_err() {
@@ -96,7 +96,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
                 Err(PlannerError::out_of_memory(request, needed, limit, hint))
             }
             (None, None) => Ok(None),
-            (Some(_), _) => Ok(Some(Planned { candidates: Vec::new(), value: f64::INFINITY, search: Search::default() })),
+            (Some(_), _) => Ok(Some(SearchResult { candidates: Vec::new(), value: f64::INFINITY, search: Search::default() })),
         };
     };
     let seconds = best.prediction.step_seconds.value();
@@ -122,7 +122,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         .take(request.top.max(1))
         .map(|layout| Candidate { plan: layout.plan, prediction: layout.prediction, value: layout.value })
         .collect();
-    let planned = Planned { candidates, value, search };
+    let planned = SearchResult { candidates, value, search };
     Ok(Some(if is_cut_off { planned.cut_off() } else { planned }))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::common::{DGX, GptSizes, fixed, own_costs, short_gpt};
 use foretell_models::{Mlp, Model, Resnet, Stem};
-use foretell_planner::{Planned, Request, lower_bounds, plan};
+use foretell_planner::{Request, SearchResult, lower_bounds, plan};
 use foretell_program::{Layout, Plan};
 use foretell_simulator::Stop;
 use foretell_topologies::Topology;
@@ -14,7 +14,7 @@ fn models() -> [Model; 3] {
 }
 
 /// Plans a model on 16 devices, after `change`.
-fn planned(model: &Model, change: impl Fn(&mut Request<'_>)) -> Planned {
+fn planned(model: &Model, change: impl Fn(&mut Request<'_>)) -> SearchResult {
     let topology = DGX.clone().with_nodes(2).expect("there may be as many");
     let costs = own_costs(&topology, DataType::Bf16);
     let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
@@ -89,7 +89,7 @@ fn a_simpler_layout_is_preferred_within_the_margin() {
         })
     };
     let (fastest, simple) = (with_margin(0.0), with_margin(10.0));
-    let stages = |planned: &Planned| planned.candidates[0].plan.layout.pipeline;
+    let stages = |planned: &SearchResult| planned.candidates[0].plan.layout.pipeline;
     assert!(simple.search.best_seconds >= fastest.search.best_seconds);
     assert!(simple.search.lower_bound_seconds <= fastest.search.best_seconds, "a known faster layout is below the bound");
     assert!(simple.search.best_seconds <= 11.0 * fastest.search.best_seconds);
@@ -100,7 +100,7 @@ fn a_simpler_layout_is_preferred_within_the_margin() {
 #[test]
 fn headroom_keeps_memory_free() {
     let model = Model::named("gpt2").expect("in the zoo");
-    let largest = |planned: &Planned| planned.candidates[0].prediction.peak_memory_bytes.iter().copied().max();
+    let largest = |planned: &SearchResult| planned.candidates[0].prediction.peak_memory_bytes.iter().copied().max();
     let all = planned(&model, |_| {});
     let held = largest(&all).expect("some stage").value();
     let memory = DGX.device_kinds()[0].memory.value();

@@ -4,7 +4,7 @@ use crate::common::{
     DGX, assert_every_layout_is_counted_once, bound_cases, cases, distinct_layouts, fixed, models, own_costs, short_gpt,
 };
 use foretell_models::{LstmSeq2seq, Mlp, Model, Resnet, Stem};
-use foretell_planner::{Objective, Planned, Request, layouts, plan};
+use foretell_planner::{Objective, Request, SearchResult, layouts, plan};
 use foretell_program::{CollectiveAlgorithm, Layout, Offload, Optimizer, Plan, Recompute, Schedule, StageProgram, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
@@ -164,7 +164,7 @@ fn resnet18() -> Model {
     Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 })
 }
 
-fn search_resnet18(top: usize) -> Planned {
+fn search_resnet18(top: usize) -> SearchResult {
     let (model, costs) = (resnet18(), CostModel::new(None, &DGX));
     let base = Plan::new(Layout::default(), 64);
     plan(&Request { top, devices: 4, ..Request::new(&model, "model", &DGX, &costs, &base) }).expect("some layout fits")
@@ -196,7 +196,7 @@ fn threads_that_wait_for_each_other_do_not_deadlock() {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool of threads");
             pool.install(|| plan(&Request::new(&model, "model", &topology, &costs, &base)).expect("it can be laid out"))
         });
-        let answers: Vec<Planned> = answers.collect();
+        let answers: Vec<SearchResult> = answers.collect();
         done.send(answers.windows(2).all(|pair| pair[0] == pair[1])).expect("the test still waits");
     });
     let are_equal = is_done.recv_timeout(std::time::Duration::from_secs(300)).expect("it ends");

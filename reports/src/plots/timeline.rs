@@ -41,11 +41,11 @@ struct RankRows {
 struct Row {
     label: String,
     origin: &'static str,
-    blocks: Vec<Block>,
+    blocks: Vec<Bar>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct Bar {
     start: f64,
     end: f64,
     activity: Activity,
@@ -173,7 +173,7 @@ impl TimelinePlot {
 
 fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
     let stage = program.list_of(rank);
-    let all: Vec<Vec<Vec<Block>>> = timelines
+    let all: Vec<Vec<Vec<Bar>>> = timelines
         .iter()
         .map(|timeline| timeline.rank(rank).map_or_else(Vec::new, |spans| blocks_by_stream(stage, spans)))
         .collect();
@@ -189,12 +189,12 @@ fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
     rows
 }
 
-fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Block>> {
+fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Bar>> {
     let mut streams = vec![Vec::new(); stage.streams.len()];
     for span in &timeline.spans {
         let Some(instruction) = stage.instructions.get(span.instruction.0 as usize) else { continue };
         let Some(stream) = streams.get_mut(instruction.stream.0 as usize) else { continue };
-        stream.push(Block {
+        stream.push(Bar {
             start: Seconds::from(span.start).value(),
             end: Seconds::from(span.end).value(),
             activity: Activity::of(instruction),
@@ -209,8 +209,8 @@ fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Bl
 
 /// Converts blocks to pixels. Merges neighbours of one kind that touch on the screen, so the size
 /// of a plot depends on the screen and not on the number of instructions.
-fn pixels(blocks: &[Block], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Block)> {
-    let mut result: Vec<(i32, i32, Block)> = Vec::new();
+fn pixels(blocks: &[Bar], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Bar)> {
+    let mut result: Vec<(i32, i32, Bar)> = Vec::new();
     for block in blocks {
         let (from, to) = (x(block.start), x(block.end).max(x(block.start) + 1));
         match result.last_mut() {

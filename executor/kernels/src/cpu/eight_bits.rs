@@ -7,7 +7,7 @@ use foretell_models::{EightBits, Kernel, WeightLayout};
 use super::CpuBackend;
 use super::memory::{Number, Scratch, floats, floats_mut, halves, numbers, numbers_mut};
 use crate::fp8::{nearest, scale_and_factor, to_single};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
 impl Number for u8 {
@@ -20,7 +20,7 @@ const ROWS: usize = 64;
 /// A source matrix in single or half precision.
 enum Source<'a> {
     Single(&'a [f32]),
-    Half(Half, &'a [u16]),
+    SixteenBits(SixteenBits, &'a [u16]),
 }
 
 impl Source<'_> {
@@ -28,7 +28,7 @@ impl Source<'_> {
     fn run<'a>(&'a self, first: usize, room: &'a mut [f32]) -> &'a [f32] {
         match self {
             Source::Single(all) => &all[first..][..room.len()],
-            Source::Half(half, all) => {
+            Source::SixteenBits(half, all) => {
                 half.widen(room, &all[first..][..room.len()]);
                 room
             }
@@ -50,8 +50,8 @@ pub(super) unsafe fn quantise(
 ) {
     // SAFETY: the read is valid, and so are the writes, which do not overlap with it or each other.
     let (source, factor) = unsafe {
-        let source = match Half::of(call.precision) {
-            Some(half) => Source::Half(half, halves(&call.reads[0])),
+        let source = match SixteenBits::of(call.precision) {
+            Some(half) => Source::SixteenBits(half, halves(&call.reads[0])),
             None => Source::Single(floats(&call.reads[0])),
         };
         (source, floats_mut(&call.writes[0]))
@@ -105,7 +105,7 @@ pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>, de
         // SAFETY: the read and its factor are valid.
         let (codes, factor) = unsafe { (numbers::<u8>(&call.reads[index]), floats(&call.reads[2 + index])[0]) };
         let value = |code: usize| to_single(formats[index], code as u8) * factor;
-        match Half::of(call.precision) {
+        match SixteenBits::of(call.precision) {
             Some(half) => {
                 let table = std::array::from_fn(|code| half.nearest(value(code)));
                 // SAFETY: the piece has room for as many numbers of half its own width.

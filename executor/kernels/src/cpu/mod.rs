@@ -129,7 +129,7 @@ impl Backend for CpuBackend {
             // SAFETY: as above.
             return unsafe { eight_bits::product(self, call, decoded) };
         }
-        if let Some(format) = crate::half::Half::of(call.precision) {
+        if let Some(format) = crate::half::SixteenBits::of(call.precision) {
             // SAFETY: the operands are checked; the rest is this function's own contract.
             return unsafe { half::run(self, call, format) };
         }

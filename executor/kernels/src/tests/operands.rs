@@ -1,7 +1,7 @@
 //! Random operands that a kernel can meet, and what may be said of them.
 
 use super::{PARAMETERS, Tensor, eight_bits, mixture, reference};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::{operand_bytes, operand_types};
 use foretell_models::{Epsilon, Kernel};
 use foretell_units::DataType;
@@ -128,7 +128,7 @@ pub(super) fn operands_in(kernel: &Kernel, precision: DataType, random: &mut Cha
 /// Rounds the tensors that are stored in sixteen bits.
 pub(super) fn round_to(types: &[DataType], tensors: &mut [Tensor]) {
     for (tensor, &data_type) in tensors.iter_mut().zip(types) {
-        if let Some(half) = Half::of(data_type) {
+        if let Some(half) = SixteenBits::of(data_type) {
             tensor.iter_mut().for_each(|value| *value = f64::from(half.to_single(half.nearest(*value as f32))));
         }
     }

@@ -1,7 +1,7 @@
 //! Least time and memory of the blocks that one stage runs in one chunk.
 
 use crate::bounds::passes::{Chain, MicroBatchMemory, PassTime, PersistentMemory, StreamTime, TimedList};
-use foretell_program::{Axis, Pass, StagePass, Task};
+use foretell_program::{Axis, ScheduledPass, StagePass, Task};
 use foretell_simulator::MemoryRates;
 
 /// The passes whose kernels are added up. [`TruncatedModel`](super::TruncatedModel) reads the first
@@ -100,7 +100,7 @@ impl ChunkCost {
 
     /// A pass that runs several times counts with the least of each number.
     fn least_passes(timed: &TimedList<'_>, counts: impl Fn(&Task) -> bool) -> Self {
-        let of_pass = |selects: &dyn Fn(StagePass) -> bool| -> Vec<&Pass> {
+        let of_pass = |selects: &dyn Fn(StagePass) -> bool| -> Vec<&ScheduledPass> {
             timed.list.passes.iter().filter(|pass| counts(&pass.task) && selects(pass.task.pass)).collect()
         };
         let least = |selects: &dyn Fn(StagePass) -> bool| {

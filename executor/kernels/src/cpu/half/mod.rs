@@ -25,7 +25,7 @@ use super::dropout;
 use super::memory::{Scratch, halves, halves_mut};
 use super::micro_kernel::MicroKernel;
 use super::movement;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::operands;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
@@ -60,9 +60,9 @@ impl HalfKernels {
 ///
 /// The call's operands are checked and valid, as [`Backend::run`](crate::Backend::run)
 /// wants them.
-pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     #[cfg(target_arch = "x86_64")]
-    if let (Half::Bf16, Some(kernel)) = (half, backend.half.pairs) {
+    if let (SixteenBits::Bf16, Some(kernel)) = (half, backend.half.pairs) {
         // SAFETY: this function's own contract.
         if unsafe { products::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
             return Ok(());
@@ -71,8 +71,8 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
     // SAFETY: this function's own contract.
     unsafe {
         match *call.kernel {
-            _ if half == Half::Bf16 && elementwise::run(call) => Ok(()),
-            Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == Half::Bf16 => {
+            _ if half == SixteenBits::Bf16 && elementwise::run(call) => Ok(()),
+            Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == SixteenBits::Bf16 => {
                 cross_entropy::gradient(call, classes, normalizer, parts, scaled)
             }
             Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. } => optimizers::step(backend, call, half),
@@ -230,7 +230,7 @@ impl Widened {
 /// # Safety
 ///
 /// As [`run`].
-unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     let spec = call.kernel.spec();
     let mut kernel = *call.kernel;
     // Without rows there is one empty block.

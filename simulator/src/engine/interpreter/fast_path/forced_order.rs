@@ -11,7 +11,7 @@
 //! The predecessors of an instruction are its dependencies and the previous one of its stream.
 
 use super::vector_clocks::VectorClocks;
-use crate::engine::order::{InstructionFork, NO_SLOT, Order, Successor};
+use crate::engine::order::{InstructionFork, InstructionOrder, NO_SLOT, Successor};
 use crate::lowering::LoweredList;
 use std::collections::VecDeque;
 
@@ -64,7 +64,7 @@ enum LastPredecessor {
 }
 
 impl ForcedOrder {
-    pub(in crate::engine) fn new(list: &LoweredList, order: &Order) -> Self {
+    pub(in crate::engine) fn new(list: &LoweredList, order: &InstructionOrder) -> Self {
         let (count, streams) = (list.streams.len(), order.stream_count());
         let candidate = Candidate { kind: CandidateKind::Unknown, target: NONE, confirmed: 0, cause: NONE };
         let candidates = vec![candidate; count];
@@ -116,7 +116,7 @@ impl ForcedOrder {
     }
 
     /// The forced successor of an instruction.
-    pub(in crate::engine) fn successor(&self, list: &LoweredList, order: &Order, instruction: u32) -> Successor {
+    pub(in crate::engine) fn successor(&self, list: &LoweredList, order: &InstructionOrder, instruction: u32) -> Successor {
         let is_confirmed = |one: u32| {
             let followers = order.dependents(one).len() + usize::from(!order.is_last(one, list.streams[one as usize]));
             self.candidates[one as usize].confirmed as usize == followers
@@ -288,7 +288,7 @@ pub(crate) mod tests {
         ) {
             let list = list(&instructions, 4);
             let lowered = LoweredList::new(&list).expect("it is sound");
-            let order = Order::new(&list, &lowered);
+            let order = InstructionOrder::new(&list, &lowered);
             let forced = ForcedOrder::new(&lowered, &order);
             for durations in runs {
                 let times = times(&instructions, &durations);
@@ -332,7 +332,7 @@ pub(crate) mod tests {
         let successors = |instructions: &[(u16, Vec<u32>)]| {
             let list = list(instructions, 3);
             let lowered = LoweredList::new(&list).expect("it is sound");
-            let order = Order::new(&list, &lowered);
+            let order = InstructionOrder::new(&list, &lowered);
             let forced = ForcedOrder::new(&lowered, &order);
             (0..instructions.len() as u32).map(|one| forced.successor(&lowered, &order, one)).collect::<Vec<_>>()
         };

@@ -1,7 +1,7 @@
 //! Vector clocks of a list's streams (Fidge 1988; Mattern 1989): which instructions must have ended
 //! when another has, whatever the durations.
 
-use crate::engine::order::Order;
+use crate::engine::order::InstructionOrder;
 use crate::lowering::LoweredList;
 
 /// No clock.
@@ -10,7 +10,7 @@ const NONE: u32 = u32::MAX;
 /// For each stream, the least number of its instructions that have ended at some instant. A clock
 /// has one number for each stream, rounded up to a multiple of [`LANES`].
 pub(super) struct VectorClocks<'a> {
-    order: &'a Order,
+    order: &'a InstructionOrder,
     list: &'a LoweredList,
     /// Numbers in a clock.
     width: usize,
@@ -28,7 +28,7 @@ pub(super) struct VectorClocks<'a> {
 const LANES: usize = 4;
 
 impl VectorClocks<'_> {
-    pub(super) fn new<'a>(list: &'a LoweredList, order: &'a Order) -> VectorClocks<'a> {
+    pub(super) fn new<'a>(list: &'a LoweredList, order: &'a InstructionOrder) -> VectorClocks<'a> {
         let streams = order.stream_count();
         let width = streams.next_multiple_of(LANES);
         let (now, kept_at) = (vec![0; streams * width], vec![NONE; list.streams.len()]);
@@ -122,7 +122,7 @@ mod tests {
         fn a_clock_knows_exactly_the_transitive_predecessors(instructions in instructions()) {
             let list = list(&instructions, 4);
             let lowered = LoweredList::new(&list).expect("it is sound");
-            let order = Order::new(&list, &lowered);
+            let order = InstructionOrder::new(&list, &lowered);
             let mut clocks = VectorClocks::new(&lowered, &order);
             // For each instruction, all that have ended when it has, itself included.
             let mut ended: Vec<BTreeSet<u32>> = Vec::new();
