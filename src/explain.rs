@@ -140,7 +140,7 @@ pub fn safest(candidates: &[Candidate]) -> Option<&Candidate> {
     let first = likely.clone().next()?;
     let longest = first.prediction.step_seconds * WORTH_SAFETY;
     let is_safe = |prediction: &Prediction| prediction.chance_of_running_out.is_none_or(|chance| chance <= RISKY);
-    let safe = likely.find(|one| is_safe(&one.prediction) && one.prediction.step_seconds <= longest);
+    let safe = likely.find(|candidate| is_safe(&candidate.prediction) && candidate.prediction.step_seconds <= longest);
     Some(safe.unwrap_or(first))
 }
 
@@ -186,7 +186,7 @@ pub fn in_short(
         let objective = ObjectiveWords::new(choices.objective, setting.topology.currency());
         let loses = what_it_loses(best, second);
         // Over samples of different lengths the mean step decides, and not that of the longest.
-        let is_by_step = [best, second].iter().all(|one| one.value <= one.prediction.step_seconds.value());
+        let is_by_step = [best, second].iter().all(|candidate| candidate.value <= candidate.prediction.step_seconds.value());
         lines.push(if objective.column().is_none() && is_by_step && !objective.is_less(second, best) {
             let sure = likelihood_of_order(best, second) * 100.0;
             format!("second best: layout 2, {loses}; layout 1 is faster with a likelihood of {sure:.0} %")

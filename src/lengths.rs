@@ -191,7 +191,7 @@ impl DataLengths {
         let answer = |candidate: &Candidate| self.answer(&setting.model, &candidate.plan, &setting.topology, profile);
         let answers = planned.candidates.iter().map(answer).collect::<Result<Vec<_>, _>>()?;
         let mut ranked: Vec<(LengthsAnswer, Candidate)> = answers.into_iter().zip(planned.candidates.drain(..)).collect();
-        ranked.sort_by(|(one, _), (other, _)| one.step().value().total_cmp(&other.step().value()));
+        ranked.sort_by(|(left, _), (right, _)| left.step().value().total_cmp(&right.step().value()));
         let best = ranked.first().map(|(answer, _)| answer.clone());
         planned.candidates =
             ranked.into_iter().map(|(answer, candidate)| Candidate { value: answer.step().value(), ..candidate }).collect();

@@ -140,7 +140,7 @@ pub fn compare(
     for answer in &mut answers {
         answer.relative_time = if synchronous > 0.0 { answer.time() / synchronous } else { 1.0 };
     }
-    answers.sort_by(|one, other| one.relative_time.total_cmp(&other.relative_time));
+    answers.sort_by(|answer, other| answer.relative_time.total_cmp(&other.relative_time));
     let said_by = match table {
         Some(path) => format!("`{}` says so", path.display()),
         None => {

@@ -402,7 +402,7 @@ fn relative(path: &Path, folder: &Path) -> PathBuf {
     // `..` can only be undone by name after it is resolved.
     let resolve = |path: &Path| host::resolved(path).unwrap_or_else(|_| path.to_path_buf());
     let (path, folder) = (resolve(path), resolve(folder));
-    let common = path.components().zip(folder.components()).take_while(|(one, other)| one == other).count();
+    let common = path.components().zip(folder.components()).take_while(|(component, other)| component == other).count();
     let up = folder.components().skip(common).map(|_| std::path::Component::ParentDir);
     up.chain(path.components().skip(common)).collect()
 }

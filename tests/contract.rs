@@ -183,7 +183,8 @@ fn with_several_precisions_each_point_uses_the_fastest() {
     let [half, both] = ["bf16", "fp32,bf16"].map(|formats| points(&["--front"], "front", formats));
     let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
     for one in &half {
-        let known = both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(other, one)| *other <= one));
+        let known =
+            both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(other, version)| *other <= version));
         assert!(known, "no point of {both:?} is as good as {one}");
     }
     for one in both.iter().map(figures) {
@@ -335,10 +336,10 @@ fn models_topologies_and_doctor_print_one_document_each() {
     assert!(models.as_array().is_some_and(|models| models.iter().any(|model| model["name"] == "resnet50")));
     assert_has(&scratch.json(&["models", "show", "gpt2"]), &["name", "model", "parameters"]);
     let topologies = scratch.json(&["topologies"]);
-    assert!(topologies.as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "local")));
+    assert!(topologies.as_array().is_some_and(|all| all.iter().any(|topology| topology["name"] == "local")));
     assert_has(&scratch.json(&["topologies", "show", "dgx-a100-80g"]), &["name", "nodes"]);
     let findings = scratch.json(&["doctor"]);
-    assert!(findings.as_array().is_some_and(|all| all.iter().all(|one| one["found"].is_boolean())));
+    assert!(findings.as_array().is_some_and(|all| all.iter().all(|library| library["found"].is_boolean())));
 }
 
 #[test]

@@ -42,8 +42,8 @@ pub(crate) fn initialise(state: &RankState<'_>, arenas: &Arenas, source: &StateS
             let threads: Vec<_> = copies
                 .iter_mut()
                 .zip(group)
-                .map(|(copy, one)| {
-                    let (initialiser, buffer, contents) = (&initialiser, one.0, one.1);
+                .map(|(copy, target)| {
+                    let (initialiser, buffer, contents) = (&initialiser, target.0, target.1);
                     // SAFETY: the copy is aligned and as long as the buffer.
                     scope.spawn(move || unsafe { initialiser.fill(buffer, contents, copy.as_mut_ptr().cast()) })
                 })
@@ -207,7 +207,7 @@ mod tests {
             let expected = roots(&single, BufferRole::Parameter);
             let (parameters, states) = (roots(&mixed, BufferRole::Parameter), roots(&mixed, BufferRole::OptimizerState));
             // Per bucket a velocity, then a master copy. The loss scale's state has another name.
-            let states: Vec<_> = states.into_iter().filter(|one| one.name.starts_with("optimizer state")).collect();
+            let states: Vec<_> = states.into_iter().filter(|state| state.name.starts_with("optimizer state")).collect();
             assert_eq!((parameters.len(), states.len()), (expected.len(), 2 * expected.len()));
             for (index, expected) in expected.iter().enumerate() {
                 let masters: Vec<u32> = bits(&arena, &states[2 * index + 1]);

@@ -82,7 +82,7 @@ impl TrainingJob {
     /// Whether all ranks save a checkpoint after a step of a run of this length, beside the one at
     /// its end.
     pub(crate) fn saves_after(&self, step: usize, length: RunLength) -> bool {
-        self.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| every.ends_with(step, length))
+        self.checkpoints.as_ref().and_then(|checkpoint| checkpoint.every).is_some_and(|every| every.ends_with(step, length))
     }
 
     /// Checks that the run and its checkpoints end after a round, where replicas exchange only

@@ -75,7 +75,7 @@ fn public_words(tensor: &Tensor, tensors: &BTreeMap<String, (Vec<usize>, Vec<u32
 }
 
 fn extents(graph: &Graph, tensor: TensorId) -> Vec<usize> {
-    graph.tensor(tensor).dimensions.iter().map(|one| one.extent).collect()
+    graph.tensor(tensor).dimensions.iter().map(|dimension| dimension.extent).collect()
 }
 
 /// The contents of every tensor before the graph runs.

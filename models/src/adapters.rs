@@ -44,7 +44,7 @@ pub fn linear_layers(graph: &Graph) -> impl Iterator<Item = (&str, WeightLayout)
 fn adaptable(graph: &Graph, operator: &Operator) -> Option<WeightLayout> {
     let Kernel::Matmul { weight, .. } = operator.kind else { return None };
     let tensor = graph.tensor(operator.inputs.get(1)?.tensor);
-    let predicts = tensor.dimensions.iter().any(|one| matches!(one.name, "vocabulary" | "classes"));
+    let predicts = tensor.dimensions.iter().any(|dimension| matches!(dimension.name, "vocabulary" | "classes"));
     (matches!(tensor.role, Role::Parameter(_)) && !predicts && !is_adapter(&tensor.name)).then_some(weight)
 }
 
@@ -66,7 +66,7 @@ pub fn with_adapters(graph: Graph, sizes: AdapterSizes, is_target: impl Fn(&str)
     let mut waiting: Option<Adapter> = None;
     for (index, mut operator) in operators.into_iter().enumerate() {
         let is_bias = matches!(operator.kind, Kernel::BiasAdd { .. });
-        let takes_bias = waiting.as_ref().is_some_and(|one| is_bias && operator.inputs[0].tensor == one.output.tensor);
+        let takes_bias = waiting.as_ref().is_some_and(|adapter| is_bias && operator.inputs[0].tensor == adapter.output.tensor);
         if let Some(adapter) = waiting.take() {
             match takes_bias {
                 true => waiting = Some(Adapter { output: operator.outputs[0].clone(), ..adapter }),
@@ -92,7 +92,7 @@ fn with_space(mut graph: Graph, first: usize, count: usize) -> Graph {
     let placeholder = Tensor { name: String::new(), role: Role::Activation, dimensions: Vec::new(), storage: Storage::Precision };
     graph.tensors.splice(first..first, std::iter::repeat_n(placeholder, count));
     for operator in &mut graph.operators {
-        for operand in operator.inputs.iter_mut().chain(&mut operator.outputs).filter(|one| one.tensor.0 >= first) {
+        for operand in operator.inputs.iter_mut().chain(&mut operator.outputs).filter(|input| input.tensor.0 >= first) {
             operand.tensor.0 += count;
         }
     }
@@ -129,19 +129,20 @@ impl AdapterPass {
     /// Adds the two products of a layer's adapter, and the scaling. A has the id `first`, and B the
     /// next.
     fn begin(&mut self, layer: &Operator, first: TensorId) -> Adapter {
-        let of_role = |role: Extent| layer.loops.iter().filter(move |one| one.role == role).copied();
+        let of_role = |role: Extent| layer.loops.iter().filter(move |dimension| dimension.role == role).copied();
         let [rows, columns, contracted] =
             [Extent::Rows, Extent::Columns, Extent::Contracted].map(|role| of_role(role).collect::<Vec<Loop>>());
         let AdapterSizes { rank: extent, alpha } = self.sizes;
         let rank = |role| Loop { name: RANK, extent, role, shardable: false };
         let dimensions = |loops: &[Loop]| -> Vec<Dimension> {
-            loops.iter().map(|one| Dimension { name: one.name, extent: one.extent }).collect()
+            loops.iter().map(|dimension| Dimension { name: dimension.name, extent: dimension.extent }).collect()
         };
-        let walk =
-            |from: usize, count: usize| -> Vec<Option<LoopId>> { (from..from + count).map(|one| Some(LoopId(one))).collect() };
+        let walk = |from: usize, count: usize| -> Vec<Option<LoopId>> {
+            (from..from + count).map(|index| Some(LoopId(index))).collect()
+        };
         let (module, narrow) = (layer.name.clone(), rank(Extent::Columns));
         let [a, b] = [first, TensorId(first.0 + 1)];
-        let size = |loops: &[Loop]| loops.iter().map(|one| one.extent).product::<usize>();
+        let size = |loops: &[Loop]| loops.iter().map(|dimension| dimension.extent).product::<usize>();
         // As `torch.nn.Linear` draws it, with which `peft` starts A.
         let bound = Initialisation::Uniform(1.0 / (size(&contracted).max(1) as f64).sqrt());
         let parameter = |end: &str, loops: &[&[Loop]; 2], initialisation| {
@@ -194,7 +195,7 @@ impl AdapterPass {
         let axes = result.axes.clone();
         let own = Operand { tensor: output.tensor, axes: axes.clone() };
         let rows: Vec<Loop> = layer.loops.iter().filter(|one| one.role == Extent::Rows).copied().collect();
-        let columns: Vec<Loop> = layer.loops.iter().filter(|one| one.role == Extent::Columns).copied().collect();
+        let columns: Vec<Loop> = layer.loops.iter().filter(|dimension| dimension.role == Extent::Columns).copied().collect();
         let loops = elements(&rows, &columns);
         self.push(&layer, ".lora", Kernel::Add { elements: 0 }, loops, vec![own, result], Operand { tensor: sum, axes });
         self.replaced.push((output.tensor, sum));
@@ -216,7 +217,7 @@ impl AdapterPass {
 
 /// The loops of an element-wise operator over the result of a product.
 fn elements(rows: &[Loop], columns: &[Loop]) -> Vec<Loop> {
-    rows.iter().chain(columns).map(|one| Loop { role: Extent::Rows, shardable: true, ..*one }).collect()
+    rows.iter().chain(columns).map(|row| Loop { role: Extent::Rows, shardable: true, ..*row }).collect()
 }
 
 #[cfg(test)]
@@ -259,12 +260,13 @@ mod tests {
     fn every_reader_of_an_adapted_layer_reads_the_sum() {
         for (model, pattern) in [("gpt2", "c_fc"), ("llama3-8b", "q_proj"), ("vit_b_16", "self_attention")] {
             let (_, adapted) = adapted(model, pattern, &GraphOptions::ONE);
-            let sums: Vec<&Operator> = adapted.operators.iter().filter(|one| one.name.ends_with(".lora")).collect();
+            let sums: Vec<&Operator> = adapted.operators.iter().filter(|operator| operator.name.ends_with(".lora")).collect();
             assert!(!sums.is_empty(), "{model} has no adapter");
             for sum in sums {
                 let layer = sum.inputs[0].tensor;
-                let readers =
-                    |tensor| adapted.operators.iter().filter(move |one| one.inputs.iter().any(|input| input.tensor == tensor));
+                let readers = |tensor| {
+                    adapted.operators.iter().filter(move |operator| operator.inputs.iter().any(|input| input.tensor == tensor))
+                };
                 assert_eq!(readers(layer).count(), 1, "{} is read past its adapter", sum.name);
                 assert!(readers(sum.outputs[0].tensor).count() > 0, "nothing reads {}", sum.name);
             }

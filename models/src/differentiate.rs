@@ -89,7 +89,11 @@ impl Backward {
             }
             Kernel::CrossEntropyOfStatistics { .. } => {
                 let statistics = forward.inputs[0].tensor;
-                let maker = self.graph.operators.iter().position(|one| one.outputs.iter().any(|made| made.tensor == statistics));
+                let maker = self
+                    .graph
+                    .operators
+                    .iter()
+                    .position(|operator| operator.outputs.iter().any(|made| made.tensor == statistics));
                 return maker.into_iter().for_each(|maker| self.cross_entropy(OperatorId(maker), &forward.outputs[2]));
             }
             _ => {}
@@ -414,12 +418,12 @@ impl Backward {
     fn gradient(&mut self, output: &Operand, maker: &Operator) -> Option<TensorId> {
         let contributions = self.contributions.remove(&output.tensor)?;
         let block_sums: Vec<TensorId> = contributions
-            .chunk_by(|one, next| one.block == next.block)
+            .chunk_by(|contribution, next| contribution.block == next.block)
             .filter_map(|same_block| {
                 let block = same_block.first()?.block;
                 let mut ordered = same_block.to_vec();
-                ordered.sort_by_key(|one| one.is_of_adapter);
-                let gradients = ordered.into_iter().map(|one| one.gradient);
+                ordered.sort_by_key(|contribution| contribution.is_of_adapter);
+                let gradients = ordered.into_iter().map(|contribution| contribution.gradient);
                 gradients.reduce(|sum, part| self.add(output.tensor, maker, block, sum, part))
             })
             .collect();
@@ -432,7 +436,7 @@ impl Backward {
         let loops: Vec<Loop> = tensor
             .dimensions
             .iter()
-            .map(|one| Loop { name: one.name, extent: one.extent, role: Extent::Rows, shardable: true })
+            .map(|dimension| Loop { name: dimension.name, extent: dimension.extent, role: Extent::Rows, shardable: true })
             .collect();
         let total = self.tensor(format!("{}.gradient", tensor.name), Role::Activation, tensor.dimensions, tensor.storage);
         let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();

@@ -59,7 +59,7 @@ fn count_top_labels(graph: &mut Graph, loss: &Operator, statistics: Option<Tenso
     let row_count = loss.loops.len() - 1;
     let rows: Vec<Option<LoopId>> = (0..row_count).map(|index| Some(LoopId(index))).collect();
     let dimensions: Vec<Dimension> =
-        loss.loops[..row_count].iter().map(|one| Dimension { name: one.name, extent: one.extent }).collect();
+        loss.loops[..row_count].iter().map(|dimension| Dimension { name: dimension.name, extent: dimension.extent }).collect();
     let ranks = add_tensor(graph, "label_ranks", Role::Activation, dimensions);
     let mut inputs = loss.inputs.clone();
     inputs.extend(statistics.map(|tensor| {

@@ -140,7 +140,7 @@ fn parameters_have_their_public_names_and_shapes() {
             assert_eq!(permuted, shape, "{model} {name}");
         }
         permuted.sort_unstable();
-        let mut ours: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+        let mut ours: Vec<usize> = tensor.dimensions.iter().map(|dimension| dimension.extent).collect();
         ours.sort_unstable();
         assert_eq!(permuted, ours, "every dimension once");
     }

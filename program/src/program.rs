@@ -172,7 +172,8 @@ impl StageProgram {
     pub fn is_alone(&self) -> bool {
         let is_kernel = |instruction: &Instruction| matches!(*instruction.operation, Operation::Compute { .. });
         let is_load = |instruction: &Instruction| matches!(*instruction.operation, Operation::Load { .. });
-        self.instructions.iter().any(is_kernel) && self.instructions.iter().all(|one| is_kernel(one) || is_load(one))
+        self.instructions.iter().any(is_kernel)
+            && self.instructions.iter().all(|instruction| is_kernel(instruction) || is_load(instruction))
     }
 
     /// The name of an instruction's operator or tensor.

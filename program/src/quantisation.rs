@@ -64,17 +64,19 @@ impl Product {
         let operator = &graph.operators[forward.0];
         let Kernel::Matmul { weight: layout, .. } = operator.kind else { return None };
         let is_trained = matches!(graph.tensor(operator.inputs.get(1)?.tensor).role, Role::Parameter(_));
-        let size = |role: Extent| operator.loops.iter().filter(|one| one.role == role).map(|one| one.extent).product::<usize>();
+        let size = |role: Extent| {
+            operator.loops.iter().filter(|dimension| dimension.role == role).map(|dimension| dimension.extent).product::<usize>()
+        };
         let fits = [Extent::Columns, Extent::Contracted].into_iter().all(|role| size(role).is_multiple_of(GRANULE));
         // The choice of experts depends on small differences, so routers are not quantised.
-        let routes = operator.loops.iter().any(|one| one.role == Extent::Columns && one.name == EXPERTS);
+        let routes = operator.loops.iter().any(|dimension| dimension.role == Extent::Columns && dimension.name == EXPERTS);
         if !is_trained || !fits || routes || !graph.blocks[operator.block].recomputable {
             return None;
         }
         let gradient = |is_wanted: fn(&Kernel) -> bool| {
             let after = graph.operators.iter().enumerate().skip(forward.0);
             after
-                .filter(|(_, one)| one.forward == Some(forward) && is_wanted(&one.kind))
+                .filter(|(_, later)| later.forward == Some(forward) && is_wanted(&later.kind))
                 .map(|(index, _)| OperatorId(index))
                 .next()
         };
@@ -136,7 +138,7 @@ impl Quantisation {
         let operator = self.graph.operators[forward.0].clone();
         let [x, w] = [0, 1].map(|index: usize| operator.inputs[index].clone());
         let rows = |operand: &Operand, roles: &[Extent]| {
-            let is_row = |axis: &&Option<LoopId>| axis.is_some_and(|one| roles.contains(&operator.loops[one.0].role));
+            let is_row = |axis: &&Option<LoopId>| axis.is_some_and(|walked| roles.contains(&operator.loops[walked.0].role));
             operand.axes.iter().take_while(is_row).count()
         };
         let x_rows = rows(&x, &[Extent::Rows]);
@@ -255,8 +257,9 @@ impl Quantisation {
             // last to the first: the first reader may come later in this loop.
             if position < *before {
                 let factor = made.factor;
-                let makes_it =
-                    |(operator, _): &(Operator, Placements)| operator.outputs.first().is_some_and(|one| one.tensor == factor);
+                let makes_it = |(operator, _): &(Operator, Placements)| {
+                    operator.outputs.first().is_some_and(|output| output.tensor == factor)
+                };
                 let old = std::mem::replace(before, position);
                 let (moved, stays) = std::mem::take(&mut self.added[old.0]).into_iter().partition(makes_it);
                 (self.added[old.0], self.added[position.0]) =
@@ -267,8 +270,12 @@ impl Quantisation {
         self.known.push((key, copies, position));
         let dimensions = &self.graph.tensor(tensor).dimensions;
         let role = |index: usize| if index < rows { Extent::Rows } else { Extent::Columns };
-        let one_loop =
-            |(index, one): (usize, &Dimension)| Loop { name: one.name, extent: one.extent, role: role(index), shardable: true };
+        let one_loop = |(index, dimension): (usize, &Dimension)| Loop {
+            name: dimension.name,
+            extent: dimension.extent,
+            role: role(index),
+            shardable: true,
+        };
         let loops: Vec<Loop> = dimensions.iter().enumerate().map(one_loop).collect();
         let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
         let mut outputs = vec![Operand { tensor: copies.factor, axes: vec![None] }];

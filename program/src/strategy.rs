@@ -146,7 +146,11 @@ impl Sharding {
     /// The order in which a tensor's positions are stored, if it is not their own.
     pub(crate) fn order_of_tensor(&self, graph: &Graph, tensor: TensorId) -> Option<Zigzag> {
         let has_positions = |order: &Zigzag| {
-            graph.tensor(tensor).dimensions.iter().any(|one| one.name == SEQUENCE && one.extent == order.positions())
+            graph
+                .tensor(tensor)
+                .dimensions
+                .iter()
+                .any(|dimension| dimension.name == SEQUENCE && dimension.extent == order.positions())
         };
         self.order.filter(has_positions)
     }
@@ -167,9 +171,9 @@ impl Sharding {
     /// This sharding for a graph with more operators, and with more tensors that have these
     /// placements.
     pub(crate) fn with(mut self, sources: &[OperatorSource], tensors: &[Placements]) -> Self {
-        self.strategies = sources.iter().map(|one| one.take(&self.strategies, |_| Strategy::default())).collect();
-        self.rings = sources.iter().map(|one| one.take(&self.rings, |_| None)).collect();
-        self.fixed = sources.iter().map(|one| one.take(&self.fixed, Some)).collect();
+        self.strategies = sources.iter().map(|source| source.take(&self.strategies, |_| Strategy::default())).collect();
+        self.rings = sources.iter().map(|source| source.take(&self.rings, |_| None)).collect();
+        self.fixed = sources.iter().map(|source| source.take(&self.fixed, Some)).collect();
         self.settled.extend(tensors);
         self.produced.extend(tensors);
         self

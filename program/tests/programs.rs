@@ -23,13 +23,13 @@ const OWN_SUMS: [&str; 3] = ["weight", "top5", "scores"];
 /// Asserts that training and evaluation share an arena: persistent buffers have the same offsets in
 /// both. Each may have sums of its own behind them, and views of what they share.
 fn assert_shares_arena(compiled: &Compiled) {
-    let is_own = |one: &(Arc<str>, Bytes, Bytes, bool)| OWN_SUMS.contains(&&*one.0) || one.3;
+    let is_own = |buffer: &(Arc<str>, Bytes, Bytes, bool)| OWN_SUMS.contains(&&*buffer.0) || buffer.3;
     for rank in (0..compiled.training.mesh.world_size()).map(Rank) {
         let [training, evaluation] = [&compiled.training, &compiled.evaluation].map(|program| {
-            let kept = program.list_of(rank).buffers.iter().filter(|one| one.persistent);
-            kept.map(|one| (one.name.clone(), one.offset, one.bytes, one.parent.is_some())).collect::<Vec<_>>()
+            let kept = program.list_of(rank).buffers.iter().filter(|buffer| buffer.persistent);
+            kept.map(|buffer| (buffer.name.clone(), buffer.offset, buffer.bytes, buffer.parent.is_some())).collect::<Vec<_>>()
         });
-        let shared = training.iter().zip(&evaluation).take_while(|(one, other)| one == other).count();
+        let shared = training.iter().zip(&evaluation).take_while(|(left, right)| left == right).count();
         assert!(training[shared..].iter().chain(&evaluation[shared..]).all(is_own), "{training:?}\n{evaluation:?}");
     }
 }
@@ -70,12 +70,14 @@ proptest! {
 fn reads_updated_parameters(list: &StageProgram) -> Option<usize> {
     let root = |id: BufferId| list.buffer(id).parent.unwrap_or(id);
     let mut updated = std::collections::BTreeSet::new();
-    list.instructions.iter().position(|one| {
-        if one.phase == Phase::Update {
-            updated.extend(one.writes.iter().map(|&id| root(id)).filter(|&id| list.buffer(id).role == BufferRole::Parameter));
+    list.instructions.iter().position(|instruction| {
+        if instruction.phase == Phase::Update {
+            updated.extend(
+                instruction.writes.iter().map(|&id| root(id)).filter(|&id| list.buffer(id).role == BufferRole::Parameter),
+            );
             return false;
         }
-        one.reads.iter().any(|&id| updated.contains(&root(id)))
+        instruction.reads.iter().any(|&id| updated.contains(&root(id)))
     })
 }
 
@@ -121,12 +123,12 @@ proptest! {
                 prop_assert_eq!(reads_updated_parameters(list), None);
             }
             for rank in (0..program.mesh.world_size()).map(Rank) {
-                let exchanges = program.list_of(rank).instructions.iter().any(|one| is_between_replicas(program, rank, one));
+                let exchanges = program.list_of(rank).instructions.iter().any(|instruction| is_between_replicas(program, rank, instruction));
                 prop_assert!(!has_plain || cycle.program_of_step(step) > 0 || !exchanges, "step {} exchanges", step);
                 prop_assert!(program.list_of(rank).arena == compiled.training.list_of(rank).arena);
             }
             let all = program.lists.iter().flat_map(|list| &list.instructions);
-            let averages = all.filter(|one| matches!(one.operation.kind(), "average" | "outer_step")).count();
+            let averages = all.filter(|instruction| matches!(instruction.operation.kind(), "average" | "outer_step")).count();
             // A fragment may have no trained parameters.
             let ends_round = (step + 1).is_multiple_of(cycle.round_steps());
             prop_assert!(fragments > 1 || (averages > 0) == ends_round, "step {}", step);
@@ -156,16 +158,16 @@ proptest! {
             program.check().expect("sound");
             for list in &program.lists {
                 let is_server = list.stage >= plan.layout.pipeline;
-                let is_update = |one: &Instruction| matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step");
+                let is_update = |instruction: &Instruction| matches!(instruction.operation.kind(), "adamw" | "sgd" | "lamb_step");
                 prop_assert!(is_server || !list.instructions.iter().any(is_update));
                 let keeps = list.buffers.iter().any(|buffer| buffer.role == BufferRole::OptimizerState);
                 prop_assert!(is_server || !keeps, "a worker keeps optimizer state");
-                let has_model = list.instructions.iter().any(|one| matches!(*one.operation, Operation::Load { .. }));
+                let has_model = list.instructions.iter().any(|instruction| matches!(*instruction.operation, Operation::Load { .. }));
                 prop_assert!(!is_server || !has_model, "a server loads samples");
             }
         }
-        let updates = |list: &StageProgram| list.stage >= plan.layout.pipeline && list.instructions.iter().any(|one| {
-            matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step")
+        let updates = |list: &StageProgram| list.stage >= plan.layout.pipeline && list.instructions.iter().any(|instruction| {
+            matches!(instruction.operation.kind(), "adamw" | "sgd" | "lamb_step")
         });
         prop_assert!(compiled.training.lists.iter().any(updates), "nothing is updated");
         let waits_for_all = staleness == Staleness::None && backup_workers == 0;
@@ -177,7 +179,7 @@ proptest! {
                     prop_assert_eq!(list.arena, of_step.arena);
                     prop_assert!(list.stage >= plan.layout.pipeline || list.instructions.is_empty(), "a worker in a session");
                     // Sessions run side by side: they may touch what others do in turns only.
-                    for &id in list.instructions.iter().flat_map(|one| one.reads.iter().chain(&one.writes)) {
+                    for &id in list.instructions.iter().flat_map(|instruction| instruction.reads.iter().chain(&instruction.writes)) {
                         let buffer = list.buffer(id);
                         prop_assert!(buffer.persistent, "`{}` has no place of its own", buffer.name);
                         prop_assert!(shares || buffer.name.contains("of worker"), "`{}` outside a turn", buffer.name);

@@ -202,7 +202,7 @@ impl Run {
             .map(|cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format))
             .collect();
         let clusters = program.mesh.stage_ranks(stage).into_iter().map(cluster_of);
-        clusters.min_by(|&one, &two| rates[one].total_cmp(&rates[two])).unwrap_or(0)
+        clusters.min_by(|&cluster, &two| rates[cluster].total_cmp(&rates[two])).unwrap_or(0)
     }
 
     /// Returns the kinds of nodes, in rank order.
@@ -336,7 +336,7 @@ fn in_rank_order(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Pr
         && first < last
     {
         let speed = |name: &str| profiles.gpu(name).map_or(0.0, |gpu| gpu.peak(ProductFormat::Fp16).value());
-        kinds.sort_by(|one, two| speed(one.1).total_cmp(&speed(two.1)));
+        kinds.sort_by(|kind, two| speed(kind.1).total_cmp(&speed(two.1)));
     }
     kinds
 }
@@ -370,7 +370,7 @@ mod tests {
         use foretell_program::Recompute;
         let unclear = run("vtrain_single_node-0001");
         assert_eq!(unclear.plan.layout.recompute, Recompute::None);
-        assert!(unclear.assumptions.iter().any(|one| one.contains("read as")), "{:?}", unclear.assumptions);
+        assert!(unclear.assumptions.iter().any(|assumption| assumption.contains("read as")), "{:?}", unclear.assumptions);
         assert_eq!(run("a").plan.layout.recompute, Recompute::Full);
     }
 
@@ -378,7 +378,7 @@ mod tests {
     fn experts_under_deepep_are_sharded_over_up_to_64_ranks() {
         let run = run("a,gpt-oss,8,1024,16,32000,1024,128,4,H100,64,64,1,1,64,3,bf16,NeMo AutoModel,TE + DeepEP");
         assert_eq!((run.plan.layout.expert, run.plan.layout.data), (64, 1));
-        assert!(run.assumptions.iter().any(|one| one.contains("64 ranks")), "{:?}", run.assumptions);
+        assert!(run.assumptions.iter().any(|assumption| assumption.contains("64 ranks")), "{:?}", run.assumptions);
     }
 
     #[test]
@@ -386,7 +386,7 @@ mod tests {
         let named = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,FSDP,");
         let unnamed = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,,");
         assert_eq!(unnamed.stack_name, named.stack_name);
-        assert!(unnamed.assumptions.iter().any(|one| one.contains("stands in")), "{:?}", unnamed.assumptions);
+        assert!(unnamed.assumptions.iter().any(|assumption| assumption.contains("stands in")), "{:?}", unnamed.assumptions);
         assert_eq!(unnamed.stack.spread, Profiles::library().expect("sound").unseen);
     }
 }

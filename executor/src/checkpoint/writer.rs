@@ -80,7 +80,8 @@ impl<'a> CheckpointWriter<'a> {
             let shard = state.shard(piece, ElementOrder::Public);
             Ok(PiecePlace { shard, piece: piece.elements.clone(), file, first })
         };
-        let pieces: Vec<Vec<Piece<'a>>> = state.list.instructions.iter().map(|one| state.saved_pieces(one)).collect();
+        let pieces: Vec<Vec<Piece<'a>>> =
+            state.list.instructions.iter().map(|instruction| state.saved_pieces(instruction)).collect();
         let places = pieces.iter().flatten().map(place_of).collect::<Result<Vec<_>, CheckpointError>>()?;
         let is_control = |buffer: &&Buffer| matches!(buffer.state.as_deref(), Some(StateContents::Control(_)));
         let elements = pieces.iter().flatten().map(|piece| piece.elements.len()).sum();

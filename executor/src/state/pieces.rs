@@ -56,7 +56,7 @@ impl<'a> RankState<'a> {
         let (offset, TensorShard { tensor, placements, zigzag }) = members.get(member)?;
         let held: usize = buffer.shape.iter().product();
         let first = self.part_along(axes) * held;
-        let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|one| one.extent).collect();
+        let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|dimension| dimension.extent).collect();
         let length: usize = placements.local_shape(&extents, self.mesh).iter().product();
         // The elements of the shard that lie in this rank's part of the bucket.
         let (from, until) = ((*offset).max(first), (offset + length).min(first + held));

@@ -50,7 +50,7 @@ impl Shard {
         coordinates: Coordinates,
         order: ElementOrder,
     ) -> Self {
-        let extents: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+        let extents: Vec<usize> = tensor.dimensions.iter().map(|dimension| dimension.extent).collect();
         let order = match order {
             ElementOrder::Own => (0..extents.len()).collect(),
             ElementOrder::Public => tensor.public_order(),
@@ -67,8 +67,9 @@ impl Shard {
 
     /// The shard of a tensor whose rows for positions are held in this order.
     pub(crate) fn with_positions(mut self, tensor: &Tensor, zigzag: Option<Zigzag>) -> Self {
-        let is_sequence =
-            |order: &Zigzag| tensor.dimensions.iter().position(|one| one.name == SEQUENCE && one.extent == order.positions());
+        let is_sequence = |order: &Zigzag| {
+            tensor.dimensions.iter().position(|dimension| dimension.name == SEQUENCE && dimension.extent == order.positions())
+        };
         self.positions = zigzag.and_then(|order| Some((is_sequence(&order)?, order)));
         self
     }

@@ -41,7 +41,7 @@ pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, Framewor
     let all: Vec<&Launch> = if own.is_empty() { script.launches.iter().collect() } else { own };
     let of_training: Vec<&Launch> = all.iter().copied().filter(is_training).collect();
     let mut chosen = if of_training.is_empty() { all } else { of_training };
-    chosen.dedup_by(|one, other| one.arguments == other.arguments);
+    chosen.dedup_by(|left, right| left.arguments == right.arguments);
     let mut notes = script.notes.clone();
     if let [only] = chosen[..] {
         let mut others: Vec<&str> =

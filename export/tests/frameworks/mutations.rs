@@ -445,7 +445,7 @@ proptest! {
         for (form, text) in texts {
             match import_plan(&text, form, 8) {
                 Ok(imported) => {
-                    let is_listed = imported.unread.iter().any(|one| one.replace('-', "_").contains(&name) && one.contains(&value.to_string()));
+                    let is_listed = imported.unread.iter().any(|line| line.replace('-', "_").contains(&name) && line.contains(&value.to_string()));
                     prop_assert!(is_listed && !decides, "{:?}: {:?}", form, imported.unread);
                 }
                 Err(error) => prop_assert!(decides && one_line(&error).replace('-', "_").contains(&name), "{:?}: {}", form, error),

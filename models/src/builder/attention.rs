@@ -31,11 +31,11 @@ impl GraphBuilder {
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| match index {
-                0 => shardable(one, Extent::Rows),
-                1 => shardable(one, Extent::Positions),
-                index if index < last => shardable(one, Extent::Heads),
-                _ => Loop { shardable: false, ..shardable(one, Extent::Features) },
+            .map(|(index, dimension)| match index {
+                0 => shardable(dimension, Extent::Rows),
+                1 => shardable(dimension, Extent::Positions),
+                index if index < last => shardable(dimension, Extent::Heads),
+                _ => Loop { shardable: false, ..shardable(dimension, Extent::Features) },
             })
             .collect();
         let all = walk(0, dimensions.len());
@@ -65,7 +65,7 @@ impl GraphBuilder {
         let head_count = query.len() - 3;
         let heads = &query[2..2 + head_count];
         let mut loops = vec![shardable(&query[0], Extent::Rows)];
-        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(one, role)| shardable(one, role)));
+        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(head, role)| shardable(head, role)));
         let head_loops = walk(1, head_count);
         let [sequence, keys, features] = [1, 2, 3].map(|place| Some(LoopId(head_count + place)));
         loops.push(shardable(&query[1], Extent::Positions));

@@ -9,7 +9,7 @@ use crate::storage::Storage;
 impl GraphBuilder {
     fn elementwise(&mut self, name: &str, kind: Kernel, inputs: &[TensorId]) -> TensorId {
         let dimensions = self.dimensions(*inputs.first().expect("invariant: an operator has an input"));
-        let loops = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let loops = dimensions.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let all = walk(0, dimensions.len());
         let y = self.activation(name, dimensions, Storage::Precision);
         let inputs = inputs.iter().map(|&input| operand(input, all.clone())).collect();
@@ -55,10 +55,10 @@ impl GraphBuilder {
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| match index {
-                0 => shardable(one, Extent::Rows),
-                1 => shardable(one, Extent::Positions),
-                _ => Loop { shardable: false, ..shardable(one, Extent::Features) },
+            .map(|(index, dimension)| match index {
+                0 => shardable(dimension, Extent::Rows),
+                1 => shardable(dimension, Extent::Positions),
+                _ => Loop { shardable: false, ..shardable(dimension, Extent::Features) },
             })
             .collect();
         let all = walk(0, dimensions.len());

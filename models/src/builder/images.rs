@@ -70,7 +70,7 @@ impl GraphBuilder {
         let dimensions = self.dimensions(x);
         let channels = dimensions[3].extent;
         let groups = self.normalization_groups;
-        let group_positions = dimensions[..3].iter().map(|one| one.extent).product::<usize>() / groups;
+        let group_positions = dimensions[..3].iter().map(|dimension| dimension.extent).product::<usize>() / groups;
         let loops = vec![
             Loop { name: BATCH, extent: groups, role: Extent::Rows, shardable: true },
             Loop { name: "positions", extent: group_positions, role: Extent::Positions, shardable: false },

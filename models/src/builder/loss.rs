@@ -46,7 +46,7 @@ impl GraphBuilder {
             self.cross_entropy_in_parts(name, logits, labels);
             return;
         }
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shardable(&dimensions[row_count], Extent::Features) });
         let rows = walk(0, row_count);
         let loss = self.sum("loss");

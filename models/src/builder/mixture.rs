@@ -67,7 +67,7 @@ impl GraphBuilder {
     pub(crate) fn expert_bias(&mut self, name: &str, y: TensorId, bias: TensorId) -> TensorId {
         let dimensions = self.dimensions(y);
         let roles = [Extent::Columns, Extent::Rows, Extent::Rows, Extent::Columns];
-        let loops = dimensions.iter().zip(roles).map(|(one, role)| shardable(one, role)).collect();
+        let loops = dimensions.iter().zip(roles).map(|(dimension, role)| shardable(dimension, role)).collect();
         let all = walk(0, dimensions.len());
         let sum = self.activation(name, dimensions, Storage::Precision);
         let inputs = vec![operand(y, all.clone()), operand(bias, vec![all[0], all[3]])];
@@ -107,16 +107,16 @@ impl GraphBuilder {
     ) -> (TensorId, Routing) {
         let MixtureShape { experts, top, slots_per_sample } = *shape;
         let logits = self.matmul(&format!("{module}.gate"), x, weight, 1, WeightLayout::OutIn);
-        let whole = |one: &mut Loop| one.shardable = false;
+        let whole = |dimension: &mut Loop| dimension.shardable = false;
         // The router compares all experts for each token, so the logits must be whole.
         if let Some(product) = self.graph.operators.last_mut() {
-            product.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
+            product.loops.iter_mut().filter(|dimension| dimension.role == Extent::Columns).for_each(whole);
         }
         let logits = match bias {
             Some(bias) => {
                 let logits = self.bias_add(&format!("{module}.gate.bias"), logits, bias);
                 if let Some(sum) = self.graph.operators.last_mut() {
-                    sum.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
+                    sum.loops.iter_mut().filter(|dimension| dimension.role == Extent::Columns).for_each(whole);
                 }
                 logits
             }
@@ -204,7 +204,7 @@ const SLOT_AXES: [Option<LoopId>; 4] = [Some(LoopId(2)), Some(LoopId(0)), Some(L
 /// Returns the loops of a dispatch and of its return. Tokens may be sharded: each rank fills slots
 /// of all experts in the order of its own tokens.
 fn routing_loops(batch: Dimension, sequence: Dimension, experts: Dimension, hidden: Dimension) -> Vec<Loop> {
-    let whole = |one: &Dimension, role| Loop { shardable: false, ..shardable(one, role) };
+    let whole = |dimension: &Dimension, role| Loop { shardable: false, ..shardable(dimension, role) };
     vec![
         shardable(&batch, Extent::Rows),
         shardable(&sequence, Extent::Positions),

@@ -57,7 +57,7 @@ impl GraphBuilder {
     pub(crate) fn rms_norm_over(&mut self, name: &str, x: TensorId, epsilon: Epsilon, normed: usize) -> TensorId {
         let dimensions = self.dimensions(x);
         let features = dimensions[dimensions.len() - normed..].to_vec();
-        let shape = vec![features.iter().map(|one| one.extent).product()];
+        let shape = vec![features.iter().map(|feature| feature.extent).product()];
         let scale = self.parameter(format!("{name}.weight"), features, shape, Initialisation::Ones);
         self.rms_norm_with(name, x, epsilon, scale)
     }
@@ -66,9 +66,9 @@ impl GraphBuilder {
     pub(crate) fn rms_norm_with(&mut self, name: &str, x: TensorId, epsilon: Epsilon, scale: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - self.dimensions(scale).len();
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let features = dimensions[row_count..].iter();
-        loops.extend(features.map(|one| Loop { shardable: false, ..shardable(one, Extent::Features) }));
+        loops.extend(features.map(|feature| Loop { shardable: false, ..shardable(feature, Extent::Features) }));
         let all = walk(0, dimensions.len());
         let rows = walk(0, row_count);
         let saved = dimensions[..row_count].to_vec();

@@ -26,10 +26,12 @@ impl GraphBuilder {
             WeightLayout::InOut => &weight_dimensions[contracted..],
         };
         let mut loops: Vec<Loop> = Vec::new();
-        loops.extend(x_dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)));
+        loops.extend(x_dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)));
         // `projections` are q, k and v: each rank needs its heads of all three.
-        loops.extend(columns.iter().map(|one| Loop { shardable: one.name != "projections", ..shardable(one, Extent::Columns) }));
-        loops.extend(x_dimensions[row_count..].iter().map(|one| shardable(one, Extent::Contracted)));
+        loops.extend(
+            columns.iter().map(|column| Loop { shardable: column.name != "projections", ..shardable(column, Extent::Columns) }),
+        );
+        loops.extend(x_dimensions[row_count..].iter().map(|dimension| shardable(dimension, Extent::Contracted)));
         let rows = walk(0, row_count);
         let column_loops = walk(row_count, column_count);
         let contracted_loops = walk(row_count + column_count, contracted);
@@ -56,7 +58,7 @@ impl GraphBuilder {
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| shardable(one, if index < row_count { Extent::Rows } else { Extent::Columns }))
+            .map(|(index, dimension)| shardable(dimension, if index < row_count { Extent::Rows } else { Extent::Columns }))
             .collect();
         let all = walk(0, dimensions.len());
         let columns = all[row_count..].to_vec();
@@ -98,7 +100,7 @@ impl GraphBuilder {
     ) -> TensorId {
         let dimensions = self.dimensions(x);
         let inputs = &dimensions[dimensions.len() - contracted..];
-        let size = |dimensions: &[Dimension]| dimensions.iter().map(|one| one.extent).product::<usize>();
+        let size = |dimensions: &[Dimension]| dimensions.iter().map(|dimension| dimension.extent).product::<usize>();
         let shape = vec![size(outputs), size(inputs)];
         let weight = self.parameter(weight_name.into(), [outputs, inputs].concat(), shape, weights);
         let y = self.matmul(name, x, weight, contracted, WeightLayout::OutIn);
@@ -116,7 +118,7 @@ impl GraphBuilder {
         let token_dimensions = self.dimensions(tokens);
         let table_dimensions = self.dimensions(table);
         let row_count = token_dimensions.len();
-        let mut loops: Vec<Loop> = token_dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = token_dimensions.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let is_shardable = self.shards_vocabulary(table_dimensions[0].extent);
         loops.push(Loop { shardable: is_shardable, ..shardable(&table_dimensions[0], Extent::Vocabulary) });
         loops.push(shardable(&table_dimensions[1], Extent::Features));

@@ -22,7 +22,7 @@ impl GraphBuilder {
         let [gates, hidden_dimension] = [dimension("gates", 4 * hidden), dimension("hidden", hidden)];
         let initialisation = Initialisation::Uniform(1.0 / (hidden as f64).sqrt());
         let mut parameter = |part: &str, dimensions: &[Dimension]| {
-            let shape = dimensions.iter().map(|one| one.extent).collect();
+            let shape = dimensions.iter().map(|dimension| dimension.extent).collect();
             self.parameter(format!("{module}.{part}_l{layer}"), dimensions.to_vec(), shape, initialisation)
         };
         let input_weight = parameter("weight_ih", &[gates, features]);

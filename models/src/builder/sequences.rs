@@ -57,15 +57,16 @@ impl GraphBuilder {
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| match index {
-                0 | 1 => shardable(one, Extent::Rows),
-                2 => Loop { shardable: false, ..shardable(one, Extent::Parts) },
-                _ => shardable(one, Extent::Features),
+            .map(|(index, dimension)| match index {
+                0 | 1 => shardable(dimension, Extent::Rows),
+                2 => Loop { shardable: false, ..shardable(dimension, Extent::Parts) },
+                _ => shardable(dimension, Extent::Features),
             })
             .collect();
         let all = walk(0, dimensions.len());
         let axes: Vec<Option<LoopId>> = all.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &axis)| axis).collect();
-        let part: Vec<Dimension> = dimensions.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &one)| one).collect();
+        let part: Vec<Dimension> =
+            dimensions.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &dimension)| dimension).collect();
         let parts = std::array::from_fn(|index| self.activation(&format!("{name}.{index}"), part.clone(), Storage::Precision));
         let outputs = parts.iter().map(|&tensor| operand(tensor, axes.clone())).collect();
         self.operator(name, Kernel::Split { rows: 0, parts: 0, columns: 0 }, loops, vec![operand(x, all)], outputs);

@@ -57,13 +57,13 @@ impl Graph {
     /// parameters of their names are frozen matters.
     pub fn is_like(&self, other: &Self, is_frozen: impl Fn(&str) -> bool) -> bool {
         let has_frozen = |tensor: &Tensor| matches!(tensor.role, Role::Parameter(_)) && is_frozen(&tensor.name);
-        let tensor = |(one, two): (&Tensor, &Tensor)| {
-            let purposes = [one, two].map(|tensor| (discriminant(&tensor.role), has_frozen(tensor)));
-            one.dimensions == two.dimensions && one.storage == two.storage && purposes[0] == purposes[1]
+        let tensor = |(left, right): (&Tensor, &Tensor)| {
+            let purposes = [left, right].map(|tensor| (discriminant(&tensor.role), has_frozen(tensor)));
+            left.dimensions == right.dimensions && left.storage == right.storage && purposes[0] == purposes[1]
         };
-        let operator = |(one, two): (&Operator, &Operator)| {
-            let kinds = [one, two].map(|operator| (without_site(operator.kind), operator.block));
-            kinds[0] == kinds[1] && one.loops == two.loops && one.inputs == two.inputs && one.outputs == two.outputs
+        let operator = |(left, right): (&Operator, &Operator)| {
+            let kinds = [left, right].map(|operator| (without_site(operator.kind), operator.block));
+            kinds[0] == kinds[1] && left.loops == right.loops && left.inputs == right.inputs && left.outputs == right.outputs
         };
         let recomputable = |graph: &Self| graph.blocks.iter().map(|block| block.recomputable).collect::<Vec<_>>();
         recomputable(self) == recomputable(other)

@@ -54,11 +54,11 @@ pub struct Operator {
 impl Operator {
     /// Returns the extents of the loops over all ranks.
     pub fn extents(&self) -> Vec<usize> {
-        self.loops.iter().map(|one| one.extent).collect()
+        self.loops.iter().map(|dimension| dimension.extent).collect()
     }
 
     /// Returns the loop of a name.
     pub fn find_loop(&self, name: &str) -> Option<LoopId> {
-        self.loops.iter().position(|one| one.name == name).map(LoopId)
+        self.loops.iter().position(|dimension| dimension.name == name).map(LoopId)
     }
 }

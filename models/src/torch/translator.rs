@@ -124,7 +124,7 @@ impl<'a> Translator<'a> {
         }
         if self.loss.is_term(first) {
             self.loss_term(operator, &reads)?;
-            self.known.extend(results.into_iter().map(|one| Known::Constant { shape: one.shape }));
+            self.known.extend(results.into_iter().map(|result| Known::Constant { shape: result.shape }));
             return Ok(());
         }
         self.blocks.enter(operator);

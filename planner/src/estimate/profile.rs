@@ -103,7 +103,8 @@ impl ModelProfile {
                     continue;
                 }
                 let elements = tensor.elements() as f64;
-                let is_of_expert = tensor.dimensions.len() > 2 && tensor.dimensions.first().map(|one| one.extent) == experts;
+                let is_of_expert =
+                    tensor.dimensions.len() > 2 && tensor.dimensions.first().map(|dimension| dimension.extent) == experts;
                 if is_of_expert {
                     self.expert_parameters += elements;
                 } else {

@@ -73,7 +73,7 @@ impl Conversions {
             let operands = operator.inputs.iter().chain(&operator.outputs).map(|operand| operand.tensor.0);
             let roots: Vec<usize> = operands.map(|tensor| root(&mut parents, tensor)).collect();
             let least = roots.iter().copied().min().expect("invariant: a sum has a result");
-            roots.into_iter().for_each(|one| parents[one] = least);
+            roots.into_iter().for_each(|root| parents[root] = least);
         }
         let mut sets: BTreeMap<usize, BTreeSet<TensorId>> = BTreeMap::new();
         for tensor in (0..graph.tensors.len()).filter(may_be_converted) {
@@ -315,8 +315,8 @@ impl Walk<'_> {
     fn keep_smallest_placements(&mut self) {
         for (&tensor, state) in &mut self.states {
             let elements = |placement: Placement| -> usize { shape(self.choices, tensor, placement).iter().product() };
-            let least = state.available.iter().map(|&one| elements(one)).min().unwrap_or(0);
-            state.available.retain(|&one| elements(one) == least);
+            let least = state.available.iter().map(|&placements| elements(placements)).min().unwrap_or(0);
+            state.available.retain(|&placements| elements(placements) == least);
         }
     }
 

@@ -40,7 +40,7 @@ impl Searcher<'_> {
         let all: Vec<Option<(usize, PredictedStep)>> =
             places.par_iter().zip(known).enumerate().map(predict).collect::<Result<_, PlannerError>>()?;
         let all: Vec<(usize, PredictedStep)> = all.into_iter().flatten().collect();
-        let held = all.iter().map(|(place, one)| (*place, weighted(&one.memory.needed_by_stage, &one.weights)));
+        let held = all.iter().map(|(place, candidate)| (*place, weighted(&candidate.memory.needed_by_stage, &candidate.weights)));
         let too_large = held.into_iter().find(|(_, held)| most(held) > self.bounds.memory_limit);
         let Some((which, held)) = too_large else { return Ok(Some(all)) };
         for (place, predicted) in all {
@@ -111,7 +111,7 @@ impl Searcher<'_> {
 /// Returns the memory of a run whose training and evaluation share the arena of each rank. Training
 /// decides on the hosts: only it offloads.
 fn sharing_arenas(training: MemoryUse, evaluation: MemoryUse) -> MemoryUse {
-    let larger = |one: Vec<Bytes>, other: Vec<Bytes>| one.into_iter().zip(other).map(|(a, b)| a.max(b)).collect();
+    let larger = |left: Vec<Bytes>, right: Vec<Bytes>| left.into_iter().zip(right).map(|(a, b)| a.max(b)).collect();
     MemoryUse {
         peak_by_stage: larger(training.peak_by_stage, evaluation.peak_by_stage),
         needed_by_stage: larger(training.needed_by_stage, evaluation.needed_by_stage),

@@ -143,7 +143,7 @@ impl<'a> Searcher<'a> {
 
     /// Returns `true` if bounds cost far less than simulations for layouts like the best one.
     pub(super) fn best_has_cheap_bounds(&self) -> bool {
-        self.incumbents.list.first().is_some_and(|one| self.bounds.has_cheap_bounds(&one.plan.layout))
+        self.incumbents.list.first().is_some_and(|candidate| self.bounds.has_cheap_bounds(&candidate.plan.layout))
     }
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.

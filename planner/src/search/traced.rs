@@ -79,7 +79,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>,
     // Layouts that probably run out are an answer where there is no other. Among equals the first
     // in the order of layouts, which has the fewest ranks.
     let is_risky = |layout: &Fitting| layout.prediction.probably_runs_out();
-    fitting.sort_by(|one, other| is_risky(one).cmp(&is_risky(other)).then(one.value.total_cmp(&other.value)));
+    fitting.sort_by(|left, right| is_risky(left).cmp(&is_risky(right)).then(left.value.total_cmp(&right.value)));
     if let Some(risky) = fitting.iter().position(is_risky).filter(|&first| first > 0) {
         fitting.truncate(risky);
     }
@@ -149,7 +149,7 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) 
     let split = splits.into_iter().find(|(_, size)| size.is_some_and(|size| size > 1)).map(|(name, _)| name);
     let others = [
         ("zero", fixed.zero.is_some_and(|zero| !stages_of_zero.contains(&zero))),
-        ("recompute", fixed.recompute.as_ref().is_some_and(|one| !matches!(one, Recompute::None | Recompute::Full))),
+        ("recompute", fixed.recompute.as_ref().is_some_and(|setting| !matches!(setting, Recompute::None | Recompute::Full))),
         ("offload", fixed.offload.is_some_and(|offload| !offloads.contains(&offload))),
         ("schedule", fixed.schedule.is_some()),
         ("shard_group", fixed.shard_group.is_some()),

@@ -85,8 +85,8 @@ fn heads(graph: &Graph, are_of_keys: bool) -> Option<usize> {
     let of_attention = graph.operators.iter().filter(|operator| operator.is_attention());
     let heads = of_attention.map(|operator| {
         let counts = |role: Extent| role == Extent::Heads || (role == Extent::Group && !are_of_keys);
-        let of_heads = operator.loops.iter().filter(|one| counts(one.role));
-        of_heads.map(|one| one.extent).product()
+        let of_heads = operator.loops.iter().filter(|dimension| counts(dimension.role));
+        of_heads.map(|head| head.extent).product()
     });
     heads.min()
 }
@@ -115,7 +115,7 @@ fn runs(request: &Request<'_>, kinds: &DeviceKinds, has_pattern: bool) -> Vec<De
         devices_of_node.extend(std::iter::repeat_n(group.devices, group.devices * group.count));
     }
     let devices: Vec<usize> = (0..places.len()).collect();
-    let runs = devices.chunk_by(|&one, &next| places[one] == places[next]);
+    let runs = devices.chunk_by(|&device, &next| places[device] == places[next]);
     runs.map(|run| DeviceRun { devices: run.len(), node: devices_of_node[run[0]], speed: speeds[run[0]] }).collect()
 }
 

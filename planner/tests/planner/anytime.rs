@@ -117,15 +117,15 @@ fn the_statement_counts_what_is_left_out() {
     let search = planned(&model, |_| {}).search;
     let counted: usize = search.space.iter().filter_map(|dimension| dimension.left_out).sum();
     assert_eq!(search.heuristic_exclusions, counted);
-    assert!(counted > 0 && search.space.iter().all(|one| !one.is_covered() || one.left_out == Some(0)));
+    assert!(counted > 0 && search.space.iter().all(|dimension| !dimension.is_covered() || dimension.left_out == Some(0)));
     let is_covered = |name: &str| search.covers.iter().any(|covered| covered == name);
     assert!(is_covered("expert") && !is_covered("bucket") && !is_covered("cuts"), "{:?}", search.covers);
     // On two nodes of eight devices 12 heads allow `tensor` to be 1, 2, 3, 4, 6 or 12. Three of
     // these divide neither the nodes nor the devices.
-    let left_out = |name: &str| search.space.iter().find(|one| one.name == name).expect("it is a dimension").left_out;
+    let left_out = |name: &str| search.space.iter().find(|dimension| dimension.name == name).expect("it is a dimension").left_out;
     assert_eq!((left_out("tensor"), left_out("bucket"), left_out("expert")), (Some(3), None, Some(0)));
     let fixed_tensor = planned(&model, |request| request.fixed = fixed("tensor=2")).search;
-    let tensor = fixed_tensor.space.iter().find(|one| one.name == "tensor").expect("it is a dimension");
+    let tensor = fixed_tensor.space.iter().find(|dimension| dimension.name == "tensor").expect("it is a dimension");
     assert_eq!((tensor.values.as_str(), tensor.left_out), ("fixed", Some(0)));
 }
 

@@ -277,7 +277,8 @@ fn layouts_that_are_shown_differ_in_more_than_details() {
             assert_ne!(details(&one.plan.layout), details(&other.plan.layout));
         }
     }
-    let buckets = |top| search_resnet18(top).candidates.iter().any(|one| one.plan.layout.bucket != Layout::default().bucket);
+    let buckets =
+        |top| search_resnet18(top).candidates.iter().any(|candidate| candidate.plan.layout.bucket != Layout::default().bucket);
     assert!(buckets(200), "who asks for many gets them all");
 }
 
@@ -287,9 +288,9 @@ fn layouts_that_differ_only_in_vain_recomputation_are_returned_once() {
     let base = Plan::new(Layout::default(), 64);
     let planned = plan(&Request { devices: 2, top: 8, ..Request::new(&model, "mlp", &DGX, &costs, &base) }).expect("it fits");
     let seen: Vec<(Layout, Seconds)> =
-        planned.candidates.iter().map(|one| (one.plan.layout.clone(), one.prediction.step_seconds)).collect();
-    let same = |(one, step): &(Layout, Seconds), (other, other_step): &(Layout, Seconds)| {
-        step == other_step && Layout { recompute: other.recompute.clone(), ..one.clone() } == *other
+        planned.candidates.iter().map(|candidate| (candidate.plan.layout.clone(), candidate.prediction.step_seconds)).collect();
+    let same = |(left, step): &(Layout, Seconds), (right, other_step): &(Layout, Seconds)| {
+        step == other_step && Layout { recompute: right.recompute.clone(), ..left.clone() } == *right
     };
     for (place, one) in seen.iter().enumerate() {
         assert!(!seen[..place].iter().any(|other| same(one, other)), "{one:?}");

@@ -61,7 +61,7 @@ pub(super) fn check_recipe(forward: &Graph, training: &Training) -> Result<(), P
     }
     let weights = training.class_weights.len();
     let losses = forward.operators.iter().filter(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. }));
-    let classes = losses.filter_map(|operator| operator.loops.last()).map(|one| one.extent).next();
+    let classes = losses.filter_map(|operator| operator.loops.last()).map(|loss| loss.extent).next();
     match classes {
         Some(classes) if training.weighs_classes() && classes != weights => Err(PlanError::Invalid {
             field: "training.class_weights",

@@ -375,8 +375,8 @@ fn completed_gradients(lowering: &Lowering, cuts: &Cuts, stage: usize) -> Vec<Co
             CompletedGradient { operator, output, parameter, gradient, stages }
         })
         .collect();
-    completed.sort_unstable_by_key(|one| {
-        if one.stages.len() > 1 { (true, one.parameter.0, 0) } else { (false, one.operator, one.output) }
+    completed.sort_unstable_by_key(|parameter| {
+        if parameter.stages.len() > 1 { (true, parameter.parameter.0, 0) } else { (false, parameter.operator, parameter.output) }
     });
     completed
 }
@@ -411,7 +411,7 @@ fn refuse_common_versions(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: 
             "use `staleness: 0` without `backup_workers`, or a model without batch norm",
         );
     }
-    let is_shared = |one: &CompletedGradient| one.stages.len() > 1;
+    let is_shared = |gradient: &CompletedGradient| gradient.stages.len() > 1;
     match completed_gradients(lowering, cuts, stage).into_iter().find(is_shared) {
         Some(shared) => {
             let name = &lowering.graph.tensor(shared.parameter).name;

@@ -130,7 +130,8 @@ impl Fusion<'_> {
         let Some(columns) = columns_of(product, read, gradient.axes.len()) else { return };
         let gradient = Operand { tensor: gradient.tensor, axes: columns };
         let is_written_once = |tensor: TensorId| {
-            self.graph.operators.iter().flat_map(|one| &one.outputs).filter(|output| output.tensor == tensor).count() == 1
+            self.graph.operators.iter().flat_map(|operator| &operator.outputs).filter(|output| output.tensor == tensor).count()
+                == 1
         };
         let have_equal_placements = read.tensor == upstream.tensor
             && self.sharding.wanted(product_id, read) == self.sharding.wanted(id, upstream)
@@ -149,7 +150,7 @@ impl Fusion<'_> {
 /// The loops of an operand's last `count` dimensions, if a product has that many loops over
 /// columns.
 fn columns_of(product: &Operator, operand: &Operand, count: usize) -> Option<Vec<Option<LoopId>>> {
-    let columns = product.loops.iter().filter(|one| one.role == Extent::Columns).count();
+    let columns = product.loops.iter().filter(|dimension| dimension.role == Extent::Columns).count();
     let first = operand.axes.len().checked_sub(count)?;
     (columns == count).then(|| operand.axes[first..].to_vec())
 }

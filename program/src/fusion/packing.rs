@@ -49,7 +49,8 @@ impl Packing {
             let (Some(made), Some(read)) = (operator(maker).outputs.get(output), operator(reader).inputs.get(input)) else {
                 return false;
             };
-            let merged = |id: &OperatorId| *id == attention || backward.is_some_and(|(one, two)| [one, two].contains(id));
+            let merged =
+                |id: &OperatorId| *id == attention || backward.is_some_and(|(gradient, join)| [gradient, join].contains(id));
             made.tensor == read.tensor
                 && consumers[made.tensor.0].iter().all(merged)
                 && sharding.produced(made.tensor) == sharding.settled(made.tensor)

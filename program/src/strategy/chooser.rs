@@ -84,7 +84,7 @@ impl Chooser<'_> {
                 Some(chosen) => Some(chosen),
                 None => self.tensor_rule().tensor_loop(operator)?,
             };
-            let mut chosen = followed.filter(|&one| rules.can_add_tensor(operator, one, &strategy));
+            let mut chosen = followed.filter(|&walked| rules.can_add_tensor(operator, walked, &strategy));
             let is_positional = is_positional_along_one_axis(operator) && operator.positional_role() == Some(Extent::Positions);
             if chosen.is_none() && rules.sequence_parallel && !is_positional {
                 chosen = rules.sequence_loop(operator, rules.sequence_parts());

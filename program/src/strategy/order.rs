@@ -18,13 +18,18 @@ pub(super) fn zigzag(graph: &Graph, layout: &Layout) -> Option<Zigzag> {
     }
     // Samples of numbers are stored as they are read.
     let is_of_numbers = |tensor: &&Tensor| matches!(tensor.role, Role::Input(InputKind::Images | InputKind::Features));
-    if graph.tensors.iter().filter(is_of_numbers).any(|tensor| tensor.dimensions.iter().any(|one| one.name == SEQUENCE)) {
+    if graph
+        .tensors
+        .iter()
+        .filter(is_of_numbers)
+        .any(|tensor| tensor.dimensions.iter().any(|dimension| dimension.name == SEQUENCE))
+    {
         return None;
     }
     // All attention is causal then, and to the keys of its own sequence.
     let mut attention = along_sequence().filter(|operator| matches!(operator.kind, Kernel::Attention(_)));
     let first = attention.next()?;
-    let extent = |operator: &Operator| operator.find_loop(SEQUENCE).map(|one| operator.loops[one.0].extent);
+    let extent = |operator: &Operator| operator.find_loop(SEQUENCE).map(|walked| operator.loops[walked.0].extent);
     let positions = extent(first)?;
     if !attention.all(|operator| extent(operator) == Some(positions)) {
         return None;

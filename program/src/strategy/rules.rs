@@ -65,7 +65,7 @@ impl<'a> Rules<'a> {
                 hint: "use `tensor: 1`, or `context_method: ring`".into(),
             });
         }
-        let heads = operator.loops.iter().position(|one| one.role == Extent::Heads).map(LoopId);
+        let heads = operator.loops.iter().position(|dimension| dimension.role == Extent::Heads).map(LoopId);
         let heads = heads.filter(|heads| operator.loops[heads.0].shardable);
         match heads.map(|heads| (heads, operator.loops[heads.0].extent)) {
             Some((heads, extent)) if extent.is_multiple_of(ranks) => Ok(Some(heads)),
@@ -124,7 +124,7 @@ impl<'a> Rules<'a> {
 
     /// The loop over experts, if it can be sharded.
     pub(super) fn expert_loop(&self, operator: &Operator) -> Option<LoopId> {
-        operator.find_loop(EXPERTS).filter(|one| operator.loops[one.0].shardable)
+        operator.find_loop(EXPERTS).filter(|walked| operator.loops[walked.0].shardable)
     }
 
     /// The loop over positions, if it can be sharded into this many parts.
@@ -169,7 +169,7 @@ impl<'a> Rules<'a> {
     pub(super) fn ring(&self, operator: &Operator, strategy: Strategy) -> Option<LoopId> {
         let Kernel::Attention(Attention { relative: None, window: None, packed: false, .. }) = operator.kind else { return None };
         let queries = strategy.get(Axis::Context)?;
-        let keys = operator.loops.iter().position(|one| one.role == Extent::Keys).map(LoopId)?;
+        let keys = operator.loops.iter().position(|dimension| dimension.role == Extent::Keys).map(LoopId)?;
         let have_equal_lengths = operator.loops[keys.0].extent == operator.loops[queries.0].extent;
         (self.context_method == ContextMethod::Ring && have_equal_lengths).then_some(keys)
     }

@@ -66,7 +66,7 @@ impl<'a> Sums<'a> {
         }
         let parts = self.rules.sequence_parts();
         let dimensions = &self.rules.graph.tensor(tensor).dimensions;
-        dimensions.iter().position(|one| one.name == SEQUENCE && one.extent.is_multiple_of(parts))
+        dimensions.iter().position(|dimension| dimension.name == SEQUENCE && dimension.extent.is_multiple_of(parts))
     }
 
     /// The dimension of a tensor that all forward readers want sharded over `tensor`, if the plan

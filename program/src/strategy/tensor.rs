@@ -42,11 +42,11 @@ impl TensorRule<'_> {
         let rules = self.rules;
         let shardable_of_role = |role: Extent| {
             let mut loops = (0..operator.loops.len()).map(LoopId);
-            loops.find(|&one| operator.loops[one.0].role == role && rules.can_shard(operator, one))
+            loops.find(|&dimension| operator.loops[dimension.0].role == role && rules.can_shard(operator, dimension))
         };
         if operator.works_on_parts_of_classes() {
             // The outputs have a slot for each rank's part of the classes.
-            let classes = operator.loops.iter().position(|one| one.role == Extent::Features).map(LoopId);
+            let classes = operator.loops.iter().position(|dimension| dimension.role == Extent::Features).map(LoopId);
             return classes.filter(|&classes| rules.can_shard(operator, classes));
         }
         let followed = operator.inputs.iter().find_map(|input| {

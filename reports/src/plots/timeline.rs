@@ -71,11 +71,11 @@ const fn text_colour(activity: Activity) -> RGBColor {
 
 impl TimelinePlot {
     pub(crate) fn of(program: &Program, timelines: &[&Timeline]) -> Self {
-        let known = timelines.iter().map(|one| one.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
+        let known = timelines.iter().map(|timeline| timeline.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
         let shown = shown_ranks(program, known, MOST_RANKS);
         let note = (shown.len() < known).then(|| format!("{} of {known} ranks: the first of each stage", shown.len()));
         let ranks = shown.iter().map(|&rank| RankRows { label: rank.to_string(), rows: rows(program, timelines, rank) });
-        let steps = timelines.iter().map(|one| (origin_name(one.origin), one.step().into())).collect();
+        let steps = timelines.iter().map(|timeline| (origin_name(timeline.origin), timeline.step().into())).collect();
         Self { ranks: ranks.filter(|rank| !rank.rows.is_empty()).collect(), steps, note }
     }
 
@@ -202,7 +202,7 @@ fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Ba
         });
     }
     for stream in &mut streams {
-        stream.sort_by(|one, other| one.start.total_cmp(&other.start));
+        stream.sort_by(|left, right| left.start.total_cmp(&right.start));
     }
     streams
 }

@@ -148,7 +148,7 @@ impl BlockList {
             };
             block_list.successors.push(successor);
         }
-        let blocks = |instructions: &Vec<u32>| instructions.iter().map(|&one| block_of[one as usize]).collect();
+        let blocks = |instructions: &Vec<u32>| instructions.iter().map(|&instruction| block_of[instruction as usize]).collect();
         block_list.collectives = list.collectives.iter().map(blocks).collect();
         block_list.sends = list.sends.iter().map(|messages| blocks(&messages.instructions)).collect();
         block_list.receives = list.receives.iter().map(|messages| blocks(&messages.instructions)).collect();
@@ -170,9 +170,9 @@ impl BlockList {
                 let is_kernel = joins == Joins::Kernels && matches!(action, Action::Compute);
                 let joins_last = is_kernel && dependencies.is_empty() && open == Some(category);
                 open = (is_kernel && dependents.is_empty()).then_some(category);
-                let bit = |one: &u32| 1 << list.streams[*one as usize].min(LAST_BIT);
+                let bit = |dependent: &u32| 1 << list.streams[*dependent as usize].min(LAST_BIT);
                 let slot = slot_of[instruction as usize];
-                let dependent_streams = dependents.iter().map(bit).fold(0, |all, one| all | one);
+                let dependent_streams = dependents.iter().map(bit).fold(0, |all, dependent| all | dependent);
                 match self.blocks.last_mut().filter(|_| joins_last) {
                     // Only the last instruction of a block has dependents.
                     Some(block) => {

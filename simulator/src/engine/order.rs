@@ -47,7 +47,7 @@ impl InstructionOrder {
             order.position.push(*position);
             *position += 1;
             let first = order.dependencies.len();
-            for dependency in instruction.after.iter().map(|one| one.0) {
+            for dependency in instruction.after.iter().map(|id| id.0) {
                 let is_elsewhere = lowered.streams[dependency as usize] != own_stream;
                 if is_elsewhere && !order.dependencies[first..].contains(&dependency) {
                     order.dependencies.push(dependency);

@@ -54,13 +54,15 @@ impl TokenWork {
             let elements = tensor.elements() as f64;
             work.parameters += elements;
             // The router has a row for each expert, too, and every token reads all of it.
-            let is_of_experts = tensor.dimensions.len() > 2 && tensor.dimensions.iter().any(|one| one.name == EXPERTS);
+            let is_of_experts =
+                tensor.dimensions.len() > 2 && tensor.dimensions.iter().any(|dimension| dimension.name == EXPERTS);
             match is_of_experts {
                 true => work.experts += elements,
                 false if tables.contains(&id) => {}
                 false => work.dense += elements,
             }
-            let hidden = tensor.dimensions.iter().filter(|one| one.name == HIDDEN).map(|one| one.extent).max();
+            let hidden =
+                tensor.dimensions.iter().filter(|dimension| dimension.name == HIDDEN).map(|dimension| dimension.extent).max();
             work.hidden = work.hidden.max(hidden.unwrap_or(0));
         }
         let latent = model.as_decoder().and_then(|sizes| Some(sizes.key_value_rank? + sizes.rotary_part.unwrap_or(0)));

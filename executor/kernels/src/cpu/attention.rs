@@ -283,7 +283,7 @@ pub(super) unsafe fn gradient(
 
 /// All pairs of indices; the second varies fastest.
 fn pairs(first: usize, second: usize) -> impl Iterator<Item = [usize; 2]> {
-    (0..first).flat_map(move |one| (0..second).map(move |two| [one, two]))
+    (0..first).flat_map(move |first| (0..second).map(move |two| [first, two]))
 }
 
 /// # Safety

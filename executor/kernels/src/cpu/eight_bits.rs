@@ -96,7 +96,7 @@ pub(super) unsafe fn quantise(
 /// The call's operands are checked and valid.
 pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>, decoded: Decoded) -> Result<(), BackendError> {
     let Decoded { plain, formats, shapes: [left, right] } = decoded;
-    let sizes = [left, right].map(|one| one.rows * one.columns);
+    let sizes = [left, right].map(|matrix| matrix.rows * matrix.columns);
     let width = call.precision.size().count() as usize;
     let mut scratch = std::mem::take(&mut backend.eight_bits);
     let pieces = scratch.pieces(sizes.map(|size| (size * width).div_ceil(4)));

@@ -68,5 +68,5 @@ pub(super) unsafe fn weight_gradient(
     scratch: &mut Scratch,
 ) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::weight_gradient(one, sizes(extents), kernel, scratch)) }
+    unsafe { for_each(call, experts, |call| matmul::weight_gradient(call, sizes(extents), kernel, scratch)) }
 }

@@ -26,7 +26,7 @@ pub(super) fn counts(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
     let sizes = operand_bytes(kernel, DataType::Fp32);
     let types = operand_types(kernel, DataType::Fp32);
     let count = |sizes: Vec<foretell_units::Bytes>, types: Vec<DataType>| {
-        sizes.iter().zip(types).map(|(bytes, one)| (bytes.count() / one.size().count()) as usize).collect()
+        sizes.iter().zip(types).map(|(bytes, size)| (bytes.count() / size.size().count()) as usize).collect()
     };
     (count(sizes.reads, types.reads), count(sizes.writes, types.writes))
 }

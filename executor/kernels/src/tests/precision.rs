@@ -238,7 +238,7 @@ fn parts_of_a_vocabulary_are_the_same_in_sixteen_bits() {
     ] {
         let whole_types = operand_types(&kernel, DataType::Fp32).reads;
         let (mut reads, before) = operands_in(&kernel, DataType::Fp32, &mut random);
-        let indices = whole_types.iter().position(|&one| one == DataType::Int32).unwrap();
+        let indices = whole_types.iter().position(|&name| name == DataType::Int32).unwrap();
         reads[indices] = (0..rows).map(|row| (row * 7 % (parts * classes)) as f64).collect();
         for group_index in 0..parts {
             // Minus infinity, where a label is another part's, is the same in every precision.

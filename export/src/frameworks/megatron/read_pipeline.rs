@@ -175,7 +175,7 @@ fn repeated(text: &str) -> Option<String> {
     let (times, rest) = match rest.strip_prefix('*') {
         None => (1, rest),
         Some(number) => {
-            let digits = number.len() - number.trim_start_matches(|one: char| one.is_ascii_digit()).len();
+            let digits = number.len() - number.trim_start_matches(|word: char| word.is_ascii_digit()).len();
             (number.get(..digits)?.parse::<usize>().ok()?, number.get(digits..)?)
         }
     };

@@ -106,7 +106,7 @@ fn kept_operators(lowering: &Lowering, recompute: &Recompute) -> Vec<bool> {
     let mut products = vec![0usize; graph.blocks.len()];
     let mut is_before_attention = vec![false; graph.blocks.len()];
     let forward = || graph.operators.iter().filter(|operator| operator.pass == Pass::Forward);
-    forward().filter(|one| one.is_attention()).for_each(|one| is_before_attention[one.block] = true);
+    forward().filter(|operator| operator.is_attention()).for_each(|operator| is_before_attention[operator.block] = true);
     let mut is_kept = |operator: &Operator| {
         if operator.pass != Pass::Forward {
             return false;

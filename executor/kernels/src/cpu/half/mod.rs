@@ -258,12 +258,14 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Sixteen
         };
     }
     let all = &mut all[..operands];
-    let streamed: usize = all.iter().filter(|one| one.is_half).map(|one| one.row).sum();
+    let streamed: usize = all.iter().filter(|operand| operand.is_half).map(|operand| operand.row).sum();
     let block = (BLOCK_ELEMENTS / streamed.max(1)).clamp(1, rows);
     // A write that is also a read shares its location.
     let mut needed = 0;
     for index in 0..operands {
-        let shared = all[..index].iter().find(|one| one.is_half && std::ptr::eq(one.operand.pointer, all[index].operand.pointer));
+        let shared = all[..index]
+            .iter()
+            .find(|operand| operand.is_half && std::ptr::eq(operand.operand.pointer, all[index].operand.pointer));
         all[index].place = match shared {
             Some(earlier) => earlier.place,
             None => {
@@ -276,16 +278,16 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Sixteen
     let mut scratch = std::mem::take(&mut backend.half.scratch);
     let [memory] = scratch.pieces([needed]);
     let result = (|| {
-        let whole = |one: &Widened| one.is_half && one.row == 0;
+        let whole = |widened: &Widened| widened.is_half && widened.row == 0;
         // An accumulating write is read too.
         let is_read = |index: usize| index < reads || call.accumulate;
-        for (_, one) in all.iter().enumerate().filter(|(index, one)| whole(one) && is_read(*index)) {
+        for (_, one) in all.iter().enumerate().filter(|(index, operand)| whole(operand) && is_read(*index)) {
             // SAFETY: the operand is valid and initialised.
             half.widen(&mut memory[one.place..][..one.elements], unsafe { halves(&one.operand) });
         }
         for first in (0..rows).step_by(block) {
             let count = block.min(rows - first);
-            for (index, one) in all.iter().enumerate().filter(|(_, one)| one.is_half && one.row > 0) {
+            for (index, one) in all.iter().enumerate().filter(|(_, operand)| operand.is_half && operand.row > 0) {
                 if is_read(index) {
                     // SAFETY: the part lies in the operand.
                     half.widen(&mut memory[one.place..][..count * one.row], unsafe { halves(&one.part(first, count)) });
@@ -318,7 +320,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Sixteen
                 half.narrow(unsafe { halves_mut(&one.part(first, count)) }, &memory[one.place..][..count * one.row]);
             }
         }
-        for one in all[reads..].iter().filter(|one| whole(one)) {
+        for one in all[reads..].iter().filter(|operand| whole(operand)) {
             // SAFETY: the operand is this call's to write.
             half.narrow(unsafe { halves_mut(&one.operand) }, &memory[one.place..][..one.elements]);
         }

@@ -91,7 +91,9 @@ impl Interpreter<'_> {
         let launched =
             if state.has_launches { state.times[block as usize].launched + state.host_delay } else { Picoseconds::ZERO };
         let own = stream(block);
-        let ends = before.iter().map(|one| if stream(one.block) == own { one.end } else { one.end + state.handoff });
+        let ends = before
+            .iter()
+            .map(|dependency| if stream(dependency.block) == own { dependency.end } else { dependency.end + state.handoff });
         ends.fold(launched, Picoseconds::max)
     }
 

@@ -71,7 +71,7 @@ impl VectorClocks<'_> {
                 overwrite(now, &self.kept[at..at + width]);
             }
             _ => {
-                for at in dependencies.iter().map(|&one| self.kept_at[one as usize]).filter(|&at| at != NONE) {
+                for at in dependencies.iter().map(|&dependency| self.kept_at[dependency as usize]).filter(|&at| at != NONE) {
                     raise(now, &self.kept[at as usize..at as usize + width]);
                 }
             }
@@ -127,11 +127,11 @@ mod tests {
             // For each instruction, all that have ended when it has, itself included.
             let mut ended: Vec<BTreeSet<u32>> = Vec::new();
             for (index, &stream) in (0u32..).zip(&lowered.streams) {
-                let previous = (0..index).rev().find(|&one| lowered.streams[one as usize] == stream);
+                let previous = (0..index).rev().find(|&earlier| lowered.streams[earlier as usize] == stream);
                 let before = || previous.into_iter().chain(order.dependencies(index).iter().copied());
-                let last = before().find(|&one| before().all(|other| ended[one as usize].contains(&other)));
+                let last = before().find(|&last| before().all(|other| ended[last as usize].contains(&other)));
                 clocks.advance(index, order.dependencies(index), last, previous);
-                let known = before().flat_map(|one| ended[one as usize].iter().copied()).chain([index]).collect::<BTreeSet<u32>>();
+                let known = before().flat_map(|before| ended[before as usize].iter().copied()).chain([index]).collect::<BTreeSet<u32>>();
                 for one in 0..instructions.len() as u32 {
                     prop_assert_eq!(clocks.has_ended(clocks.of_stream(stream as usize), one), known.contains(&one));
                 }
