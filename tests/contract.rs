@@ -152,7 +152,7 @@ fn plan_answers_scaling_and_front_and_obeys_its_time_limit() {
     let points = front["front"].as_array().expect("a list of points");
     let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
     for one in points.iter().map(figures) {
-        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(other, one)| *other <= one);
+        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(theirs, own)| *theirs <= own);
         assert!(!points.iter().map(figures).any(|other| beats(&other)), "{front}");
     }
     let stopped = scratch.json(&[&job[..], &["--time-limit", "1us"]].concat());
@@ -183,12 +183,11 @@ fn with_several_precisions_each_point_uses_the_fastest() {
     let [half, both] = ["bf16", "fp32,bf16"].map(|formats| points(&["--front"], "front", formats));
     let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
     for one in &half {
-        let known =
-            both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(other, version)| *other <= version));
+        let known = both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(theirs, own)| *theirs <= own));
         assert!(known, "no point of {both:?} is as good as {one}");
     }
     for one in both.iter().map(figures) {
-        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(other, one)| *other <= one);
+        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(theirs, own)| *theirs <= own);
         assert!(!both.iter().map(figures).any(|other| beats(&other)), "{both:?}");
     }
 }

@@ -194,7 +194,7 @@ impl AdapterPass {
         let sum = self.activation(&format!("{}.lora", layer.name), dimensions);
         let axes = result.axes.clone();
         let own = Operand { tensor: output.tensor, axes: axes.clone() };
-        let rows: Vec<Loop> = layer.loops.iter().filter(|one| one.role == Extent::Rows).copied().collect();
+        let rows: Vec<Loop> = layer.loops.iter().filter(|dimension| dimension.role == Extent::Rows).copied().collect();
         let columns: Vec<Loop> = layer.loops.iter().filter(|dimension| dimension.role == Extent::Columns).copied().collect();
         let loops = elements(&rows, &columns);
         self.push(&layer, ".lora", Kernel::Add { elements: 0 }, loops, vec![own, result], Operand { tensor: sum, axes });

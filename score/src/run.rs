@@ -202,7 +202,7 @@ impl Run {
             .map(|cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format))
             .collect();
         let clusters = program.mesh.stage_ranks(stage).into_iter().map(cluster_of);
-        clusters.min_by(|&cluster, &two| rates[cluster].total_cmp(&rates[two])).unwrap_or(0)
+        clusters.min_by(|&cluster, &other| rates[cluster].total_cmp(&rates[other])).expect("invariant: a stage has ranks")
     }
 
     /// Returns the kinds of nodes, in rank order.
@@ -336,7 +336,7 @@ fn in_rank_order(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Pr
         && first < last
     {
         let speed = |name: &str| profiles.gpu(name).map_or(0.0, |gpu| gpu.peak(ProductFormat::Fp16).value());
-        kinds.sort_by(|kind, two| speed(kind.1).total_cmp(&speed(two.1)));
+        kinds.sort_by(|kind, other| speed(kind.1).total_cmp(&speed(other.1)));
     }
     kinds
 }

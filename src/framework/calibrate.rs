@@ -69,7 +69,7 @@ pub fn calibrate(loaded: &LoadedPlan, stated: Option<&PathBuf>) -> Result<Profil
         operators: answer
             .operators
             .into_iter()
-            .map(|one| OperatorSample { call: one.call, bytes: Bytes::new(one.bytes), time: one.time })
+            .map(|sample| OperatorSample { call: sample.call, bytes: Bytes::new(sample.bytes), time: sample.time })
             .collect(),
         moves: answer
             .moves

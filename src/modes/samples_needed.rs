@@ -75,13 +75,13 @@ fn for_each_round(entries: Vec<SamplesNeeded>) -> Vec<SamplesNeeded> {
 pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
     let modes: Vec<SamplesNeeded> = inputs::parse_yaml(&inputs::read(path)?, path)?;
     let wrong = |message: String, hint: &str| Failure::input(code::FILE_FORM, message).hint(hint).in_file(path);
-    if let Some(one) = modes.iter().find(|one| !(one.samples > 0.0 && one.samples.is_finite())) {
+    if let Some(one) = modes.iter().find(|mode| !(mode.samples > 0.0 && mode.samples.is_finite())) {
         let hint = "write a multiple of what the synchronous mode needs, such as 1.1";
         let message = format!("the mode {} needs `{}` samples, which is no number above 0", name(&one.mode), one.samples);
         return Err(wrong(message, hint));
     }
     let is_rate = |rate: f64| rate >= 0.0 && rate.is_finite();
-    if let Some(one) = modes.iter().find(|one| !(is_rate(one.per_step) && is_rate(one.per_staleness))) {
+    if let Some(one) = modes.iter().find(|mode| !(is_rate(mode.per_step) && is_rate(mode.per_staleness))) {
         let hint = "write what each adds to `samples`, such as 0.01";
         let name = name(&one.mode);
         return Err(wrong(format!("`per_step` or `per_staleness` of the mode {name} is no number from 0 on"), hint));

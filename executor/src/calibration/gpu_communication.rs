@@ -85,7 +85,7 @@ pub(super) fn measure(
         all_ranks = all_ranks.or(whole.filter(|_| turn.is_everyone));
         Ok(())
     })?;
-    let largest = job.kernels.iter().max_by(|(kernel, _), (two, _)| kernel.flops().value().total_cmp(&two.flops().value()));
+    let largest = job.kernels.iter().max_by(|(kernel, _), (other, _)| kernel.flops().value().total_cmp(&other.flops().value()));
     // Either every rank has joined the communicator of all ranks, or none has.
     let slowdown = match (largest, all_ranks) {
         (Some((kernel, accumulate)), Some(communicator)) => {

@@ -11,7 +11,7 @@ impl GraphBuilder {
     fn cross_entropy_in_parts(&mut self, name: &str, logits: TensorId, labels: TensorId) {
         let dimensions = self.dimensions(logits);
         let row_count = dimensions.len() - 1;
-        let rows: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let rows: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let parts = dimension("parts", self.vocabulary_parts);
         let row_axes = walk(0, row_count);
         let last = Some(LoopId(row_count));

@@ -28,7 +28,7 @@ impl GraphBuilder {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - 1;
         let features = dimensions[row_count];
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
         let all = walk(0, dimensions.len());
         let feature = vec![Some(LoopId(row_count))];

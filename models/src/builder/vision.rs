@@ -9,7 +9,7 @@ impl GraphBuilder {
     /// Adds work whose result has `dimensions`, the batch first. Ranks shard samples alone.
     fn by_samples(&mut self, name: &str, kind: PlannedKind, x: TensorId, dimensions: Vec<Dimension>) -> TensorId {
         let own = self.dimensions(x);
-        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
+        let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };
         let mut loops = vec![shardable(&own[0], Extent::Rows)];
         loops.extend(own[1..].iter().chain(&dimensions[1..]).map(whole));
         let batch = [Some(LoopId(0))];
@@ -56,7 +56,7 @@ impl GraphBuilder {
     pub(crate) fn add_table(&mut self, name: &str, x: TensorId, table: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let rows = self.dimensions(table)[0];
-        let mut loops: Vec<Loop> = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops[1].shardable = false;
         loops.push(Loop { shardable: false, ..shardable(&rows, Extent::Parts) });
         let all = walk(0, 3);

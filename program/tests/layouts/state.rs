@@ -26,7 +26,8 @@ fn each_stage_of_zero_shards_its_state() {
         compile(&model, "model", &plan).expect("a plan that fits").training
     };
     let kept = |program: &Program, role| -> u64 {
-        let buffers = program.lists[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
+        let buffers =
+            program.lists[0].buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none() && buffer.role == role);
         buffers.map(|buffer| buffer.bytes.count()).sum()
     };
     use foretell_program::BufferRole::{Gradient, OptimizerState, Parameter};
@@ -35,8 +36,9 @@ fn each_stage_of_zero_shards_its_state() {
         let program = program(zero);
         [Parameter, Gradient, OptimizerState].map(|role| kept(&whole, role) as f64 / kept(&program, role) as f64)
     };
-    let is_about =
-        |ratios: [f64; 3], expected: [f64; 3]| ratios.iter().zip(expected).all(|(ratio, two)| (ratio / two - 1.0).abs() < 0.02);
+    let is_about = |ratios: [f64; 3], expected: [f64; 3]| {
+        ratios.iter().zip(expected).all(|(ratio, other)| (ratio / other - 1.0).abs() < 0.02)
+    };
     assert!(is_about(ratios(1), [1.0, 1.0, 4.0]), "{:?}", ratios(1));
     assert!(is_about(ratios(2), [1.0, 4.0, 4.0]), "{:?}", ratios(2));
     assert!(is_about(ratios(3), [4.0, 4.0, 4.0]), "{:?}", ratios(3));

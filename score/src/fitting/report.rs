@@ -67,7 +67,7 @@ pub(super) fn stack_interval(own: &[f64], all: &[(f64, f64)]) -> [f64; 2] {
 
 /// Returns the 10th and 90th percentile of weighted logarithms, as factors.
 pub(super) fn interval(mut ratios: Vec<(f64, f64)>) -> [f64; 2] {
-    ratios.sort_by(|ratio, two| ratio.0.total_cmp(&two.0));
+    ratios.sort_by(|ratio, other| ratio.0.total_cmp(&other.0));
     [quantile(&ratios, 0.1).min(-0.005).exp(), quantile(&ratios, 0.9).max(0.005).exp()]
 }
 

@@ -95,7 +95,7 @@ impl CommunicationTable {
             .curves
             .iter()
             .filter(|((kind, distance, _), _)| *kind == exchange && *distance == reach)
-            .min_by(|((_, _, curve), _), ((_, _, two), _)| ratio(*curve).total_cmp(&ratio(*two)))?;
+            .min_by(|((_, _, curve), _), ((_, _, other), _)| ratio(*curve).total_cmp(&ratio(*other)))?;
         // The number of steps of a ring grows with the number of ranks minus one.
         let scale = (ranks as f64 - 1.0) / (measured as f64 - 1.0);
         let (first, last) = (curve.first()?, curve.last()?);

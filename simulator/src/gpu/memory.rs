@@ -132,7 +132,7 @@ impl StageMemory {
         };
         let peaks = if rules.keeps_gathered { &self.peaks_with_gathered } else { &self.peaks };
         let peaks = peaks.iter().map(activations_and_copies);
-        let highest = peaks.max_by(|peak, two| (peak.0 + peak.1).total_cmp(&(two.0 + two.1)));
+        let highest = peaks.max_by(|peak, other| (peak.0 + peak.1).total_cmp(&(other.0 + other.1)));
         let (activations, copies) = highest.unwrap_or_default();
         let mut footprint = Footprint {
             parameters: bytes(self.parameters * parameter),

@@ -231,7 +231,7 @@ impl Profiles {
         };
         let measured = self.devices.iter().filter(|(_, gpu)| !gpu.estimated);
         let candidates = measured.filter_map(|(name, _)| Some((name.as_str(), distance(name)?)));
-        candidates.min_by(|candidate, two| candidate.1.total_cmp(&two.1)).map(|(name, _)| name)
+        candidates.min_by(|candidate, other| candidate.1.total_cmp(&other.1)).map(|(name, _)| name)
     }
 
     /// Returns the name of the profile that stands for a stack's name, if that is another one.

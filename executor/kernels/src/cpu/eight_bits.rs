@@ -8,6 +8,7 @@ use super::CpuBackend;
 use super::memory::{Number, Scratch, floats, floats_mut, halves, numbers, numbers_mut};
 use crate::fp8::{nearest, scale_and_factor, to_single};
 use crate::half::SixteenBits;
+use crate::operands::EightBitCopies;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
 impl Number for u8 {
@@ -45,7 +46,7 @@ pub(super) unsafe fn quantise(
     call: &KernelCall<'_>,
     [rows, columns]: [usize; 2],
     format: EightBits,
-    [straight, transposed]: [bool; 2],
+    EightBitCopies { straight, transposed }: EightBitCopies,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the read is valid, and so are the writes, which do not overlap with it or each other.

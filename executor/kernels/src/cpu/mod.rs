@@ -109,7 +109,9 @@ impl Backend for CpuBackend {
         if let Kernel::Quantise { rows, columns, format, straight, transposed } = *call.kernel {
             let scratch = &mut self.eight_bits;
             // SAFETY: the operands are checked; the rest is this function's own contract.
-            unsafe { eight_bits::quantise(call, [rows, columns], format, [straight, transposed], scratch) };
+            unsafe {
+                eight_bits::quantise(call, [rows, columns], format, operands::EightBitCopies { straight, transposed }, scratch)
+            };
             return Ok(());
         }
         match *call.kernel {
@@ -271,7 +273,7 @@ impl Backend for CpuBackend {
                 Kernel::Average { parts, .. } => exchange::average(call, parts),
                 Kernel::Difference { .. } => exchange::difference(call),
                 Kernel::OuterStep { replicas, momentum, nesterov, mixed, .. } => {
-                    exchange::outer_step(call, replicas, [momentum, nesterov, mixed])
+                    exchange::outer_step(call, replicas, exchange::OuterForm { momentum, nesterov, mixed })
                 }
                 Kernel::Narrow { .. } => control::narrow(call),
                 Kernel::Zero { .. } => control::zero(call),

@@ -37,7 +37,8 @@ fn oracle(case: &Case) -> Vec<f64> {
     while rates.iter().any(Option::is_none) {
         let growing = |index: usize| rates[index].is_none();
         let limit_of = |resource: usize| {
-            let used: f64 = case.activities.iter().zip(&rates).map(|(one, rate)| uses(one, resource) * rate.unwrap_or(0.0)).sum();
+            let used: f64 =
+                case.activities.iter().zip(&rates).map(|(activity, rate)| uses(activity, resource) * rate.unwrap_or(0.0)).sum();
             let slope: f64 = (0..rates.len())
                 .filter(|&index| growing(index))
                 .map(|index| uses(&case.activities[index], resource) * case.activities[index].growth)

@@ -314,7 +314,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Sixteen
             // SAFETY: operands are parts of the call's or of the scratch memory, and overlap only
             // where the call's do.
             unsafe { backend.run(&part) }.map_err(|error| of_whole(error, first))?;
-            for one in all[reads..].iter().filter(|one| one.is_half && one.row > 0) {
+            for one in all[reads..].iter().filter(|operand| operand.is_half && operand.row > 0) {
                 // SAFETY: the part lies in the operand, which is this call's to write; the read
                 // that it may be was read.
                 half.narrow(unsafe { halves_mut(&one.part(first, count)) }, &memory[one.place..][..count * one.row]);

@@ -316,7 +316,7 @@ pub(crate) mod tests {
                         Successor::Unknown => {}
                         Successor::One(next) => {
                             prop_assert_eq!(start(next), end(index));
-                            prop_assert!(followers().all(|one| one == next || start(one) >= end(next)));
+                            prop_assert!(followers().all(|follower| follower == next || start(follower) >= end(next)));
                         }
                         Successor::Fork(InstructionFork { branches, join }) => {
                             let firsts = branches.map(|(first, _)| first);

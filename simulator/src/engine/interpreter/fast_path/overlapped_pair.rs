@@ -145,7 +145,7 @@ impl Interpreter<'_> {
         let task = Task { rank, block: kernel.block };
         let is_under_way = |block: &TimedBlock| block.start <= now && block.end > now;
         let resource = self.ranks[rank as usize].processor;
-        for one in [kernel, collective].into_iter().filter(|one| is_under_way(one)) {
+        for one in [kernel, collective].into_iter().filter(|exchange| is_under_way(exchange)) {
             let index = self.progress_index(Task { rank, block: one.block });
             self.progress[index] = Progress::at(one.block).busy();
         }
