@@ -40,7 +40,7 @@ pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, lim
         ("input", parts.data),
     ];
     let largest =
-        lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |one| one);
+        lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |kind| kind);
     let compute = share(parts.compute);
     let first = if compute > MOSTLY {
         format!("compute, {compute:.1} % of the step")
@@ -125,7 +125,7 @@ pub fn answer(
             "No part of the step that a plan can change takes more than 5 %. Only faster kernels or devices would shorten it.";
         sentences.push(none.to_owned());
     }
-    sentences.extend(changes.into_iter().map(|one| format!("To change: {one}.")));
+    sentences.extend(changes.into_iter().map(|change| format!("To change: {change}.")));
     if !prediction.calibrated {
         let count = prediction.uncalibrated.len();
         sentences.push(format!("Not calibrated: {count} durations are estimates. `foretell calibrate` measures them."));
@@ -179,7 +179,7 @@ fn what_to_change(plan: &Plan, prediction: &Prediction, memory: f64) -> Vec<Stri
     add(update, spread, format!("the update is {:.0} % of the step; `zero: 1` spreads it over the `data` ranks", update * 100.0));
     let loading = share_of_step(prediction, parts.data);
     add(loading, true, format!("the step waits {:.0} % for samples; raise `--workers` of `foretell execute`", loading * 100.0));
-    losses.sort_by(|one, other| other.0.total_cmp(&one.0));
+    losses.sort_by(|loss, other| other.0.total_cmp(&loss.0));
     let mut said: Vec<String> = losses.into_iter().map(|(_, text)| text).collect();
     if memory > 0.9 {
         let way = match (layout.zero, &layout.recompute, layout.offload) {

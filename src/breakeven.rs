@@ -4,7 +4,7 @@
 use crate::choices::{Choices, Setting};
 use crate::failure::{Failure, code};
 use crate::inputs::NamedModel;
-use foretell_planner::{Candidate, Planned};
+use foretell_planner::{Candidate, SearchResult};
 use foretell_program::Profile;
 use foretell_reports::{Column, table};
 use foretell_simulator::{ChangeablePlan, WhatIf};
@@ -46,7 +46,7 @@ const EXACTNESS: f64 = 1.02;
 /// Finds the stretches.
 pub fn answer(
     quantity: &str,
-    planned: &Planned,
+    planned: &SearchResult,
     setting: &Setting,
     choices: &Choices,
     profile: Option<&Profile>,

@@ -3,7 +3,7 @@
 use crate::choices::Setting;
 use crate::failure::Failure;
 use foretell_models::GraphOptions;
-use foretell_planner::Planned;
+use foretell_planner::SearchResult;
 use foretell_program::{PlanError, Profile};
 use foretell_simulator::{ChangeablePlan, WhatIf};
 use foretell_units::Seconds;
@@ -26,7 +26,7 @@ const MOST_PASSES: usize = 10_000;
 
 /// One line for the short answer. Where the layouts are too large to be simulated again within
 /// moments, it says who answers.
-pub fn in_short(planned: &Planned, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
+pub fn in_short(planned: &SearchResult, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
     let graph = setting.base.training.graph(&setting.model.model, &setting.model.name, &GraphOptions::ONE)?;
     let micro_batches = planned.candidates.iter().map(|candidate| candidate.plan.micro_batches());
     let passes = micro_batches.sum::<Result<usize, PlanError>>()?.saturating_mul(graph.blocks.len());
@@ -56,7 +56,7 @@ struct Verdict {
 
 impl<'a> Changes<'a> {
     /// Prepares the layouts of an answer.
-    pub fn new(planned: &'a Planned, setting: &'a Setting, profile: Option<&Profile>) -> Result<Self, Failure> {
+    pub fn new(planned: &'a SearchResult, setting: &'a Setting, profile: Option<&Profile>) -> Result<Self, Failure> {
         let model = (&setting.model.model, setting.model.name.as_str());
         let layouts = planned
             .candidates

@@ -10,7 +10,7 @@ use crate::method::{Method, MethodChoices};
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile, PolicyTraining};
 use crate::usual_stack::Trainer;
 use clap::Args;
-use foretell_planner::{Clock, Fixed, Framework, PlanJob, Planned, Progress, plan_job, usual_headroom};
+use foretell_planner::{Clock, Fixed, Framework, PlanJob, Progress, SearchResult, plan_job, usual_headroom};
 use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Rollout, RolloutPlacement, Stack, Trained};
 use foretell_simulator::require_products;
 use foretell_topologies::{Architecture, Topology, TopologyReference};
@@ -346,7 +346,7 @@ impl Choices {
     }
 
     /// Answers the question. Sets the setting's topology to that of the answer.
-    pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+    pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<SearchResult, Failure> {
         self.search_watched(setting, profile, top, &|_, _| {})
     }
 
@@ -358,7 +358,7 @@ impl Choices {
         profile: Option<&Profile>,
         top: usize,
         watch: &(dyn Fn(f64, Progress) + Sync),
-    ) -> Result<Planned, Failure> {
+    ) -> Result<SearchResult, Failure> {
         self.refuse_policy("the search over layouts alone")?;
         let started = Instant::now();
         let watch = |progress: Progress| watch(started.elapsed().as_secs_f64(), progress);

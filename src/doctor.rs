@@ -49,7 +49,7 @@ fn findings() -> Vec<Finding> {
     let flags = machine.processors.lines().find(|line| line.starts_with("flags")).unwrap_or_default().to_string();
     let vector = ["avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma"]
         .into_iter()
-        .filter(|flag| flags.split_whitespace().any(|one| one == *flag))
+        .filter(|flag| flags.split_whitespace().any(|word| word == *flag))
         .collect::<Vec<_>>();
     let gpus = devices();
     let mpi = Mpi::version();

@@ -75,7 +75,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let (false, Some(path)) = (loaded.plan.stack.is_own(), &arguments.profile) {
         return run_framework(arguments, &loaded, path, json);
     }
-    let training = resumption.as_ref().map_or_else(|| Ok(arguments.training.clone()), |one| one.complete(&arguments.training))?;
+    let training =
+        resumption.as_ref().map_or_else(|| Ok(arguments.training.clone()), |training| training.complete(&arguments.training))?;
     let world = World::from_environment()?;
     let backend = backend_for(&loaded.topology, world.as_ref())?;
     World::check_transport(world.as_ref(), training.transport(), backend)?;
@@ -163,7 +164,7 @@ fn refuse_weights_in(weights: &Path, run: &Path) -> Result<(), Failure> {
 /// Whether two paths lead to one folder.
 fn is_same_folder(one: &Path, other: &Path) -> bool {
     let canonical = |path: &Path| std::fs::canonicalize(path).ok();
-    canonical(one).is_some_and(|one| canonical(other) == Some(one))
+    canonical(one).is_some_and(|path| canonical(other) == Some(path))
 }
 
 /// The document of `execute`.

@@ -8,7 +8,7 @@ use crate::idle::idle_devices;
 use crate::objective_words::ObjectiveWords;
 use crate::predict;
 use foretell_models::GraphOptions;
-use foretell_planner::{Candidate, Dimension, Planned, Search};
+use foretell_planner::{Candidate, Dimension, Search, SearchResult};
 use foretell_program::{Layout, Plan, Profile, usual_cuts, work_of_blocks};
 use foretell_simulator::Prediction;
 use foretell_simulator::gpu::StackLimits;
@@ -18,7 +18,7 @@ use foretell_units::Seconds;
 /// Explains an answer: what was searched, what binds, what the other layouts lose and where, and
 /// which change of hardware would change the answer.
 pub fn explanation(
-    planned: &Planned,
+    planned: &SearchResult,
     setting: &Setting,
     profile: Option<&Profile>,
     choices: &Choices,
@@ -103,7 +103,7 @@ fn bound_of(search: &Search) -> String {
 
 /// Says that a search was ended early, and how far its answer may be from the best; `None` if it
 /// was not.
-pub fn cut_off(planned: &Planned, objective: &ObjectiveWords) -> Option<String> {
+pub fn cut_off(planned: &SearchResult, objective: &ObjectiveWords) -> Option<String> {
     let search = &planned.search;
     let gap = if search.gap.is_finite() {
         let (what, more) = objective.names();
@@ -140,7 +140,7 @@ pub fn safest(candidates: &[Candidate]) -> Option<&Candidate> {
     let first = likely.clone().next()?;
     let longest = first.prediction.step_seconds * WORTH_SAFETY;
     let is_safe = |prediction: &Prediction| prediction.chance_of_running_out.is_none_or(|chance| chance <= RISKY);
-    let safe = likely.find(|one| is_safe(&one.prediction) && one.prediction.step_seconds <= longest);
+    let safe = likely.find(|candidate| is_safe(&candidate.prediction) && candidate.prediction.step_seconds <= longest);
     Some(safe.unwrap_or(first))
 }
 
@@ -173,7 +173,7 @@ pub fn fit(prediction: &Prediction, topology: &Topology, is_fine_tuning: bool) -
 /// Explains an answer in a few lines: what binds, the second best, how sure the order is, which
 /// `changes` of hardware would change it, what is odd about it, and the memory that stays free.
 pub fn in_short(
-    planned: &Planned,
+    planned: &SearchResult,
     setting: &Setting,
     choices: &Choices,
     changes: Option<String>,
@@ -186,7 +186,7 @@ pub fn in_short(
         let objective = ObjectiveWords::new(choices.objective, setting.topology.currency());
         let loses = what_it_loses(best, second);
         // Over samples of different lengths the mean step decides, and not that of the longest.
-        let is_by_step = [best, second].iter().all(|one| one.value <= one.prediction.step_seconds.value());
+        let is_by_step = [best, second].iter().all(|candidate| candidate.value <= candidate.prediction.step_seconds.value());
         lines.push(if objective.column().is_none() && is_by_step && !objective.is_less(second, best) {
             let sure = likelihood_of_order(best, second) * 100.0;
             format!("second best: layout 2, {loses}; layout 1 is faster with a likelihood of {sure:.0} %")

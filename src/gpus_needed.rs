@@ -106,18 +106,18 @@ impl GpusNeededAnswer {
             Column::numbers("memory"),
             Column::words("layout"),
         ];
-        let row = |one: &Needed| {
+        let row = |needed: &Needed| {
             let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
             vec![
-                one.device.clone(),
-                or_none(one.devices.map(|count| count.to_string())),
-                or_none(one.step_seconds.map(|step| Seconds::new(step).to_string())),
-                or_none(one.rate.map(|rate| format!("{rate:.0}"))),
-                or_none(one.memory_bytes.map(|bytes| Bytes::new(bytes).to_string())),
-                match (one.devices, risk(one.chance_of_running_out)) {
+                needed.device.clone(),
+                or_none(needed.devices.map(|count| count.to_string())),
+                or_none(needed.step_seconds.map(|step| Seconds::new(step).to_string())),
+                or_none(needed.rate.map(|rate| format!("{rate:.0}"))),
+                or_none(needed.memory_bytes.map(|bytes| Bytes::new(bytes).to_string())),
+                match (needed.devices, risk(needed.chance_of_running_out)) {
                     (None, _) => "does not fit on 256".into(),
-                    (_, Some(risk)) => format!("{}; {risk}", one.layout),
-                    _ => one.layout.clone(),
+                    (_, Some(risk)) => format!("{}; {risk}", needed.layout),
+                    _ => needed.layout.clone(),
                 },
             ]
         };

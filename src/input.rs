@@ -126,7 +126,9 @@ fn delay(timeline: &mut Timeline, program: &Program, wait: Seconds) {
         let instructions = &program.lists[*list as usize].instructions;
         let shared = delayed.entry(Arc::as_ptr(rank)).or_insert_with(|| {
             let mut own = RankTimeline::clone(rank);
-            let is_load = |id: usize| instructions.get(id).is_some_and(|one| matches!(*one.operation, Operation::Load { .. }));
+            let is_load = |id: usize| {
+                instructions.get(id).is_some_and(|instruction| matches!(*instruction.operation, Operation::Load { .. }))
+            };
             let loads = own.spans.iter().filter(|span| is_load(span.instruction.0 as usize));
             let first = loads.min_by_key(|span| span.start).map(|span| span.instruction);
             for span in &mut own.spans {

@@ -10,7 +10,7 @@ use crate::predict;
 use crate::running_cost::Pace;
 use crate::usual_stack::Trainer;
 use clap::{Args, ValueEnum};
-use foretell_planner::{Candidate, Planned};
+use foretell_planner::{Candidate, SearchResult};
 use foretell_program::{AttentionKernel, Plan, Profile, compile};
 use foretell_reports::{Column, table};
 use foretell_simulator::{
@@ -182,11 +182,16 @@ impl DataLengths {
     }
 
     /// Orders layouts by their mean step over these samples. Returns the answer of the best.
-    pub fn rank(&self, planned: &mut Planned, setting: &Setting, profile: Option<&Profile>) -> Result<LengthsAnswer, Failure> {
+    pub fn rank(
+        &self,
+        planned: &mut SearchResult,
+        setting: &Setting,
+        profile: Option<&Profile>,
+    ) -> Result<LengthsAnswer, Failure> {
         let answer = |candidate: &Candidate| self.answer(&setting.model, &candidate.plan, &setting.topology, profile);
         let answers = planned.candidates.iter().map(answer).collect::<Result<Vec<_>, _>>()?;
         let mut ranked: Vec<(LengthsAnswer, Candidate)> = answers.into_iter().zip(planned.candidates.drain(..)).collect();
-        ranked.sort_by(|(one, _), (other, _)| one.step().value().total_cmp(&other.step().value()));
+        ranked.sort_by(|(left, _), (right, _)| left.step().value().total_cmp(&right.step().value()));
         let best = ranked.first().map(|(answer, _)| answer.clone());
         planned.candidates =
             ranked.into_iter().map(|(answer, candidate)| Candidate { value: answer.step().value(), ..candidate }).collect();

@@ -157,7 +157,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // A request for help or the version is not a mistake.
             let status = if error.use_stderr() { Failure::INPUT } else { 0 };
-            let asks_for_json = status != 0 && std::env::args_os().any(|one| one == "--json");
+            let asks_for_json = status != 0 && std::env::args_os().any(|argument| argument == "--json");
             if let Some(failure) = usage::of_value(&error) {
                 output::report(&failure, asks_for_json);
                 return ExitCode::from(status);

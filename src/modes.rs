@@ -13,7 +13,7 @@ use crate::choices::{Choices, Objective, Setting};
 use crate::failure::{Failure, code};
 use crate::plan_file::PlanFile;
 use crate::predict;
-use foretell_planner::{Candidate, Planned};
+use foretell_planner::{Candidate, SearchResult};
 use foretell_program::{Mode, Plan, Profile, compile};
 use foretell_simulator::{Options, Prediction, memory_use, predict_cycle};
 use foretell_units::Bytes;
@@ -113,7 +113,7 @@ pub fn compare(
     choices: &Choices,
     setting: &Setting,
     profile: Option<&Profile>,
-    planned: &Planned,
+    planned: &SearchResult,
     table: Option<&Path>,
 ) -> Result<ModeAnswers, Failure> {
     let to_loss = match choices.objective {
@@ -140,7 +140,7 @@ pub fn compare(
     for answer in &mut answers {
         answer.relative_time = if synchronous > 0.0 { answer.time() / synchronous } else { 1.0 };
     }
-    answers.sort_by(|one, other| one.relative_time.total_cmp(&other.relative_time));
+    answers.sort_by(|answer, other| answer.relative_time.total_cmp(&other.relative_time));
     let said_by = match table {
         Some(path) => format!("`{}` says so", path.display()),
         None => {
@@ -204,7 +204,7 @@ fn best_layout(
     choices: &Choices,
     setting: &Setting,
     profile: Option<&Profile>,
-    planned: &Planned,
+    planned: &SearchResult,
     mode: Mode,
 ) -> Result<Result<Candidate, String>, Failure> {
     let (mut best, mut reason): (Option<Candidate>, Option<String>) = (None, None);

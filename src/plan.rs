@@ -1,12 +1,15 @@
 //! `foretell plan`: searches the fastest layouts of a model on a topology.
 
-use crate::breakeven::BreakevenAnswer;
+mod answer;
+
+pub use answer::{PlanAnswer, PointsAnswer, document};
+
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::{Failure, code};
 use crate::fit_table::{Axes, Format as TableFormat};
 use crate::host::Instant;
 use crate::lengths::{DataLengths, LengthChoices, LengthsAnswer};
-use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
+use crate::modes::{ModeAnswers, ModeChoice};
 use crate::objective_words::ObjectiveWords;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
@@ -15,14 +18,12 @@ use crate::{
     breakeven, changes, explain, fit_table, gpus_needed, inputs, modes, output, post_training, predict, running_cost,
     search_report, sizes, what_fits,
 };
+use answer::ComparedAnswer;
 use clap::Args;
-use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search, SizePoint, SizePoints, enough_nodes, front, scaling};
+use foretell_planner::{Candidate, PlannerError, Progress, SizePoints, enough_nodes, front, scaling};
 use foretell_program::{MOST_RANKS, Profile};
 use foretell_reports::GapPoint;
-use foretell_simulator::Prediction;
 use foretell_units::diagnostic::{Mistake, one_line};
-use schemars::JsonSchema;
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -391,90 +392,6 @@ fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting)
         let message = format!("its `{name}` is {theirs}, that of the search {ours}");
         Mistake::new(message, format!("add `--{option} {theirs}`"))
     }))
-}
-
-/// The JSON document of `plan`. Its plans may be written into any folder.
-pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Result<PlanAnswer, Failure> {
-    let candidate = |candidate: &Candidate| -> Result<AlternativeAnswer, Failure> {
-        let plan = choices.movable_plan_file(setting, &candidate.plan)?;
-        Ok(AlternativeAnswer { plan, predicted: candidate.prediction.clone() })
-    };
-    let best = planned.candidates.first();
-    Ok(PlanAnswer {
-        plan: best.map(|best| choices.movable_plan_file(setting, &best.plan)).transpose()?,
-        predicted: best.map(|best| best.prediction.clone()),
-        alternatives: planned.candidates.iter().skip(1).map(candidate).collect::<Result<Vec<_>, _>>()?,
-        search: planned.search.clone(),
-        modes: None,
-        compared: None,
-        breakeven: None,
-        lengths: None,
-        cost: None,
-        goodput: None,
-    })
-}
-
-/// The document of `plan`.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct PlanAnswer {
-    /// The best plan. Its paths are absolute.
-    plan: Option<PlanFile>,
-    /// Its prediction.
-    predicted: Option<Prediction>,
-    /// The next best plans.
-    alternatives: Vec<AlternativeAnswer>,
-    /// What the search did.
-    search: Search,
-    /// The modes of `--mode any`. `plan` is then of the best of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    modes: Option<ModesAnswer>,
-    /// The plan of `--compare`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    compared: Option<ComparedAnswer>,
-    /// The stretches of `--breakeven`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    breakeven: Option<BreakevenAnswer>,
-    /// What the samples' lengths do to the best plan's step, with `--lengths`. The plans are then
-    /// of the longest batch, the best first by their mean step.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lengths: Option<LengthsAnswer>,
-    /// What a step and a run of the best plan cost, if that was asked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cost: Option<running_cost::CostAnswer>,
-    /// The share of a long run's time that makes progress, if that was asked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    goodput: Option<running_cost::GoodputAnswer>,
-}
-
-/// Another good plan.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Alternative")]
-struct AlternativeAnswer {
-    /// The plan.
-    plan: PlanFile,
-    /// Its prediction.
-    predicted: Prediction,
-}
-
-/// A plan of the user's, beside the answer.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Compared")]
-struct ComparedAnswer {
-    /// Its file.
-    plan: PathBuf,
-    /// Its prediction.
-    predicted: Prediction,
-}
-
-/// The document of `plan --scaling` and of `plan --front`, which has one of the two lists.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct PointsAnswer {
-    /// The best layout of each size.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scaling: Option<Vec<SizePoint>>,
-    /// The Pareto front of step time, memory and devices.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    front: Option<Vec<SizePoint>>,
 }
 
 /// Answers `--scaling` or `--front`.

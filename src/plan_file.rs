@@ -1,6 +1,10 @@
 //! Plan files, read and written (`docs/reference/contract.md`). [`foretell_program::Plan`] has what
 //! the compiler needs; a plan file adds the model and the topology, by name, by path, or in place.
 
+mod model_reference;
+
+pub use model_reference::ModelReference;
+
 use crate::failure::{Failure, code};
 use crate::foreign::{self, Wanted};
 use crate::host;
@@ -9,19 +13,14 @@ use crate::method::Method;
 use crate::stated_method;
 use crate::stated_overlap::StatedOverlap;
 use foretell_export::check_stack;
-use foretell_models::Model;
 use foretell_program::{
     Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, PolicyMethod, Rollout, Stack, Training, compile,
 };
 use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
-use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, DataType, SchemaVersion, Seconds};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use std::borrow::Cow;
-use std::fmt;
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, de};
 use std::path::{Path, PathBuf};
 
 /// The content of a plan file.
@@ -123,72 +122,6 @@ pub struct PolicyTraining {
     pub method: PolicyMethod,
     /// The generation of a step.
     pub rollout: Rollout,
-}
-
-/// A model by name, by path, or in place.
-#[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "a plan has one")]
-pub enum ModelReference {
-    /// A zoo name or a path.
-    Named(String),
-    /// Written in place.
-    InPlace(Model),
-}
-
-impl Serialize for ModelReference {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            ModelReference::Named(name) => serializer.serialize_str(name),
-            ModelReference::InPlace(model) => model.serialize(serializer),
-        }
-    }
-}
-
-impl JsonSchema for ModelReference {
-    fn schema_name() -> Cow<'static, str> {
-        "ModelReference".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let based = json_schema!({
-            "description": "A model of the library with other sizes: its name, and the fields that differ.",
-            "type": "object", "properties": {"base": {"type": "string"}}, "required": ["base"], "additionalProperties": true
-        });
-        json_schema!({"anyOf": [{"type": "string"}, based, generator.subschema_for::<Model>()]})
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-}
-
-impl<'de> Deserialize<'de> for ModelReference {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-
-        impl<'de> de::Visitor<'de> for Visitor {
-            type Value = ModelReference;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a model's name, the path of a model file, or a mapping with `family` or `base`")
-            }
-
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<ModelReference, E> {
-                Ok(ModelReference::Named(name.into()))
-            }
-
-            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<ModelReference, A::Error> {
-                let mut sizes = serde_json::Map::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                let model = match sizes.remove("base") {
-                    Some(base) => inputs::based(&base, sizes).map_err(Mistake::into_serde),
-                    None => Model::deserialize(serde_json::Value::Object(sizes)).map_err(A::Error::custom),
-                };
-                model.map(ModelReference::InPlace)
-            }
-        }
-
-        deserializer.deserialize_any(Visitor)
-    }
 }
 
 /// A plan file whose model and topology have been loaded.
@@ -469,7 +402,7 @@ fn relative(path: &Path, folder: &Path) -> PathBuf {
     // `..` can only be undone by name after it is resolved.
     let resolve = |path: &Path| host::resolved(path).unwrap_or_else(|_| path.to_path_buf());
     let (path, folder) = (resolve(path), resolve(folder));
-    let common = path.components().zip(folder.components()).take_while(|(one, other)| one == other).count();
+    let common = path.components().zip(folder.components()).take_while(|(component, other)| component == other).count();
     let up = folder.components().skip(common).map(|_| std::path::Component::ParentDir);
     up.chain(path.components().skip(common)).collect()
 }

@@ -132,7 +132,7 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
     let mut kinds: Vec<StepKind> = Vec::new();
     for kind in &prediction.cycle {
         let times = (kind.step_seconds, kind.exposed_communication_seconds);
-        match kinds.iter_mut().find(|one| (one.step_seconds, one.exposed_communication_seconds) == times) {
+        match kinds.iter_mut().find(|kind| (kind.step_seconds, kind.exposed_communication_seconds) == times) {
             Some(one) => one.steps += kind.steps,
             None => kinds.push(*kind),
         }
@@ -154,9 +154,11 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
 fn load_in_words(load: &Load) -> String {
     let busy = |name: String, share: f64| format!("{name} {:.0} %", share * 100.0);
     let mut servers: Vec<_> = load.servers.iter().collect();
-    servers.sort_by(|one, other| other.busy.total_cmp(&one.busy));
-    let servers: Vec<String> = servers.iter().map(|one| busy(format!("rank {}", one.rank), one.busy)).take(LOADS_SHOWN).collect();
-    let links: Vec<String> = load.links.iter().map(|one| busy(format!("`{}`", one.link), one.busy)).take(LOADS_SHOWN).collect();
+    servers.sort_by(|server, other| other.busy.total_cmp(&server.busy));
+    let servers: Vec<String> =
+        servers.iter().map(|server| busy(format!("rank {}", server.rank), server.busy)).take(LOADS_SHOWN).collect();
+    let links: Vec<String> =
+        load.links.iter().map(|link| busy(format!("`{}`", link.link), link.busy)).take(LOADS_SHOWN).collect();
     let line = |what: &str, loads: Vec<String>| {
         if loads.is_empty() { String::new() } else { format!("\nbusy share of the time, {what}: {}", loads.join(", ")) }
     };

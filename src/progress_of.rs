@@ -68,6 +68,6 @@ mod tests {
             |step| format!("{{\"step\":{step},\"loss\":0.5,\"seconds\":0.1,\"samples_per_second\":8,\"gradient_norm\":null}}\n");
         let text: String = (0..100).map(line).collect::<String>() + "{\"step\":100,\"lo";
         std::fs::write(folder.path().join("metrics.jsonl"), text).expect("it is written");
-        assert_eq!(last_step(folder.path()).map(|one| one.step), Some(99));
+        assert_eq!(last_step(folder.path()).map(|line| line.step), Some(99));
     }
 }

@@ -172,9 +172,9 @@ impl Recovery<'_> {
                     backend: backend_for(&training.loaded.topology, None)?,
                 };
             }
-            let has_progressed = made.steps.last().is_some_and(|one| Some(&one.step) >= first_steps.last());
-            made.steps.retain(|one| one.step < step);
-            made.evaluations.retain(|one| one.step < step);
+            let has_progressed = made.steps.last().is_some_and(|step| Some(&step.step) >= first_steps.last());
+            made.steps.retain(|line| line.step < step);
+            made.evaluations.retain(|evaluation| evaluation.step < step);
             first_steps.push(step);
             if self.elastic {
                 // Devices that were lost before are taken back, unless the last attempt failed

@@ -118,7 +118,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if refused > 0 {
         output::line(&format!("\n{refused} of {} rows cannot be simulated:", scores.rows.len()))?;
         let mut reasons: Vec<(&String, &usize)> = scores.refused.iter().collect();
-        reasons.sort_by(|one, two| two.1.cmp(one.1).then(one.0.cmp(two.0)));
+        reasons.sort_by(|reason, other| other.1.cmp(reason.1).then(reason.0.cmp(other.0)));
         for (reason, count) in reasons {
             output::line(&format!("{count:>6}  {reason}"))?;
         }

@@ -4,7 +4,7 @@ use crate::binding;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::{Failure, code};
 use crate::predict;
-use foretell_planner::{Candidate, Planned, SizePoint};
+use foretell_planner::{Candidate, SearchResult, SizePoint};
 use foretell_program::{Profile, compile_training};
 use foretell_reports::{Chart, GapPoint, LayoutPoint, Section, page};
 use foretell_simulator::{Options, Prediction, Recording, simulate};
@@ -18,7 +18,7 @@ pub fn of_search(
     choices: &Choices,
     setting: &Setting,
     profile: Option<&Profile>,
-    planned: &Planned,
+    planned: &SearchResult,
     history: &[GapPoint],
 ) -> Result<String, Failure> {
     let Some(best) = planned.candidates.first() else {
@@ -84,7 +84,7 @@ pub fn of_front(setting: &Setting, points: &[SizePoint]) -> Result<String, Failu
 
 /// How the search went: its progress over time if it was one search for the least time, and its
 /// counts.
-fn search(choices: &Choices, setting: &Setting, planned: &Planned, history: &[GapPoint]) -> Vec<Section> {
+fn search(choices: &Choices, setting: &Setting, planned: &SearchResult, history: &[GapPoint]) -> Vec<Section> {
     let search = &planned.search;
     let mut sections = Vec::new();
     if choices.is_one_search(setting) && matches!(choices.objective, Objective::Time) {

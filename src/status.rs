@@ -148,8 +148,8 @@ fn node_table(nodes: &[SlurmNode]) -> String {
 }
 
 fn job_table(jobs: &[Observed]) -> String {
-    let rows = jobs.iter().map(|one| {
-        let Observed { job, step, of_prediction } = one;
+    let rows = jobs.iter().map(|observed| {
+        let Observed { job, step, of_prediction } = observed;
         let step_of = |text: fn(&LastStep) -> String| step.as_ref().map_or("-".into(), text);
         vec![
             job.id.to_string(),

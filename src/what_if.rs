@@ -24,7 +24,10 @@ pub struct Answer {
 
 /// Parses the questions.
 pub fn read(questions: &[String]) -> Result<Vec<WhatIf>, Failure> {
-    questions.iter().map(|one| one.parse::<WhatIf>().map_err(|error| Failure::of_input(error).about("--what-if"))).collect()
+    questions
+        .iter()
+        .map(|question| question.parse::<WhatIf>().map_err(|error| Failure::of_input(error).about("--what-if")))
+        .collect()
 }
 
 /// The examples and the list of quantities for `--help`.

@@ -26,7 +26,7 @@ fn the_kernels_of_every_step_of_a_cycle_are_calibrated() {
 /// The entry of the mode whose text has these words.
 fn entry<'a>(answer: &'a Value, words: &str) -> &'a Value {
     let modes = answer["modes"].as_array().expect("modes");
-    modes.iter().find(|one| one["mode"].to_string().contains(words)).unwrap_or(&Value::Null)
+    modes.iter().find(|mode| mode["mode"].to_string().contains(words)).unwrap_or(&Value::Null)
 }
 
 #[test]
@@ -63,7 +63,8 @@ fn short_runs_measure_the_samples_that_modes_need() {
         ["plan", "--model", "mlp", "--topology", "lab-4x1g-200m", "--global-batch", "64", "--fix", "data=4", "--mode", "any"];
     let found = scratch.json(&[&search[..], &["--objective", "time-to-loss", "--samples-needed", "table.yaml"]].concat());
     let modes = found["modes"]["modes"].as_array().expect("modes");
-    let source = |words: &str| modes.iter().find(|one| one["plan"]["mode"].to_string().contains(words)).map(|one| &one["source"]);
+    let source =
+        |words: &str| modes.iter().find(|mode| mode["plan"]["mode"].to_string().contains(words)).map(|mode| &mode["source"]);
     assert!(
         source("\"every\":8").and_then(Value::as_str).is_some_and(|text| text.contains("samples to a loss of 1.5")),
         "{found}"

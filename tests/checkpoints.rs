@@ -333,7 +333,7 @@ fn a_trained_language_model_continues_a_text() {
     let greedy = generate(&["--tokens", "20"]);
     assert_eq!(greedy["text"], "g abcdefg abcdefg ab");
     assert_eq!(generate(&["--tokens", "5"])["text"], "g abc", "a shorter model continues as the longer one does");
-    assert!(greedy["log_probabilities"][0].as_f64().is_some_and(|one| (-0.5..=0.0).contains(&one)), "{greedy}");
+    assert!(greedy["log_probabilities"][0].as_f64().is_some_and(|difference| (-0.5..=0.0).contains(&difference)), "{greedy}");
     let hot = |seed| generate(&["--tokens", "12", "--temperature", "50", "--seed", seed])["tokens"].clone();
     assert_eq!(hot("1"), hot("1"));
     assert_ne!(hot("1"), hot("2"));

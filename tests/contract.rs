@@ -2,94 +2,16 @@
 //! the promised fields, and writes the promised files.
 
 mod common;
+#[path = "contract/promised.rs"]
+mod promised;
+#[path = "contract/served.rs"]
+mod served;
 
 use common::{Scratch, text};
+use promised::*;
 use serde_json::Value;
 
 const MLP: &str = "{family: mlp, widths: [64, 48, 10]}";
-
-const PREDICTED: [&str; 15] = [
-    "step_seconds",
-    "step_seconds_p10",
-    "step_seconds_p90",
-    "samples_per_second",
-    "tokens_per_second",
-    "model_flops_per_device_per_second",
-    "mfu",
-    "hfu",
-    "peak_memory_bytes",
-    "fits",
-    "breakdown_seconds",
-    "calibrated",
-    "events",
-    "simulated_ranks",
-    "wall_seconds",
-];
-const BREAKDOWN: [&str; 5] = ["compute", "exposed_communication", "bubble", "data", "optimizer"];
-const EXECUTE: [&str; 10] = [
-    "run",
-    "steps",
-    "step_seconds",
-    "step_seconds_median",
-    "loss",
-    "peak_memory_bytes",
-    "evaluation",
-    "samples_per_second",
-    "world_size",
-    "backend",
-];
-const CHECK: [&str; 10] = [
-    "predicted_step_seconds",
-    "measured_step_seconds",
-    "error",
-    "inside_interval",
-    "machine_error",
-    "model_error",
-    "at_pace",
-    "memory_error",
-    "by_kind",
-    "worst",
-];
-const SEARCH: [&str; 8] =
-    ["layouts", "bounded_out", "out_of_memory", "simulated", "best_seconds", "lower_bound_seconds", "gap", "wall_seconds"];
-const RUN_FILES: [&str; 6] = ["plan.yaml", "predicted.json", "metrics.jsonl", "evaluation.jsonl", "measured.json", "ranks/0.log"];
-const REPORT_FILES: [&str; 8] = [
-    "trace.json",
-    "report.html",
-    "plots/timeline.svg",
-    "plots/timeline.png",
-    "plots/memory.svg",
-    "plots/memory.png",
-    "plots/loss.svg",
-    "plots/loss.png",
-];
-
-#[track_caller]
-fn assert_has(document: &Value, fields: &[&str]) {
-    for field in fields {
-        assert!(document.get(field).is_some(), "`{field}` is missing in {document}");
-    }
-}
-
-#[track_caller]
-fn number(document: &Value, field: &str) -> f64 {
-    document[field].as_f64().expect("a number")
-}
-
-#[track_caller]
-fn assert_is_prediction(document: &Value) {
-    assert_has(document, &PREDICTED);
-    assert_has(&document["breakdown_seconds"], &BREAKDOWN);
-    assert!(document["step_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{document}");
-    assert!(document["peak_memory_bytes"].as_array().is_some_and(|stages| stages.iter().all(Value::is_u64)));
-}
-
-#[track_caller]
-fn assert_holds(scratch: &Scratch, folder: &str, files: &[&str]) {
-    for file in files {
-        assert!(scratch.path(folder).join(file).is_file(), "`{folder}/{file}` is missing");
-    }
-}
 
 #[test]
 fn plan_prints_the_promised_fields_and_is_deterministic() {
@@ -230,7 +152,7 @@ fn plan_answers_scaling_and_front_and_obeys_its_time_limit() {
     let points = front["front"].as_array().expect("a list of points");
     let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
     for one in points.iter().map(figures) {
-        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(other, one)| *other <= one);
+        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(theirs, own)| *theirs <= own);
         assert!(!points.iter().map(figures).any(|other| beats(&other)), "{front}");
     }
     let stopped = scratch.json(&[&job[..], &["--time-limit", "1us"]].concat());
@@ -261,11 +183,11 @@ fn with_several_precisions_each_point_uses_the_fastest() {
     let [half, both] = ["bf16", "fp32,bf16"].map(|formats| points(&["--front"], "front", formats));
     let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
     for one in &half {
-        let known = both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(other, one)| *other <= one));
+        let known = both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(theirs, own)| *theirs <= own));
         assert!(known, "no point of {both:?} is as good as {one}");
     }
     for one in both.iter().map(figures) {
-        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(other, one)| *other <= one);
+        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(theirs, own)| *theirs <= own);
         assert!(!both.iter().map(figures).any(|other| beats(&other)), "{both:?}");
     }
 }
@@ -413,10 +335,10 @@ fn models_topologies_and_doctor_print_one_document_each() {
     assert!(models.as_array().is_some_and(|models| models.iter().any(|model| model["name"] == "resnet50")));
     assert_has(&scratch.json(&["models", "show", "gpt2"]), &["name", "model", "parameters"]);
     let topologies = scratch.json(&["topologies"]);
-    assert!(topologies.as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "local")));
+    assert!(topologies.as_array().is_some_and(|all| all.iter().any(|topology| topology["name"] == "local")));
     assert_has(&scratch.json(&["topologies", "show", "dgx-a100-80g"]), &["name", "nodes"]);
     let findings = scratch.json(&["doctor"]);
-    assert!(findings.as_array().is_some_and(|all| all.iter().all(|one| one["found"].is_boolean())));
+    assert!(findings.as_array().is_some_and(|all| all.iter().all(|library| library["found"].is_boolean())));
 }
 
 #[test]
@@ -498,84 +420,6 @@ fn quiet_and_verbose_change_standard_error_only() {
     assert!(!detailed.contains('\u{1b}'), "colours, where there is no terminal");
     let wrong = scratch.run(&["-q", "simulate", "--plan", "none.yaml"]);
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("error[file::unreadable]: "));
-}
-
-/// Ends the process when the value is dropped.
-struct Serving(std::process::Child);
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-fn a_run_is_served_to_those_who_have_the_token() {
-    use std::io::{BufRead, BufReader, Read, Write};
-    let scratch = Scratch::new();
-    let plan = scratch.file("plan.yaml", &format!("{{model: {MLP}, topology: local, layout: {{data: 1}}, global_batch: 32}}"));
-    scratch.json(&["execute", "--plan", text(&plan), "--steps", "3"]);
-    let mut serving = scratch.command(&["serve", "runs"]);
-    let mut serving = Serving(serving.stdout(std::process::Stdio::piped()).spawn().expect("it starts"));
-    let mut line = String::new();
-    BufReader::new(serving.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("it prints its address");
-    let url = line.trim_end().split_once("http://").expect("an address").1.to_owned();
-    let (host, path) = url.split_once('/').expect("a path");
-    assert!(host.starts_with("127.0.0.1:"), "{host}");
-    let ask = |method: &str, path: &str, name: &str| {
-        let mut stream = std::net::TcpStream::connect(host).expect("it listens");
-        write!(stream, "{method} /{path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n").expect("it is sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        answer
-    };
-    let page = ask("GET", path, host);
-    assert!(
-        page.starts_with("HTTP/1.1 200") && page.contains("predicted and measured") && !page.contains("Refresh:"),
-        "{page:.300}"
-    );
-    assert!(ask("GET", "", host).starts_with("HTTP/1.1 403"));
-    assert!(ask("GET", &path.replace("token=", "token=0"), host).starts_with("HTTP/1.1 403"));
-    assert!(ask("GET", path, "evil.example").starts_with("HTTP/1.1 403"), "a page elsewhere reaches it");
-    assert!(ask("POST", path, host).starts_with("HTTP/1.1 405"));
-    // While the run goes there are no totals: the page shows its losses so far, and looks again.
-    std::fs::remove_file(scratch.path("runs/1/measured.json")).expect("it is there");
-    let page = ask("GET", path, host);
-    assert!(page.contains("Refresh: 2") && page.contains("a run in progress") && page.contains("made so far"), "{page:.300}");
-}
-
-#[test]
-fn a_search_is_served_from_the_file_of_its_progress() {
-    use std::io::{BufRead, BufReader, Read, Write};
-    let scratch = Scratch::new();
-    scratch.file("mlp.yaml", MLP);
-    let search =
-        ["plan", "--model", "mlp.yaml", "--topology", "dgx-a100-80g", "--global-batch", "64", "--progress", "search.jsonl"];
-    scratch.json(&search);
-    let lines = std::fs::read_to_string(scratch.path("search.jsonl")).expect("it is written");
-    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("a line is a document")).collect();
-    assert_eq!((&lines[0]["started"]["devices"], &lines[0]["started"]["schema_version"]), (&8.into(), &1.into()));
-    let ended = &lines.last().expect("a line")["ended"];
-    assert!(ended["best"].as_f64() >= ended["bound"].as_f64() && ended["simulated"].as_u64() > Some(0), "{ended}");
-    // An interrupted search has no last line, and its page looks again.
-    for (kept, is_over) in [(lines.len(), true), (lines.len() - 1, false)] {
-        let text: String = lines[..kept].iter().map(|line| format!("{line}\n")).collect();
-        scratch.file("search.jsonl", &text);
-        let mut serving = scratch.command(&["serve", "search.jsonl"]);
-        let mut serving = Serving(serving.stdout(std::process::Stdio::piped()).spawn().expect("it starts"));
-        let mut line = String::new();
-        BufReader::new(serving.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("it prints its address");
-        let (host, path) = line.trim_end().split_once("http://").and_then(|(_, url)| url.split_once('/')).expect("an address");
-        let mut stream = std::net::TcpStream::connect(host).expect("it listens");
-        write!(stream, "GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").expect("it is sent");
-        let mut page = String::new();
-        stream.read_to_string(&mut page).expect("it answers");
-        assert!(page.starts_with("HTTP/1.1 200") && page.contains("8 devices"), "{page:.300}");
-        assert_eq!(page.contains("Refresh: 2"), !is_over, "{page:.300}");
-    }
-    let refused = scratch.run(&["serve", "search.jsonl.old"]);
-    assert_eq!(refused.status.code(), Some(2), "{}", String::from_utf8_lossy(&refused.stderr));
 }
 
 #[test]

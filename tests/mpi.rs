@@ -78,7 +78,7 @@ fn process_of(rank: usize, port: &str) -> Option<i32> {
     let mut ids = processes.filter_map(|process| process.file_name().to_str()?.parse::<i32>().ok());
     ids.find(|id| {
         let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
-        let has = |wanted: String| environment.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes());
+        let has = |wanted: String| environment.split(|byte| *byte == 0).any(|word| word == wanted.as_bytes());
         has(format!("FORETELL_RANK={rank}")) && has(format!("FORETELL_PORT={port}"))
     })
 }

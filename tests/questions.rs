@@ -79,7 +79,7 @@ fn the_parts_of_the_critical_path_add_up_to_the_step() {
     let path = &document["critical_path"];
     let between = number(path, "/between_seconds");
     let times = ["compute", "optimizer", "communication", "data"].map(|kind| number(path, &format!("/by_time/{kind}")));
-    let kinds: f64 = path["by_kind"].as_array().expect("a list").iter().map(|one| number(one, "/seconds")).sum();
+    let kinds: f64 = path["by_kind"].as_array().expect("a list").iter().map(|segment| number(segment, "/seconds")).sum();
     let step = number(&document, "/step_seconds");
     assert!((times.iter().sum::<f64>() + between - step).abs() < 1e-6 * step);
     assert!((kinds + between - step).abs() < 1e-6 * step);
@@ -222,21 +222,21 @@ fn modes_are_compared_by_time_to_a_loss_with_what_that_assumes() {
     let of = |entry: &Value, name: &str| entry["plan"]["mode"].get(name).is_some();
     let plain = modes(&scratch, &[]);
     let compared = plain["modes"]["modes"].as_array().expect("modes");
-    assert!(compared.len() > 1 && compared.iter().all(|one| one["samples_needed"] == 1.0), "{plain}");
-    assert!(!compared.iter().any(|one| of(one, "local_sgd") || of(one, "decentralised")), "{plain}");
+    assert!(compared.len() > 1 && compared.iter().all(|row| row["samples_needed"] == 1.0), "{plain}");
+    assert!(!compared.iter().any(|row| of(row, "local_sgd") || of(row, "decentralised")), "{plain}");
     let to_loss = ["--objective", "time-to-loss"];
     let all = modes(&scratch, &to_loss);
     let compared = all["modes"]["modes"].as_array().expect("modes");
-    let times: Vec<f64> = compared.iter().filter_map(|one| one["relative_time"].as_f64()).collect();
+    let times: Vec<f64> = compared.iter().filter_map(|row| row["relative_time"].as_f64()).collect();
     assert!(times.is_sorted() && times.len() == compared.len() && times.contains(&1.0), "{times:?}");
     // What more it needs grows with the steps of a round, and with the predicted staleness.
     let needed = |entry: &Value| entry["samples_needed"].as_f64().expect("a number");
     let local = |every: usize| {
         let plain = serde_json::json!({"local_sgd": {"every": every}});
-        compared.iter().find(|one| one["plan"]["mode"] == plain).map(needed).expect("local SGD")
+        compared.iter().find(|row| row["plan"]["mode"] == plain).map(needed).expect("local SGD")
     };
     assert!(local(2) > 1.0 && local(32) > local(8) && local(8) > local(2), "{all}");
-    let stale = compared.iter().find(|one| one["plan"]["mode"]["parameter_server"]["staleness"] == "unbounded").expect("a mode");
+    let stale = compared.iter().find(|row| row["plan"]["mode"]["parameter_server"]["staleness"] == "unbounded").expect("a mode");
     let staleness = number(stale, "/predicted/paces/staleness/mean");
     assert!(staleness > 1.0 && (needed(stale) - (1.0 + 0.05 * staleness)).abs() < 1e-9, "{stale}");
     // 500 steps between exchanges, over links that a step's gradients take long on.
@@ -244,8 +244,8 @@ fn modes_are_compared_by_time_to_a_loss_with_what_that_assumes() {
     assert!(times[0] < 0.9, "{times:?}");
     assert_eq!((&all["plan"], &all["predicted"]), (&compared[0]["plan"], &compared[0]["predicted"]));
     // The late gradients of one worker of three are dropped, so a half more samples are needed.
-    let dropping = |one: &&Value| {
-        let servers = &one["plan"]["mode"]["parameter_server"];
+    let dropping = |value: &&Value| {
+        let servers = &value["plan"]["mode"]["parameter_server"];
         (&servers["servers"], &servers["backup_workers"]) == (&Value::from(1), &Value::from(1))
     };
     let dropping = compared.iter().find(dropping).expect("a backup worker");
@@ -278,7 +278,7 @@ fn links_are_busy_for_what_crosses_them_and_servers_for_their_work() {
     let parameters = 4.0 * (784 * 512 + 512 * 512 + 512 * 10 + 512 + 512 + 10) as f64;
     let of_uplink = |document: &Value| {
         let links = document["load"]["links"].as_array().expect("a list");
-        let link = links.iter().find(|one| one["link"] == "leaf-1/up").expect("the uplink has load");
+        let link = links.iter().find(|link| link["link"] == "leaf-1/up").expect("the uplink has load");
         number(link, "/busy") * number(document, "/step_seconds") * 25e6 / parameters
     };
     // Two of three workers are in the other rack than the server. In a ring of four, three quarters
@@ -294,7 +294,10 @@ fn links_are_busy_for_what_crosses_them_and_servers_for_their_work() {
         assert!((1.0..1.15).contains(&found), "{mode}: {found}\n{}", document["load"]);
         let servers = document["load"]["servers"].as_array().expect("a list");
         assert_eq!(servers.len(), usize::from(has_server), "{mode}: {}", document["load"]);
-        assert!(servers.iter().all(|one| one["rank"] == 3 && (0.001..=1.0).contains(&number(one, "/busy"))), "{servers:?}");
+        assert!(
+            servers.iter().all(|server| server["rank"] == 3 && (0.001..=1.0).contains(&number(server, "/busy"))),
+            "{servers:?}"
+        );
     }
     assert!(simulate("synchronous")["load"].is_null());
 }

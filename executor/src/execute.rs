@@ -189,7 +189,7 @@ impl Outcome {
     pub fn median_checkpoint(&self) -> Option<(Seconds, Seconds)> {
         let median_of =
             |part: fn(&MeasuredCheckpoint) -> f64| median(self.checkpoints.iter().map(part), f64::total_cmp).map(Seconds::new);
-        median_of(|one| one.seconds).zip(median_of(|one| one.write_seconds))
+        median_of(|checkpoint| checkpoint.seconds).zip(median_of(|checkpoint| checkpoint.write_seconds))
     }
 
     /// The throughput at the median duration of the steps.

@@ -125,10 +125,10 @@ impl Generator {
 fn choose(logits: &[f32], sampling: &Sampling, random: &mut ChaCha8Rng) -> NextToken {
     let logit = |token: usize| f64::from(logits[token]);
     let mut tokens: Vec<usize> = (0..logits.len()).collect();
-    tokens.sort_by(|&one, &other| logit(other).total_cmp(&logit(one)));
+    tokens.sort_by(|&token, &other| logit(other).total_cmp(&logit(token)));
     let most_likely = *tokens.first().expect("invariant: a vocabulary has a token");
     let highest = logit(most_likely);
-    let sum: f64 = logits.iter().map(|&one| (f64::from(one) - highest).exp()).sum();
+    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - highest).exp()).sum();
     let token = if sampling.temperature == 0.0 {
         most_likely
     } else {

@@ -8,8 +8,8 @@ use crate::arena::Arenas;
 use crate::backend::cuda::DeviceAddress;
 use crate::checkpoint::StateSource;
 use crate::error::ExecutorError;
-use crate::half::Half;
-use crate::state::{Line, Order, Piece, RankState};
+use crate::half::SixteenBits;
+use crate::state::{ElementOrder, Line, Piece, RankState};
 use foretell_models::{Initialisation, Role, Tensor};
 use foretell_program::{Buffer, StateContents, StateValue};
 use rand::SeedableRng;
@@ -42,8 +42,8 @@ pub(crate) fn initialise(state: &RankState<'_>, arenas: &Arenas, source: &StateS
             let threads: Vec<_> = copies
                 .iter_mut()
                 .zip(group)
-                .map(|(copy, one)| {
-                    let (initialiser, buffer, contents) = (&initialiser, one.0, one.1);
+                .map(|(copy, target)| {
+                    let (initialiser, buffer, contents) = (&initialiser, target.0, target.1);
                     // SAFETY: the copy is aligned and as long as the buffer.
                     scope.spawn(move || unsafe { initialiser.fill(buffer, contents, copy.as_mut_ptr().cast()) })
                 })
@@ -77,7 +77,7 @@ impl Initialiser<'_> {
     /// The place is aligned, as long as the buffer, zeroed, and not in use elsewhere.
     unsafe fn fill(&self, buffer: &Buffer, contents: &StateContents, place: *mut u8) -> Result<(), ExecutorError> {
         let elements: usize = buffer.shape.iter().product();
-        let half = Half::of(buffer.data_type);
+        let half = SixteenBits::of(buffer.data_type);
         let mut widened = vec![0.0; if half.is_some() { elements } else { 0 }];
         let values = match half {
             Some(_) => widened.as_mut_slice(),
@@ -106,7 +106,7 @@ impl Initialiser<'_> {
         let place_of = |line: &Line| piece.place + line.local - piece.elements.start;
         if let Some(stored) = self.source.stored(tensor, piece.value, piece.replica)? {
             let (mut result, mut apart) = (Ok(()), Vec::new());
-            self.state.shard(piece, Order::Public).lines(piece.elements.clone(), &mut |line| {
+            self.state.shard(piece, ElementOrder::Public).lines(piece.elements.clone(), &mut |line| {
                 let places = &mut buffer[place_of(&line)..];
                 if result.is_err() {
                     return;
@@ -126,7 +126,7 @@ impl Initialiser<'_> {
             return Ok(());
         }
         let whole = whole_tensor(tensor, self.seed);
-        self.state.shard(piece, Order::Own).lines(piece.elements.clone(), &mut |line| {
+        self.state.shard(piece, ElementOrder::Own).lines(piece.elements.clone(), &mut |line| {
             let places = buffer[place_of(&line)..].iter_mut().step_by(line.stride);
             places.zip(&whole[line.whole..line.whole + line.count]).for_each(|(place, &value)| *place = value);
         });
@@ -197,7 +197,7 @@ mod tests {
         };
         let (single, single_arena) = started(DataType::Fp32, Offload::None);
         let of_programs = Offload::ALL.into_iter().filter(|offload| *offload != Offload::State);
-        let formats = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)].into_iter();
+        let formats = [(DataType::Bf16, SixteenBits::Bf16), (DataType::Fp16, SixteenBits::Fp16)].into_iter();
         for ((precision, half), offload) in formats.flat_map(|format| of_programs.clone().map(move |offload| (format, offload))) {
             let (mixed, arena) = started(precision, offload);
             let roots = |stage: &StageProgram, role| -> Vec<Buffer> {
@@ -207,7 +207,7 @@ mod tests {
             let expected = roots(&single, BufferRole::Parameter);
             let (parameters, states) = (roots(&mixed, BufferRole::Parameter), roots(&mixed, BufferRole::OptimizerState));
             // Per bucket a velocity, then a master copy. The loss scale's state has another name.
-            let states: Vec<_> = states.into_iter().filter(|one| one.name.starts_with("optimizer state")).collect();
+            let states: Vec<_> = states.into_iter().filter(|state| state.name.starts_with("optimizer state")).collect();
             assert_eq!((parameters.len(), states.len()), (expected.len(), 2 * expected.len()));
             for (index, expected) in expected.iter().enumerate() {
                 let masters: Vec<u32> = bits(&arena, &states[2 * index + 1]);

@@ -260,7 +260,8 @@ impl Interpreter {
         let prepared = &self.shared.programs[program];
         let coordinates = mesh.coordinates(rank);
         // The number of correct predictions is placed as the samples are.
-        let counts = prepared.metrics.iter().any(|(one, _)| one.kind == MetricKind::Correct && one.counts_at(coordinates));
+        let counts =
+            prepared.metrics.iter().any(|(metric, _)| metric.kind == MetricKind::Correct && metric.counts_at(coordinates));
         let mut samples = Vec::new();
         for (width, operand) in prepared.scores.iter().filter(|_| counts) {
             let count = operand.bytes / size_of::<f32>();

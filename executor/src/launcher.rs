@@ -17,7 +17,7 @@ pub use slots::RankSlot;
 use crate::environment::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
 use crate::error::ExecutorError;
 use crate::interpreter::STREAM_COUNT;
-use crate::job::{Job, Order, Report};
+use crate::job::{Job, LauncherMessage, Report};
 use crate::rank_command::RankCommand;
 use crate::regular;
 use crate::rendezvous::World;
@@ -317,14 +317,14 @@ impl Ranks {
         if self.stopped_by.is_none() {
             self.stopped_by = Some(signal);
             self.signals = None;
-            self.broadcast(&Order::Hold)?;
+            self.broadcast(&LauncherMessage::Hold)?;
         }
         Ok(())
     }
 
     /// Tells all ranks, which hold, to end training after so many steps.
     pub(crate) fn stop_after(&mut self, steps: usize) -> Result<(), ExecutorError> {
-        self.broadcast(&Order::StopAfter { steps })
+        self.broadcast(&LauncherMessage::StopAfter { steps })
     }
 
     /// The signal that stopped the run, if one did.
@@ -337,7 +337,7 @@ impl Ranks {
     /// # Errors
     /// [`ExecutorError::RankDied`] if a rank ends in failure or does not end.
     pub(crate) fn finish(mut self) -> Result<(), ExecutorError> {
-        self.broadcast(&Order::Leave)?;
+        self.broadcast(&LauncherMessage::Leave)?;
         let mut patience = Patience::new(START_TIME, MOST_GAP, Instant::now());
         while self.exits.iter().any(Option::is_none) {
             self.poll_children();

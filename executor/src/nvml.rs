@@ -179,7 +179,7 @@ impl Nvml {
         let mut name: [c_char; 96] = [0; 96];
         // SAFETY: the buffer has the stated length, and NVML returned the device.
         self.check("nvmlDeviceGetName", unsafe { name_of(device, name.as_mut_ptr(), name.len() as c_uint) })?;
-        let bytes: Vec<u8> = name.iter().map(|&one| one as u8).take_while(|&one| one != 0).collect();
+        let bytes: Vec<u8> = name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
         let mut memory = Memory::default();
         // SAFETY: the pointer is valid, and NVML returned the device.
         self.check("nvmlDeviceGetMemoryInfo", unsafe { memory_of(device, &mut memory) })?;

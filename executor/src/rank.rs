@@ -9,7 +9,7 @@ use crate::environment::{
 };
 use crate::error::ExecutorError;
 use crate::interpreter::STREAM_COUNT;
-use crate::job::{Job, Order, Report};
+use crate::job::{Job, LauncherMessage, Report};
 use crate::log::log;
 use crate::machine;
 use crate::member::Member;
@@ -124,18 +124,18 @@ fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mp
     let listen = move || {
         loop {
             match control.receive(None) {
-                Ok(Order::Abort { lost }) => abort(lost),
-                Ok(Order::Hold) => {
+                Ok(LauncherMessage::Abort { lost }) => abort(lost),
+                Ok(LauncherMessage::Hold) => {
                     // A launcher that is gone ends the run, as the next message shows.
                     let _ = control.send(&Report::Held { started: gate.hold() });
                 }
-                Ok(Order::StopAfter { steps }) => gate.stop_after(steps),
-                Ok(Order::CountSent { to, stream }) => {
+                Ok(LauncherMessage::StopAfter { steps }) => gate.stop_after(steps),
+                Ok(LauncherMessage::CountSent { to, stream }) => {
                     if let Some(bytes) = counting.sent(to, stream) {
                         let _ = control.send(&Report::Sent { to, stream, bytes });
                     }
                 }
-                Ok(Order::Leave) => {
+                Ok(LauncherMessage::Leave) => {
                     // The receiver is gone if the rank has already left.
                     let _ = sender.send(());
                     break;

@@ -10,7 +10,7 @@ pub(crate) use workers::WorkerPool;
 use crate::backend::Operand;
 use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use foretell_models::{InputKind, SampleShape, Zigzag, position_runs};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,7 +66,7 @@ impl Samples {
     pub(crate) unsafe fn load(
         &self,
         input: InputKind,
-        half: Option<Half>,
+        half: Option<SixteenBits>,
         first: usize,
         count: usize,
         order: Option<Zigzag>,
@@ -88,7 +88,7 @@ impl Samples {
     unsafe fn load_in_order(
         &self,
         input: InputKind,
-        half: Option<Half>,
+        half: Option<SixteenBits>,
         first: usize,
         count: usize,
         write: &Operand,

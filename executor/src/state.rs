@@ -9,4 +9,4 @@ mod pieces;
 mod shard;
 
 pub(crate) use pieces::{Piece, RankState};
-pub(crate) use shard::{Line, Order, Shard};
+pub(crate) use shard::{ElementOrder, Line, Shard};

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use foretell_executor::backend::{Backend as _, CpuBackend, Hyperparameters, KernelCall, Operand};
-use foretell_models::{Graph, GraphOptions, InputKind, Model, OperatorKind, Parameter, Role, Tensor, TensorId, differentiate};
+use foretell_models::{Graph, GraphOptions, InputKind, Kernel, Model, Parameter, Role, Tensor, TensorId, differentiate};
 use foretell_units::DataType;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +75,7 @@ fn public_words(tensor: &Tensor, tensors: &BTreeMap<String, (Vec<usize>, Vec<u32
 }
 
 fn extents(graph: &Graph, tensor: TensorId) -> Vec<usize> {
-    graph.tensor(tensor).dimensions.iter().map(|one| one.extent).collect()
+    graph.tensor(tensor).dimensions.iter().map(|dimension| dimension.extent).collect()
 }
 
 /// The contents of every tensor before the graph runs.
@@ -165,7 +165,7 @@ fn compare(name: &str) {
     run(&graph, &mut memory);
 
     let theirs = |name: &str| numbers(&reference.tensors[name].1);
-    let loss = graph.operators.iter().find(|operator| operator.kind == OperatorKind::CrossEntropy).unwrap();
+    let loss = graph.operators.iter().find(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. })).unwrap();
     assert_close("logits", &numbers(&memory[loss.inputs[0].tensor.0]), &theirs("output.logits"), 0.0);
     let sum = numbers(&memory[loss.outputs[0].tensor.0]);
     assert_close("loss", &[sum[0] / predictions as f64], &theirs("output.loss"), 0.0);

@@ -34,7 +34,9 @@ fn every_instructions_buffers_match_its_kernels_operands() {
                     let plan = Plan { precision, optimizer, ..Plan::new(layout, 8) };
                     let compiled = compile(&model, "model", &plan).expect("the plan compiles");
                     let stages = compiled.training.lists.iter().chain(&compiled.evaluation.lists);
-                    for (stage, instruction) in stages.flat_map(|stage| stage.instructions.iter().map(move |one| (stage, one))) {
+                    for (stage, instruction) in
+                        stages.flat_map(|stage| stage.instructions.iter().map(move |instruction| (stage, instruction)))
+                    {
                         let Operation::Compute { kernel, .. } = &*instruction.operation else { continue };
                         if matches!(kernel, Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }) {
                             continue;

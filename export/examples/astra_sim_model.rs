@@ -112,7 +112,8 @@ fn all_reduce(bytes: u64) -> Program {
     // Taken from a compiled Program, so that all fields are the compiler's.
     let mut program = compile(&Model::named("mlp").unwrap(), "mlp", &plan).unwrap().training;
     let list = &mut program.lists[0];
-    let is_reduction = |one: &&Instruction| matches!(*one.operation, Operation::Collective { kind: Collective::AllReduce, .. });
+    let is_reduction =
+        |instruction: &&Instruction| matches!(*instruction.operation, Operation::Collective { kind: Collective::AllReduce, .. });
     let mut only = list.instructions.iter().find(is_reduction).unwrap().clone();
     if let Operation::Collective { bytes: size, group: group_id, .. } = Arc::make_mut(&mut only.operation) {
         (*size, *group_id) = (Bytes::new(bytes), group);

@@ -61,17 +61,17 @@ impl AstraSim {
             let values: Vec<String> = dimensions.iter().map(value).collect();
             values.join(", ")
         };
-        let name = |one: &Dimension| match one.wiring {
+        let name = |dimension: &Dimension| match dimension.wiring {
             Wiring::Switch => "Switch".to_string(),
             Wiring::FullyConnected => "FullyConnected".to_string(),
         };
-        let hops = |one: &Dimension| if one.wiring == Wiring::Switch { 2.0 } else { 1.0 };
-        let bandwidth = |one: &Dimension| format!("{:?}", one.bandwidth.value() / f64::from(1u32 << 30));
-        let latency = |one: &Dimension| format!("{:?}", one.latency.value() * 1e9 / hops(one));
+        let hops = |dimension: &Dimension| if dimension.wiring == Wiring::Switch { 2.0 } else { 1.0 };
+        let bandwidth = |dimension: &Dimension| format!("{:?}", dimension.bandwidth.value() / f64::from(1u32 << 30));
+        let latency = |dimension: &Dimension| format!("{:?}", dimension.latency.value() * 1e9 / hops(dimension));
         let network = format!(
             "topology: [ {} ]\nnpus_count: [ {} ]\nbandwidth: [ {} ]  # 2^30 B/s\nlatency: [ {} ]  # ns\n",
             each(&name),
-            each(&|one| one.size.to_string()),
+            each(&|dimension| dimension.size.to_string()),
             each(&bandwidth),
             each(&latency),
         );
@@ -97,7 +97,7 @@ impl AstraSim {
             "roofline-enabled": 0,
             "boost-mode": 0,
         });
-        let sizes: Vec<String> = dimensions.iter().map(|one| one.size.to_string()).collect();
+        let sizes: Vec<String> = dimensions.iter().map(|dimension| dimension.size.to_string()).collect();
         Ok(Self {
             network,
             system: format!("{system:#}\n"),

@@ -60,7 +60,7 @@ impl<'a> Chakra<'a> {
     pub fn new(program: &'a Program, timeline: &'a Timeline) -> Result<Self, ExportError> {
         let ranks = || (0..program.mesh.world_size()).map(Rank);
         for rank in ranks() {
-            let spans = timeline.rank(rank).map_or(0, |one| one.spans.len());
+            let spans = timeline.rank(rank).map_or(0, |rank_timeline| rank_timeline.spans.len());
             let instructions = program.list_of(rank).instructions.len();
             if spans != instructions {
                 return Err(ExportError::Unmatched { rank: rank.0, spans, instructions });

@@ -268,7 +268,7 @@ mod tests {
         ];
         let mut rest = list.iter();
         for line in expected {
-            assert!(rest.any(|one| one == line), "{line}\nis missing, or out of order, in\n{}", list.join("\n"));
+            assert!(rest.any(|written| written == line), "{line}\nis missing, or out of order, in\n{}", list.join("\n"));
         }
         assert_eq!(list[0], expected[0]);
         assert_eq!(list.iter().filter(|line| line.contains("class add")).count(), 4);

@@ -24,7 +24,8 @@ impl Hierarchy {
     /// This machine's hierarchy, if it has one.
     pub(crate) fn find() -> Option<Self> {
         Self::find_in(&fs::read_to_string("/proc/mounts").unwrap_or_default(), |root| {
-            fs::read_to_string(root.join("cgroup.controllers")).is_ok_and(|text| text.split_whitespace().any(|one| one == "cpu"))
+            fs::read_to_string(root.join("cgroup.controllers"))
+                .is_ok_and(|text| text.split_whitespace().any(|controller| controller == "cpu"))
         })
     }
 

@@ -5,10 +5,10 @@
 //! Parameters have the names and shapes that the library `peft` gives them.
 
 use crate::graph::{
-    Dimension, Extent, Graph, Initialisation, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Parameter, Pass, Role,
-    Tensor, TensorId,
+    Dimension, Extent, Graph, Initialisation, Loop, LoopId, Operand, Operator, OperatorId, Parameter, Pass, Role, Tensor,
+    TensorId,
 };
-use crate::kernel::{Activation, WeightLayout};
+use crate::kernel::{Activation, Kernel, WeightLayout};
 use crate::storage::Storage;
 
 /// What `peft` puts before the names of a model's modules.
@@ -42,9 +42,9 @@ pub fn linear_layers(graph: &Graph) -> impl Iterator<Item = (&str, WeightLayout)
 /// The layout of a layer's weight; `None` if the operator is not a linear layer, belongs to an
 /// adapter, or makes predictions.
 fn adaptable(graph: &Graph, operator: &Operator) -> Option<WeightLayout> {
-    let OperatorKind::Matmul { weight, .. } = operator.kind else { return None };
+    let Kernel::Matmul { weight, .. } = operator.kind else { return None };
     let tensor = graph.tensor(operator.inputs.get(1)?.tensor);
-    let predicts = tensor.dimensions.iter().any(|one| matches!(one.name, "vocabulary" | "classes"));
+    let predicts = tensor.dimensions.iter().any(|dimension| matches!(dimension.name, "vocabulary" | "classes"));
     (matches!(tensor.role, Role::Parameter(_)) && !predicts && !is_adapter(&tensor.name)).then_some(weight)
 }
 
@@ -65,8 +65,8 @@ pub fn with_adapters(graph: Graph, sizes: AdapterSizes, is_target: impl Fn(&str)
     // The adapter of the layer before, whose bias may follow.
     let mut waiting: Option<Adapter> = None;
     for (index, mut operator) in operators.into_iter().enumerate() {
-        let is_bias = operator.kind == OperatorKind::BiasAdd;
-        let takes_bias = waiting.as_ref().is_some_and(|one| is_bias && operator.inputs[0].tensor == one.output.tensor);
+        let is_bias = matches!(operator.kind, Kernel::BiasAdd { .. });
+        let takes_bias = waiting.as_ref().is_some_and(|adapter| is_bias && operator.inputs[0].tensor == adapter.output.tensor);
         if let Some(adapter) = waiting.take() {
             match takes_bias {
                 true => waiting = Some(Adapter { output: operator.outputs[0].clone(), ..adapter }),
@@ -92,7 +92,7 @@ fn with_space(mut graph: Graph, first: usize, count: usize) -> Graph {
     let placeholder = Tensor { name: String::new(), role: Role::Activation, dimensions: Vec::new(), storage: Storage::Precision };
     graph.tensors.splice(first..first, std::iter::repeat_n(placeholder, count));
     for operator in &mut graph.operators {
-        for operand in operator.inputs.iter_mut().chain(&mut operator.outputs).filter(|one| one.tensor.0 >= first) {
+        for operand in operator.inputs.iter_mut().chain(&mut operator.outputs).filter(|input| input.tensor.0 >= first) {
             operand.tensor.0 += count;
         }
     }
@@ -129,19 +129,20 @@ impl AdapterPass {
     /// Adds the two products of a layer's adapter, and the scaling. A has the id `first`, and B the
     /// next.
     fn begin(&mut self, layer: &Operator, first: TensorId) -> Adapter {
-        let of_role = |role: Extent| layer.loops.iter().filter(move |one| one.role == role).copied();
+        let of_role = |role: Extent| layer.loops.iter().filter(move |dimension| dimension.role == role).copied();
         let [rows, columns, contracted] =
             [Extent::Rows, Extent::Columns, Extent::Contracted].map(|role| of_role(role).collect::<Vec<Loop>>());
         let AdapterSizes { rank: extent, alpha } = self.sizes;
         let rank = |role| Loop { name: RANK, extent, role, shardable: false };
         let dimensions = |loops: &[Loop]| -> Vec<Dimension> {
-            loops.iter().map(|one| Dimension { name: one.name, extent: one.extent }).collect()
+            loops.iter().map(|dimension| Dimension { name: dimension.name, extent: dimension.extent }).collect()
         };
-        let walk =
-            |from: usize, count: usize| -> Vec<Option<LoopId>> { (from..from + count).map(|one| Some(LoopId(one))).collect() };
+        let walk = |from: usize, count: usize| -> Vec<Option<LoopId>> {
+            (from..from + count).map(|index| Some(LoopId(index))).collect()
+        };
         let (module, narrow) = (layer.name.clone(), rank(Extent::Columns));
         let [a, b] = [first, TensorId(first.0 + 1)];
-        let size = |loops: &[Loop]| loops.iter().map(|one| one.extent).product::<usize>();
+        let size = |loops: &[Loop]| loops.iter().map(|dimension| dimension.extent).product::<usize>();
         // As `torch.nn.Linear` draws it, with which `peft` starts A.
         let bound = Initialisation::Uniform(1.0 / (size(&contracted).max(1) as f64).sqrt());
         let parameter = |end: &str, loops: &[&[Loop]; 2], initialisation| {
@@ -154,7 +155,8 @@ impl AdapterPass {
         self.graph.tensors[a.0] = parameter(ENDS[0], &[&[narrow], &contracted], bound);
         self.graph.tensors[b.0] = parameter(ENDS[1], &[&columns, &[narrow]], Initialisation::Zeros);
 
-        let product = OperatorKind::Matmul { weight: WeightLayout::OutIn, activation: Activation::None };
+        let (weight, activation) = (WeightLayout::OutIn, Activation::None);
+        let product = Kernel::Matmul { rows: 0, columns: 0, contracted: 0, weight, bias: false, activation };
         let (row_count, contracted_count) = (rows.len(), contracted.len());
         let hidden = self.activation(&format!("{module}.lora_A"), dimensions(&[&rows[..], &[narrow]].concat()));
         let hidden_axes = walk(0, row_count + 1);
@@ -178,7 +180,7 @@ impl AdapterPass {
         self.push(layer, ".lora_B", product, loops, inputs, Operand { tensor: made, axes: all.clone() });
 
         let scaled = self.activation(&format!("{module}.lora_scale"), wide);
-        let scaling = OperatorKind::Scale { times: alpha, square: extent * extent };
+        let scaling = Kernel::Scale { elements: 0, times: alpha, square: extent * extent };
         let result = Operand { tensor: scaled, axes: all.clone() };
         let loops = elements(&rows, &columns);
         self.push(layer, ".lora_scale", scaling, loops, vec![Operand { tensor: made, axes: all }], result.clone());
@@ -192,10 +194,10 @@ impl AdapterPass {
         let sum = self.activation(&format!("{}.lora", layer.name), dimensions);
         let axes = result.axes.clone();
         let own = Operand { tensor: output.tensor, axes: axes.clone() };
-        let rows: Vec<Loop> = layer.loops.iter().filter(|one| one.role == Extent::Rows).copied().collect();
-        let columns: Vec<Loop> = layer.loops.iter().filter(|one| one.role == Extent::Columns).copied().collect();
+        let rows: Vec<Loop> = layer.loops.iter().filter(|dimension| dimension.role == Extent::Rows).copied().collect();
+        let columns: Vec<Loop> = layer.loops.iter().filter(|dimension| dimension.role == Extent::Columns).copied().collect();
         let loops = elements(&rows, &columns);
-        self.push(&layer, ".lora", OperatorKind::Add, loops, vec![own, result], Operand { tensor: sum, axes });
+        self.push(&layer, ".lora", Kernel::Add { elements: 0 }, loops, vec![own, result], Operand { tensor: sum, axes });
         self.replaced.push((output.tensor, sum));
     }
 
@@ -205,7 +207,7 @@ impl AdapterPass {
         TensorId(self.graph.tensors.len() - 1)
     }
 
-    fn push(&mut self, layer: &Operator, end: &str, kind: OperatorKind, loops: Vec<Loop>, inputs: Vec<Operand>, output: Operand) {
+    fn push(&mut self, layer: &Operator, end: &str, kind: Kernel, loops: Vec<Loop>, inputs: Vec<Operand>, output: Operand) {
         let name = format!("{}{end}", layer.name);
         let outputs = vec![output];
         let (block, pass) = (layer.block, Pass::Forward);
@@ -215,7 +217,7 @@ impl AdapterPass {
 
 /// The loops of an element-wise operator over the result of a product.
 fn elements(rows: &[Loop], columns: &[Loop]) -> Vec<Loop> {
-    rows.iter().chain(columns).map(|one| Loop { role: Extent::Rows, shardable: true, ..*one }).collect()
+    rows.iter().chain(columns).map(|row| Loop { role: Extent::Rows, shardable: true, ..*row }).collect()
 }
 
 #[cfg(test)]
@@ -258,12 +260,13 @@ mod tests {
     fn every_reader_of_an_adapted_layer_reads_the_sum() {
         for (model, pattern) in [("gpt2", "c_fc"), ("llama3-8b", "q_proj"), ("vit_b_16", "self_attention")] {
             let (_, adapted) = adapted(model, pattern, &GraphOptions::ONE);
-            let sums: Vec<&Operator> = adapted.operators.iter().filter(|one| one.name.ends_with(".lora")).collect();
+            let sums: Vec<&Operator> = adapted.operators.iter().filter(|operator| operator.name.ends_with(".lora")).collect();
             assert!(!sums.is_empty(), "{model} has no adapter");
             for sum in sums {
                 let layer = sum.inputs[0].tensor;
-                let readers =
-                    |tensor| adapted.operators.iter().filter(move |one| one.inputs.iter().any(|input| input.tensor == tensor));
+                let readers = |tensor| {
+                    adapted.operators.iter().filter(move |operator| operator.inputs.iter().any(|input| input.tensor == tensor))
+                };
                 assert_eq!(readers(layer).count(), 1, "{} is read past its adapter", sum.name);
                 assert!(readers(sum.outputs[0].tensor).count() > 0, "nothing reads {}", sum.name);
             }

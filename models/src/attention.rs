@@ -446,7 +446,7 @@ mod tests {
             assert_eq!((parts, part.scores()), ([whole / 3.0; 3], whole / 3.0), "{window:?}");
         }
         let timed: Vec<Attention> = (0..3).map(|index| part.for_member(index).without_constants()).collect();
-        assert!(timed.iter().all(|one| *one == timed[0]));
+        assert!(timed.iter().all(|kernel| *kernel == timed[0]));
         // As the positions of each part have it.
         let order = zigzag.expect("it divides");
         let of_positions = |rank: usize| (0..8).map(|index| 1.0 + order.position(8 * rank + index) as f64).sum::<f64>();

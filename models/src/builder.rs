@@ -23,9 +23,10 @@ pub(crate) use mixture::MixtureShape;
 
 use crate::dropout::{DropoutRate, DropoutSite};
 use crate::graph::{
-    Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
-    Parameter, Pass, Role, Tensor, TensorId,
+    Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, Parameter, Pass,
+    Role, Tensor, TensorId,
 };
+use crate::kernel::Kernel;
 use crate::storage::Storage;
 
 /// The batch that a graph is built for, and how its samples are grouped.
@@ -123,7 +124,7 @@ impl GraphBuilder {
     fn operator(
         &mut self,
         name: &str,
-        kind: OperatorKind,
+        kind: Kernel,
         loops: Vec<Loop>,
         inputs: Vec<Operand>,
         outputs: Vec<Operand>,

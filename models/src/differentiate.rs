@@ -7,10 +7,8 @@
 //! writes one adds to it. The compiler decides which operator is the first.
 
 use crate::adapters::is_adapter;
-use crate::graph::{
-    Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Tensor, TensorId,
-};
-use crate::kernel::{GradientReads, PlannedKind, ScanRule};
+use crate::graph::{Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, Pass, Role, Tensor, TensorId};
+use crate::kernel::{GradientReads, Kernel, Planned, Recurrence, ScanRule};
 use crate::storage::Storage;
 use std::collections::BTreeMap;
 
@@ -86,18 +84,22 @@ impl Backward {
         self.block = forward.block;
         self.is_of_adapter = forward.inputs.iter().any(|input| is_adapter(&self.graph.tensor(input.tensor).name));
         match forward.kind {
-            OperatorKind::CrossEntropy | OperatorKind::WeightedCrossEntropy { .. } => {
+            Kernel::CrossEntropy { .. } | Kernel::WeightedCrossEntropy { .. } => {
                 return self.cross_entropy(id, &forward.outputs[2]);
             }
-            OperatorKind::CrossEntropyOfStatistics => {
+            Kernel::CrossEntropyOfStatistics { .. } => {
                 let statistics = forward.inputs[0].tensor;
-                let maker = self.graph.operators.iter().position(|one| one.outputs.iter().any(|made| made.tensor == statistics));
+                let maker = self
+                    .graph
+                    .operators
+                    .iter()
+                    .position(|operator| operator.outputs.iter().any(|made| made.tensor == statistics));
                 return maker.into_iter().for_each(|maker| self.cross_entropy(OperatorId(maker), &forward.outputs[2]));
             }
             _ => {}
         }
-        if let OperatorKind::Lstm { initial } = forward.kind {
-            self.lstm(id, &forward, initial);
+        if let Kernel::Lstm(sizes) = forward.kind {
+            self.lstm(id, &forward, sizes);
             return;
         }
         let Some(dy) = forward.outputs.first().and_then(|output| self.gradient(output, &forward)) else { return };
@@ -105,105 +107,130 @@ impl Backward {
         let input = |index: usize| forward.inputs[index].clone();
         let output = |index: usize| forward.outputs[index].clone();
         match forward.kind {
-            OperatorKind::Matmul { weight: layout, .. } => {
-                self.input_gradient(id, OperatorKind::MatmulInputGradient(layout), vec![dy.clone(), input(1)], 0);
-                self.weight_gradient(id, OperatorKind::MatmulWeightGradient(layout), vec![dy, input(0)], &[1]);
+            Kernel::Matmul { rows, columns, contracted, weight, .. } => {
+                let kind = Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: false };
+                self.input_gradient(id, kind, vec![dy.clone(), input(1)], 0);
+                let kind = Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: false };
+                self.weight_gradient(id, kind, vec![dy, input(0)], &[1]);
             }
-            OperatorKind::BiasAdd => {
+            Kernel::BiasAdd { rows, columns } => {
                 self.send_back(input(0).tensor, dy.tensor);
-                self.weight_gradient(id, OperatorKind::BiasGradient, vec![dy], &[1]);
+                self.weight_gradient(id, Kernel::BiasGradient { rows, columns }, vec![dy], &[1]);
             }
-            OperatorKind::Relu => self.input_gradient(id, OperatorKind::ReluGradient, vec![dy, output(0)], 0),
-            OperatorKind::Gelu => self.input_gradient(id, OperatorKind::GeluGradient, vec![dy, input(0)], 0),
-            OperatorKind::Add => {
+            Kernel::Relu { elements } => self.input_gradient(id, Kernel::ReluGradient { elements }, vec![dy, output(0)], 0),
+            Kernel::Gelu { elements } => self.input_gradient(id, Kernel::GeluGradient { elements }, vec![dy, input(0)], 0),
+            Kernel::Add { .. } => {
                 self.send_back(input(0).tensor, dy.tensor);
                 self.send_back(input(1).tensor, dy.tensor);
             }
-            OperatorKind::Convolution(window) => {
-                self.input_gradient(id, OperatorKind::ConvolutionInputGradient(window), vec![dy.clone(), input(1)], 0);
-                self.weight_gradient(id, OperatorKind::ConvolutionWeightGradient(window), vec![dy, input(0)], &[1]);
+            Kernel::Convolution(window) => {
+                self.input_gradient(id, Kernel::ConvolutionInputGradient(window), vec![dy.clone(), input(1)], 0);
+                self.weight_gradient(id, Kernel::ConvolutionWeightGradient(window), vec![dy, input(0)], &[1]);
             }
-            OperatorKind::BatchNorm => self.batch_norm(id, &forward, dy),
-            OperatorKind::MaxPool(window) => {
-                self.input_gradient(id, OperatorKind::MaxPoolGradient(window), vec![dy, output(1)], 0);
+            Kernel::BatchNorm { groups, positions, channels } => self.batch_norm(id, &forward, dy, [groups, positions, channels]),
+            Kernel::MaxPool(window) => {
+                self.input_gradient(id, Kernel::MaxPoolGradient(window), vec![dy, output(1)], 0);
             }
-            OperatorKind::GlobalAveragePool => {
-                self.input_gradient(id, OperatorKind::GlobalAveragePoolGradient, vec![dy], 0);
+            Kernel::GlobalAveragePool { batch, positions, channels } => {
+                self.input_gradient(id, Kernel::GlobalAveragePoolGradient { batch, positions, channels }, vec![dy], 0);
             }
-            OperatorKind::LayerNorm(_) => {
+            Kernel::LayerNorm { rows, features, .. } => {
                 let reads = vec![dy.clone(), input(0), input(1), output(1)];
-                self.input_gradient(id, OperatorKind::LayerNormInputGradient, reads, 0);
-                self.weight_gradient(id, OperatorKind::LayerNormWeightGradient, vec![dy, input(0), output(1)], &[1, 2]);
+                self.input_gradient(id, Kernel::LayerNormInputGradient { rows, features }, reads, 0);
+                self.weight_gradient(
+                    id,
+                    Kernel::LayerNormWeightGradient { rows, features },
+                    vec![dy, input(0), output(1)],
+                    &[1, 2],
+                );
             }
-            OperatorKind::GeluExact => self.input_gradient(id, OperatorKind::GeluExactGradient, vec![dy, input(0)], 0),
-            OperatorKind::SiluMultiply => {
+            Kernel::GeluExact { elements } => {
+                self.input_gradient(id, Kernel::GeluExactGradient { elements }, vec![dy, input(0)], 0)
+            }
+            Kernel::SiluMultiply { elements } => {
                 let reads = vec![dy, input(0), input(1)];
-                self.joint_gradient(id, OperatorKind::SiluMultiplyGradient, reads, &[0, 1], &[]);
+                self.joint_gradient(id, Kernel::SiluMultiplyGradient { elements }, reads, &[0, 1], &[]);
             }
-            OperatorKind::RmsNorm(_) => {
+            Kernel::RmsNorm { rows, features, .. } => {
                 let reads = vec![dy.clone(), input(0), input(1), output(1)];
-                self.input_gradient(id, OperatorKind::RmsNormInputGradient, reads, 0);
-                self.weight_gradient(id, OperatorKind::RmsNormWeightGradient, vec![dy, input(0), output(1)], &[1]);
+                self.input_gradient(id, Kernel::RmsNormInputGradient { rows, features }, reads, 0);
+                self.weight_gradient(id, Kernel::RmsNormWeightGradient { rows, features }, vec![dy, input(0), output(1)], &[1]);
             }
-            OperatorKind::Rope { theta, rotated } => {
-                self.input_gradient(id, OperatorKind::RopeGradient { theta, rotated }, vec![dy], 0);
+            Kernel::Rope(sizes) => {
+                self.input_gradient(id, Kernel::RopeGradient(sizes), vec![dy], 0);
             }
-            OperatorKind::Dropout(site) => self.input_gradient(id, OperatorKind::Dropout(site), vec![dy], 0),
-            OperatorKind::Prepend => {
-                self.input_gradient(id, OperatorKind::PrependInputGradient, vec![dy.clone()], 0);
-                self.weight_gradient(id, OperatorKind::PrependWeightGradient, vec![dy], &[1]);
+            Kernel::Dropout(_) => self.input_gradient(id, forward.kind, vec![dy], 0),
+            Kernel::Prepend { batch, positions, features } => {
+                self.input_gradient(id, Kernel::PrependInputGradient { batch, positions, features }, vec![dy.clone()], 0);
+                self.weight_gradient(id, Kernel::PrependWeightGradient { batch, positions, features }, vec![dy], &[1]);
             }
-            OperatorKind::First => self.input_gradient(id, OperatorKind::FirstGradient, vec![dy], 0),
-            OperatorKind::Embedding => {
-                self.weight_gradient(id, OperatorKind::EmbeddingWeightGradient, vec![dy, input(0)], &[1]);
+            Kernel::First { batch, positions, features } => {
+                self.input_gradient(id, Kernel::FirstGradient { batch, positions, features }, vec![dy], 0)
             }
-            OperatorKind::Attention { causal, scaled, window, relative, dropout, packed } => {
+            Kernel::Embedding { tokens, vocabulary, hidden, parts } => {
+                self.weight_gradient(
+                    id,
+                    Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts },
+                    vec![dy, input(0)],
+                    &[1],
+                );
+            }
+            Kernel::Attention(sizes) => {
                 let mut reads = vec![dy, input(0), input(1), input(2), output(0), output(1)];
                 reads.extend(forward.inputs.get(3).cloned());
-                let kind = OperatorKind::AttentionGradient { causal, scaled, window, relative, dropout, packed };
-                self.joint_gradient(id, kind, reads, &[0, 1, 2], &[3]);
+                self.joint_gradient(id, Kernel::AttentionGradient(sizes), reads, &[0, 1, 2], &[3]);
             }
-            OperatorKind::Scan { rule, chunk } => {
+            Kernel::Scan(sizes) => {
                 let reads = std::iter::once(dy).chain(forward.inputs.iter().cloned()).collect();
-                let (inputs, parameters): (&[usize], &[usize]) = match rule {
+                let (inputs, parameters): (&[usize], &[usize]) = match sizes.rule {
                     ScanRule::FixedDecay => (&[0, 1], &[]),
                     rule if rule.has_strengths() => (&[0, 1, 2, 4], &[3]),
                     _ => (&[0, 1, 2], &[3]),
                 };
-                self.joint_gradient(id, OperatorKind::ScanGradient { rule, chunk }, reads, inputs, parameters);
+                self.joint_gradient(id, Kernel::ScanGradient(sizes), reads, inputs, parameters);
             }
-            OperatorKind::Split => {
+            Kernel::Split { rows, parts, columns } => {
                 let mut reads = vec![dy];
                 for part in &forward.outputs[1..] {
                     let Some(tensor) = self.gradient(part, &forward) else { return };
                     reads.push(Operand { tensor, axes: part.axes.clone() });
                 }
-                self.input_gradient(id, OperatorKind::Join, reads, 0);
+                self.input_gradient(id, Kernel::Join { rows, parts, columns }, reads, 0);
             }
-            OperatorKind::Planned { kind, gradient: false } => self.planned_work(id, &forward, kind, &dy),
-            OperatorKind::Scale { .. } => self.input_gradient(id, forward.kind, vec![dy], 0),
-            OperatorKind::Multiply => {
-                self.input_gradient(id, OperatorKind::Multiply, vec![dy.clone(), input(0)], 1);
-                self.input_gradient(id, OperatorKind::Multiply, vec![dy, input(1)], 0);
+            Kernel::Planned(work) => self.planned_work(id, &forward, work, &dy),
+            Kernel::Scale { .. } => self.input_gradient(id, forward.kind, vec![dy], 0),
+            Kernel::Multiply { .. } => {
+                self.input_gradient(id, forward.kind, vec![dy.clone(), input(0)], 1);
+                self.input_gradient(id, forward.kind, vec![dy, input(1)], 0);
             }
-            OperatorKind::Route { top } => {
-                self.input_gradient(id, OperatorKind::RouteGradient { top }, vec![dy, output(0), output(1)], 0);
+            Kernel::Route { tokens, experts, top } => {
+                self.input_gradient(id, Kernel::RouteGradient { tokens, experts, top }, vec![dy, output(0), output(1)], 0);
             }
-            OperatorKind::Dispatch(slots) => {
-                self.input_gradient(id, OperatorKind::DispatchGradient(slots), vec![dy, input(1), output(1)], 0);
+            Kernel::Dispatch(slots) => {
+                self.input_gradient(id, Kernel::DispatchGradient(slots), vec![dy, input(1), output(1)], 0);
             }
-            OperatorKind::Combine(slots) => {
+            Kernel::Combine(slots) => {
                 let reads = vec![dy.clone(), input(0), input(2), input(3)];
-                self.input_gradient(id, OperatorKind::CombineGateGradient(slots), reads, 1);
+                self.input_gradient(id, Kernel::CombineGateGradient(slots), reads, 1);
                 let reads = vec![dy, input(1), input(2), input(3)];
-                self.input_gradient(id, OperatorKind::CombineInputGradient(slots), reads, 0);
+                self.input_gradient(id, Kernel::CombineInputGradient(slots), reads, 0);
             }
-            OperatorKind::ExpertMatmul => {
-                self.input_gradient(id, OperatorKind::ExpertMatmulInputGradient, vec![dy.clone(), input(1)], 0);
-                self.weight_gradient(id, OperatorKind::ExpertMatmulWeightGradient, vec![dy, input(0)], &[1]);
+            Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                self.input_gradient(
+                    id,
+                    Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
+                    vec![dy.clone(), input(1)],
+                    0,
+                );
+                self.weight_gradient(
+                    id,
+                    Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },
+                    vec![dy, input(0)],
+                    &[1],
+                );
             }
-            // Evaluation graphs are not differentiated, and gradient operators have no gradients.
-            _ => {}
+            // Evaluation graphs are not differentiated.
+            kind => unreachable!("invariant: an operator of a training graph has a gradient, `{}` has none", kind.name()),
         }
     }
 
@@ -215,17 +242,17 @@ impl Backward {
         // After the log-sum-exp come the weights of classes, if there are any.
         let reads = reads[..2].iter().chain([log_sum_exp]).chain(&reads[2..]).cloned().collect();
         let kind = match forward.kind {
-            OperatorKind::WeightedCrossEntropy { smoothing } => {
-                OperatorKind::WeightedCrossEntropyGradient { smoothing, normalizer }
+            Kernel::WeightedCrossEntropy { rows, classes, smoothing } => {
+                Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, scaled: false }
             }
-            _ => OperatorKind::CrossEntropyGradient { normalizer },
+            _ => Kernel::CrossEntropyGradient { rows: 0, classes: 0, normalizer, parts: 1, scaled: false },
         };
         self.input_gradient(id, kind, reads, 0);
     }
 
     /// Appends the gradients of an LSTM layer. Gradients reach it through its outputs, its last
     /// state, or both.
-    fn lstm(&mut self, id: OperatorId, forward: &Operator, initial: bool) {
+    fn lstm(&mut self, id: OperatorId, forward: &Operator, sizes: Recurrence) {
         let [dy, dlast] = [0, 3].map(|index: usize| {
             let output = &forward.outputs[index];
             self.gradient(output, forward).map(|tensor| Operand { tensor, axes: output.axes.clone() })
@@ -235,7 +262,7 @@ impl Backward {
             return;
         }
         let state = forward.inputs.get(2).cloned();
-        let kind = OperatorKind::LstmGradient { initial, outputs: dy.is_some(), last: dlast.is_some() };
+        let kind = Kernel::LstmGradient { sizes, outputs: dy.is_some(), last: dlast.is_some() };
         let kept = [forward.inputs[1].clone(), forward.outputs[1].clone(), forward.outputs[2].clone()];
         let reads = dy.into_iter().chain(dlast).chain(kept).chain(state.clone()).collect();
         let projected = self.gradient_tensor(&forward.inputs[0]);
@@ -246,15 +273,15 @@ impl Backward {
             self.send_back(forward.inputs[input].tensor, gradient.tensor);
         }
         let reads = [projected, forward.outputs[0].clone()].into_iter().chain(state).collect();
-        self.weight_gradient(id, OperatorKind::LstmWeightGradient { initial }, reads, &[1]);
+        self.weight_gradient(id, Kernel::LstmWeightGradient(sizes), reads, &[1]);
     }
 
     /// Appends the gradient of each operand of planned work.
-    fn planned_work(&mut self, id: OperatorId, forward: &Operator, kind: PlannedKind, dy: &Operand) {
-        let gradient = OperatorKind::Planned { kind, gradient: true };
+    fn planned_work(&mut self, id: OperatorId, forward: &Operator, work: Planned, dy: &Operand) {
+        let gradient = Kernel::Planned(Planned { gradient: true, ..work });
         for (index, input) in forward.inputs.iter().enumerate() {
             let mut reads = vec![dy.clone()];
-            match kind.gradient_reads() {
+            match work.kind.gradient_reads() {
                 GradientReads::Nothing => {}
                 GradientReads::Itself => reads.push(input.clone()),
                 GradientReads::Normed => {
@@ -277,7 +304,7 @@ impl Backward {
 
     /// Appends the gradients of batch norm. The weight gradient is made from sums that the input
     /// gradient needs anyway.
-    fn batch_norm(&mut self, id: OperatorId, forward: &Operator, dy: Operand) {
+    fn batch_norm(&mut self, id: OperatorId, forward: &Operator, dy: Operand, [groups, positions, channels]: [usize; 3]) {
         if !forward.inputs.iter().any(|input| self.needed[input.tensor.0]) {
             return;
         }
@@ -287,14 +314,15 @@ impl Backward {
         let sums = Operand { tensor: sums, axes: saved.axes.clone() };
         let reads = vec![dy, forward.inputs[0].clone(), forward.inputs[1].clone(), saved];
         let dx = self.gradient_tensor(&forward.inputs[0]);
-        self.push(id, OperatorKind::BatchNormInputGradient, Pass::InputGradient, reads, vec![dx.clone(), sums.clone()]);
+        let kind = Kernel::BatchNormInputGradient { groups, positions, channels };
+        self.push(id, kind, Pass::InputGradient, reads, vec![dx.clone(), sums.clone()]);
         self.send_back(forward.inputs[0].tensor, dx.tensor);
-        self.weight_gradient(id, OperatorKind::BatchNormWeightGradient, vec![sums], &[1, 2]);
+        self.weight_gradient(id, Kernel::BatchNormWeightGradient { groups, channels }, vec![sums], &[1, 2]);
     }
 
     /// Appends an operator that makes the gradient of the forward operator's input `index`, if that
     /// is needed.
-    fn input_gradient(&mut self, id: OperatorId, kind: OperatorKind, reads: Vec<Operand>, index: usize) {
+    fn input_gradient(&mut self, id: OperatorId, kind: Kernel, reads: Vec<Operand>, index: usize) {
         let input = self.graph.operators[id.0].inputs[index].clone();
         if !self.needed[input.tensor.0] {
             return;
@@ -306,14 +334,7 @@ impl Backward {
 
     /// Appends an operator that makes the gradients of `inputs` of the forward operator together,
     /// and adds to the gradients of its inputs among `parameters` that exist.
-    fn joint_gradient(
-        &mut self,
-        id: OperatorId,
-        kind: OperatorKind,
-        reads: Vec<Operand>,
-        inputs: &[usize],
-        parameters: &[usize],
-    ) {
+    fn joint_gradient(&mut self, id: OperatorId, kind: Kernel, reads: Vec<Operand>, inputs: &[usize], parameters: &[usize]) {
         let forward = self.graph.operators[id.0].clone();
         let is_needed = |&index: &usize| forward.inputs.get(index).is_some_and(|input| self.needed[input.tensor.0]);
         if !inputs.iter().chain(parameters).any(is_needed) {
@@ -332,7 +353,7 @@ impl Backward {
 
     /// Appends an operator that adds to the gradients of the forward operator's inputs
     /// `parameters`, unless all of them are frozen.
-    fn weight_gradient(&mut self, id: OperatorId, kind: OperatorKind, reads: Vec<Operand>, parameters: &[usize]) {
+    fn weight_gradient(&mut self, id: OperatorId, kind: Kernel, reads: Vec<Operand>, parameters: &[usize]) {
         let forward = self.graph.operators[id.0].clone();
         if !parameters.iter().any(|&index| self.trained[forward.inputs[index].tensor.0]) {
             return;
@@ -397,12 +418,12 @@ impl Backward {
     fn gradient(&mut self, output: &Operand, maker: &Operator) -> Option<TensorId> {
         let contributions = self.contributions.remove(&output.tensor)?;
         let block_sums: Vec<TensorId> = contributions
-            .chunk_by(|one, next| one.block == next.block)
+            .chunk_by(|contribution, next| contribution.block == next.block)
             .filter_map(|same_block| {
                 let block = same_block.first()?.block;
                 let mut ordered = same_block.to_vec();
-                ordered.sort_by_key(|one| one.is_of_adapter);
-                let gradients = ordered.into_iter().map(|one| one.gradient);
+                ordered.sort_by_key(|contribution| contribution.is_of_adapter);
+                let gradients = ordered.into_iter().map(|contribution| contribution.gradient);
                 gradients.reduce(|sum, part| self.add(output.tensor, maker, block, sum, part))
             })
             .collect();
@@ -415,14 +436,14 @@ impl Backward {
         let loops: Vec<Loop> = tensor
             .dimensions
             .iter()
-            .map(|one| Loop { name: one.name, extent: one.extent, role: Extent::Rows, shardable: true })
+            .map(|dimension| Loop { name: dimension.name, extent: dimension.extent, role: Extent::Rows, shardable: true })
             .collect();
         let total = self.tensor(format!("{}.gradient", tensor.name), Role::Activation, tensor.dimensions, tensor.storage);
         let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
         let operand = |tensor| Operand { tensor, axes: axes.clone() };
         self.graph.operators.push(Operator {
             name: format!("{}.gradient_sum", maker.name),
-            kind: OperatorKind::Add,
+            kind: Kernel::Add { elements: 0 },
             loops,
             inputs: vec![operand(sum), operand(part)],
             outputs: vec![operand(total)],
@@ -434,7 +455,7 @@ impl Backward {
     }
 
     /// Appends a gradient operator with the loops of the forward operator `id`.
-    fn push(&mut self, id: OperatorId, kind: OperatorKind, pass: Pass, inputs: Vec<Operand>, outputs: Vec<Operand>) {
+    fn push(&mut self, id: OperatorId, kind: Kernel, pass: Pass, inputs: Vec<Operand>, outputs: Vec<Operand>) {
         let forward = &self.graph.operators[id.0];
         let operator = Operator {
             name: forward.name.clone(),

@@ -3,9 +3,8 @@
 //!
 //! This pass adds operators to a forward graph. Families do not know of them.
 
-use crate::graph::{
-    BATCH, Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorKind, Pass, Role, Tensor, TensorId,
-};
+use crate::graph::{BATCH, Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, Pass, Role, Tensor, TensorId};
+use crate::kernel::Kernel;
 use crate::storage::Storage;
 
 /// Name of the number of labels among the five best classes.
@@ -26,14 +25,14 @@ pub fn with_evaluation(mut graph: Graph) -> Graph {
     for index in 0..graph.operators.len() {
         let operator = graph.operators[index].clone();
         match operator.kind {
-            OperatorKind::CrossEntropy => {
+            Kernel::CrossEntropy { .. } => {
                 count_top_labels(&mut graph, &operator, None);
                 let classes = operator.loops.last().expect("invariant: a loss has a loop over classes").extent;
                 if operator.loops.len() == 2 && operator.loops[0].name == BATCH && classes <= MOST_SCORED_CLASSES {
                     keep_scores(&mut graph, &operator);
                 }
             }
-            OperatorKind::LogitStatistics => {
+            Kernel::LogitStatistics { .. } => {
                 let statistics = operator.outputs[0].tensor;
                 count_top_labels(&mut graph, &operator, Some(statistics));
             }
@@ -46,7 +45,7 @@ pub fn with_evaluation(mut graph: Graph) -> Graph {
 /// Returns a forward graph that ends with the logits, which it keeps, and has no loss. `None` if
 /// the graph has no loss over whole classes.
 pub fn logits_only(mut graph: Graph) -> Option<Graph> {
-    let loss = graph.operators.iter().position(|operator| operator.kind == OperatorKind::CrossEntropy)?;
+    let loss = graph.operators.iter().position(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. }))?;
     let logits = graph.operators[loss].inputs[0].tensor;
     graph.operators.truncate(loss);
     let tensor = &mut graph.tensors[logits.0];
@@ -60,7 +59,7 @@ fn count_top_labels(graph: &mut Graph, loss: &Operator, statistics: Option<Tenso
     let row_count = loss.loops.len() - 1;
     let rows: Vec<Option<LoopId>> = (0..row_count).map(|index| Some(LoopId(index))).collect();
     let dimensions: Vec<Dimension> =
-        loss.loops[..row_count].iter().map(|one| Dimension { name: one.name, extent: one.extent }).collect();
+        loss.loops[..row_count].iter().map(|dimension| Dimension { name: dimension.name, extent: dimension.extent }).collect();
     let ranks = add_tensor(graph, "label_ranks", Role::Activation, dimensions);
     let mut inputs = loss.inputs.clone();
     inputs.extend(statistics.map(|tensor| {
@@ -68,11 +67,12 @@ fn count_top_labels(graph: &mut Graph, loss: &Operator, statistics: Option<Tenso
         Operand { tensor, axes: [&[None][..], &rows, &[None]].concat() }
     }));
     let output = vec![Operand { tensor: ranks, axes: rows.clone() }];
-    add_operator(graph, loss, (OperatorKind::LabelRanks, loss.loops.clone()), inputs, output);
+    let kind = Kernel::LabelRanks { rows: 0, classes: 0, parts: 1 };
+    add_operator(graph, loss, (kind, loss.loops.clone()), inputs, output);
     let top = add_tensor(graph, TOP_FIVE, Role::Sum, Vec::new());
     let inputs = vec![Operand { tensor: ranks, axes: rows }, loss.inputs[1].clone()];
     let output = vec![Operand { tensor: top, axes: Vec::new() }];
-    add_operator(graph, loss, (OperatorKind::TopLabels { top: 5 }, loss.loops[..row_count].to_vec()), inputs, output);
+    add_operator(graph, loss, (Kernel::TopLabels { rows: 0, top: 5 }, loss.loops[..row_count].to_vec()), inputs, output);
 }
 
 /// Adds the probabilities of the classes of `loss`, with the labels behind them.
@@ -83,7 +83,7 @@ fn keep_scores(graph: &mut Graph, loss: &Operator) {
     let inputs = [&loss.inputs[..], &loss.outputs[2..3]].concat();
     let output = vec![Operand { tensor: scores, axes: vec![Some(LoopId(0)), None] }];
     let loops = vec![*row, Loop { shardable: false, role: Extent::Features, ..*class }];
-    add_operator(graph, loss, (OperatorKind::ClassScores, loops), inputs, output);
+    add_operator(graph, loss, (Kernel::ClassScores { rows: 0, classes: 0 }, loops), inputs, output);
 }
 
 fn add_tensor(graph: &mut Graph, name: &str, role: Role, dimensions: Vec<Dimension>) -> TensorId {
@@ -95,7 +95,7 @@ fn add_tensor(graph: &mut Graph, name: &str, role: Role, dimensions: Vec<Dimensi
 fn add_operator(
     graph: &mut Graph,
     loss: &Operator,
-    (kind, loops): (OperatorKind, Vec<Loop>),
+    (kind, loops): (Kernel, Vec<Loop>),
     inputs: Vec<Operand>,
     outputs: Vec<Operand>,
 ) {

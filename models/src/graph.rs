@@ -7,15 +7,14 @@
 //! which the loop does not appear. A graph knows no devices and no plans.
 
 mod blocks;
-mod kind;
 mod loops;
 mod lowering;
 mod matrices;
 mod operator;
+mod properties;
 mod tensor;
 
-pub use kind::OperatorKind;
-pub use loops::{BATCH, EXPERTS, Extent, Loop, LoopId, SEQUENCE, Slots};
+pub use loops::{BATCH, EXPERTS, Extent, Loop, LoopId, SEQUENCE};
 pub use matrices::HiddenMatrix;
 pub use operator::{Operand, Operator, OperatorId, Pass};
 pub use tensor::{Dimension, Initialisation, InputKind, Parameter, PublicTensor, Role, Tensor, TensorId};

@@ -64,7 +64,7 @@ pub use evaluation::{LOGITS, TOP_FIVE, logits_only, with_evaluation};
 pub use families::*;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, HiddenMatrix, Initialisation, InputKind, Loop, LoopId, Operand, Operator,
-    OperatorId, OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,
+    OperatorId, Parameter, Pass, PublicTensor, Role, SEQUENCE, Tensor, TensorId,
 };
 pub use hugging_face::{
     ConfigError, ImportedModel, from_hugging_face, from_hugging_face_as, hugging_face_types, is_hugging_face_config,

@@ -4,8 +4,8 @@
 //! A forward graph is built with plain cross-entropy. This pass replaces it, so families and
 //! evaluation do not know of targets.
 
-use crate::graph::{Dimension, Graph, LoopId, Operand, OperatorKind, Role, Tensor, TensorId};
-use crate::kernel::Smoothing;
+use crate::graph::{Dimension, Graph, LoopId, Operand, Role, Tensor, TensorId};
+use crate::kernel::{Kernel, Smoothing};
 use crate::storage::Storage;
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl LossTarget {
             return graph;
         }
         for index in 0..graph.operators.len() {
-            if graph.operators[index].kind == OperatorKind::CrossEntropy {
+            if matches!(graph.operators[index].kind, Kernel::CrossEntropy { .. }) {
                 self.replace(&mut graph, index);
             }
         }
@@ -54,7 +54,7 @@ impl LossTarget {
         let constant = tensor("class weights", Role::Constant(weights), vec![Dimension { name, extent }]);
         let sum = tensor(WEIGHT, Role::Sum, Vec::new());
         let operator = &mut graph.operators[index];
-        operator.kind = OperatorKind::WeightedCrossEntropy { smoothing: self.smoothing };
+        operator.kind = Kernel::WeightedCrossEntropy { rows: 0, classes: 0, smoothing: self.smoothing };
         operator.inputs.push(Operand { tensor: constant, axes: vec![Some(classes)] });
         operator.outputs.push(Operand { tensor: sum, axes: Vec::new() });
     }

@@ -243,7 +243,8 @@ impl Model {
         match graph.tensors.iter().find(is_too_large) {
             None => Ok(graph),
             Some(tensor) => {
-                let shape: Vec<String> = tensor.dimensions.iter().map(|one| format!("{} {}", one.name, one.extent)).collect();
+                let shape: Vec<String> =
+                    tensor.dimensions.iter().map(|dimension| format!("{} {}", dimension.name, dimension.extent)).collect();
                 Err(check.error(
                     format!("`{}` ({}) has more than 2^48 elements", tensor.name, shape.join(", ")),
                     "use a smaller micro-batch, or smaller sizes in the model",

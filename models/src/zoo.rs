@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn no_name_stands_for_two_models() {
         let mut names: Vec<&str> =
-            Model::names().chain(PUBLISHED.iter().flat_map(|one| one.hub.iter().map(String::as_str))).collect();
+            Model::names().chain(PUBLISHED.iter().flat_map(|published| published.hub.iter().map(String::as_str))).collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();

@@ -4,7 +4,7 @@
 #![allow(clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_models::{
-    ClipForm, Extent, Graph, GraphOptions, ImportedModel, Model, OperatorKind, Role, differentiate, from_hugging_face,
+    ClipForm, Extent, Graph, GraphOptions, ImportedModel, Kernel, Model, Role, differentiate, from_hugging_face,
 };
 use foretell_units::diagnostic::one_line;
 use serde_json::{Value, json};
@@ -35,21 +35,23 @@ fn refusal(config: &Value, part: Option<&str>, field: &str, value: Value) -> Str
 
 /// Multiply-adds of the forward operators whose names begin so.
 fn work(graph: &Graph, name: &str) -> usize {
-    let counted = |kind: &OperatorKind| matches!(kind, OperatorKind::Planned { .. } | OperatorKind::Matmul { .. });
-    let operators = graph.operators.iter().filter(|one| one.name.starts_with(name) && counted(&one.kind));
-    operators.map(|one| one.loops.iter().filter(|of| of.role != Extent::Parts).map(|of| of.extent).product::<usize>()).sum()
+    let counted = |kind: &Kernel| matches!(kind, Kernel::Planned { .. } | Kernel::Matmul { .. });
+    let operators = graph.operators.iter().filter(|operator| operator.name.starts_with(name) && counted(&operator.kind));
+    operators
+        .map(|operator| operator.loops.iter().filter(|of| of.role != Extent::Parts).map(|of| of.extent).product::<usize>())
+        .sum()
 }
 
 fn assert_every_parameter_is_trained(graph: &Graph) {
     let whole = differentiate(graph, 1, |_| false);
-    let gradients = whole.tensors.iter().filter(|one| matches!(one.role, Role::ParameterGradient(_))).count();
-    let parameters = graph.tensors.iter().filter(|one| matches!(one.role, Role::Parameter(_))).count();
+    let gradients = whole.tensors.iter().filter(|tensor| matches!(tensor.role, Role::ParameterGradient(_))).count();
+    let parameters = graph.tensors.iter().filter(|tensor| matches!(tensor.role, Role::Parameter(_))).count();
     assert_eq!(gradients, parameters);
 }
 
 fn extents(graph: &Graph, tensor: &str) -> Vec<usize> {
-    let found = graph.tensors.iter().find(|one| one.name == tensor).unwrap_or_else(|| panic!("no tensor {tensor}"));
-    found.dimensions.iter().map(|one| one.extent).collect()
+    let found = graph.tensors.iter().find(|existing| existing.name == tensor).unwrap_or_else(|| panic!("no tensor {tensor}"));
+    found.dimensions.iter().map(|dimension| dimension.extent).collect()
 }
 
 #[test]
@@ -94,19 +96,19 @@ fn clip_compares_each_image_of_a_batch_with_each_text_in_both_directions() {
     assert_eq!(extents(&graph, "visual_projection"), [64, 768]);
     for direction in ["logits_per_image", "logits_per_text"] {
         assert_eq!(extents(&graph, direction), [64, 64]);
-        let compared = graph.operators.iter().find(|one| one.name == direction).expect("a product");
+        let compared = graph.operators.iter().find(|operator| operator.name == direction).expect("a product");
         let [rows, columns] = [0, 1].map(|axis| &compared.loops[axis]);
         // Ranks that shard the images need all texts.
         assert!(rows.shardable && !columns.shardable);
-        assert_eq!(compared.loops.iter().map(|one| one.extent).collect::<Vec<_>>(), [64, 64, 768]);
+        assert_eq!(compared.loops.iter().map(|dimension| dimension.extent).collect::<Vec<_>>(), [64, 64, 768]);
     }
     // 256 patches and the class; 77 tokens, of which each sees those before it.
     assert_eq!(extents(&graph, "vision_model.encoder.layers.0.self_attn.out_proj"), [64, 257, 1024]);
     assert_eq!(extents(&graph, "text_model.encoder.layers.0.self_attn.out_proj"), [64, 77, 768]);
-    let losses = graph.operators.iter().filter(|one| one.kind == OperatorKind::CrossEntropy).count();
+    let losses = graph.operators.iter().filter(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. })).count();
     assert_eq!((losses, graph.predictions_per_sample), (2, 2));
     let note = "each image of a micro-batch is compared with each text of it";
-    assert!(imported.notes.iter().any(|one| one.contains(note)), "{:?}", imported.notes);
+    assert!(imported.notes.iter().any(|line| line.contains(note)), "{:?}", imported.notes);
     assert_every_parameter_is_trained(&graph);
 }
 
@@ -119,9 +121,9 @@ fn siglip_pools_its_patches_and_compares_once() {
     // 27 patches on each side: 6 pixels of the image are not seen.
     assert_eq!(extents(&graph, "vision_model.encoder.layers.0.self_attn.out_proj"), [4, 729, 1152]);
     assert_eq!(extents(&graph, "vision_model.head.attention.out_proj"), [4, 1, 1152]);
-    assert_eq!(graph.operators.iter().filter(|one| one.kind == OperatorKind::CrossEntropy).count(), 1);
+    assert_eq!(graph.operators.iter().filter(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. })).count(), 1);
     assert!(
-        imported.notes.iter().any(|one| one.contains("sigmoid of each pair is planned as a softmax")),
+        imported.notes.iter().any(|note| note.contains("sigmoid of each pair is planned as a softmax")),
         "{:?}",
         imported.notes
     );
@@ -162,9 +164,9 @@ fn gemma_3n_carries_all_its_streams_from_layer_to_layer() {
     assert_eq!(extents(&graph, "model.layers.7.per_layer_input.residual"), [2, 1024, 4, 2048]);
     // Every stream is mixed of all, for each feature of each position.
     assert_eq!(work(&graph, "model.layers.7.altup.predicted.residual"), 0);
-    let mixed = graph.operators.iter().find(|one| one.name == "model.layers.7.altup.predicted").expect("a prediction");
-    assert_eq!(mixed.loops.iter().map(|one| one.extent).product::<usize>(), 2 * 1024 * 2048 * 4 * 4);
-    let cuts = graph.operators.iter().filter(|one| one.name.ends_with("gate_proj.cut")).count();
+    let mixed = graph.operators.iter().find(|operator| operator.name == "model.layers.7.altup.predicted").expect("a prediction");
+    assert_eq!(mixed.loops.iter().map(|dimension| dimension.extent).product::<usize>(), 2 * 1024 * 2048 * 4 * 4);
+    let cuts = graph.operators.iter().filter(|operator| operator.name.ends_with("gate_proj.cut")).count();
     assert_eq!(cuts, 10);
     assert_every_parameter_is_trained(&graph);
 }

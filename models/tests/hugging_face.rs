@@ -311,7 +311,7 @@ fn latent_attention_multiplies_what_its_heads_have() {
     let sizes = (decoder.head_dimension, decoder.rotary_part, decoder.value_dimension);
     assert_eq!(sizes, (Some(16), Some(8), Some(12)));
     let graph = Model::Decoder(decoder).graph("m", &GraphOptions::ONE).expect("it is sound");
-    let attention = graph.operators.iter().find(|operator| operator.kind.is_attention()).expect("there is attention");
+    let attention = graph.operators.iter().find(|operator| operator.is_attention()).expect("there is attention");
     let flops = attention.kernel(&attention.extents()).model_flops().value();
     // 4 heads, 128 positions: products over 24 features for scores, and over 12 for values.
     assert_eq!(flops, 2.0 * 4.0 * 128.0 * 128.0 * (24.0 + 12.0));

@@ -1,6 +1,6 @@
 //! The zoo's models against published figures: parameters, arithmetic, names and shapes.
 
-use foretell_models::{DropoutRate, Gpt, Graph, GraphOptions, Mlp, Model, OperatorKind, Resnet, Role, differentiate};
+use foretell_models::{DropoutRate, Gpt, Graph, GraphOptions, Kernel, Mlp, Model, Resnet, Role, differentiate};
 use foretell_units::diagnostic::one_line;
 
 const ONE: GraphOptions = GraphOptions::ONE;
@@ -72,7 +72,7 @@ fn gradients_take_twice_the_forward_arithmetic_except_for_the_samples() {
         // The input gradient of a first product is not made, since samples are not trained. A model
         // of tokens begins with a look-up instead.
         let first = graph.operators.iter().find(|operator| {
-            let is_product = matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_));
+            let is_product = matches!(operator.kind, Kernel::Matmul { .. } | Kernel::Convolution(_));
             is_product && matches!(graph.tensor(operator.inputs[0].tensor).role, Role::Input(_))
         });
         let saved = first.map_or(0.0, |operator| operator.kernel(&operator.extents()).model_flops().value());
@@ -140,7 +140,7 @@ fn parameters_have_their_public_names_and_shapes() {
             assert_eq!(permuted, shape, "{model} {name}");
         }
         permuted.sort_unstable();
-        let mut ours: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+        let mut ours: Vec<usize> = tensor.dimensions.iter().map(|dimension| dimension.extent).collect();
         ours.sort_unstable();
         assert_eq!(permuted, ours, "every dimension once");
     }

@@ -48,7 +48,8 @@ fn parameters_are_those_of_the_modules() {
     }
     for (name, text) in ALL {
         let listed = document(text)["parameters"].as_array().expect("a list").clone();
-        let sizes = |one: &Value| -> u64 { one["shape"].as_array().into_iter().flatten().filter_map(Value::as_u64).product() };
+        let sizes =
+            |value: &Value| -> u64 { value["shape"].as_array().into_iter().flatten().filter_map(Value::as_u64).product() };
         let listed: u64 = listed.iter().map(sizes).sum();
         assert_eq!(graph(&model(text), 1).parameter_count() as u64, listed, "{name}");
     }
@@ -59,7 +60,8 @@ fn products_are_those_that_pytorch_counts() {
     for (name, text) in ALL {
         let document = document(text);
         let batch = document["sizes"]["batch"].as_u64().expect("a batch");
-        let counted: u64 = document["operators"].as_array().into_iter().flatten().filter_map(|one| one["flops"].as_u64()).sum();
+        let counted: u64 =
+            document["operators"].as_array().into_iter().flatten().filter_map(|operator| operator["flops"].as_u64()).sum();
         let own = graph(&model(text), usize::try_from(batch).expect("it is small")).model_flops().value();
         assert!((own / counted as f64 - 1.0).abs() < 1e-9, "{name}: {own} and {counted}");
     }

@@ -13,7 +13,7 @@ use foretell_simulator::gpu::StackLimits;
 pub use sizes::{SizePoint, SizePoints, enough_nodes, front, scaling};
 
 use crate::error::PlannerError;
-use crate::search::{Planned, plan};
+use crate::search::{SearchResult, plan};
 use crate::space::{Fixed, Objective, Progress, Request};
 use foretell_models::Model;
 use foretell_program::{Plan, Profile, Stack};
@@ -102,7 +102,7 @@ pub struct PlanJob<'a> {
 #[derive(Clone, Debug)]
 pub struct JobAnswer {
     /// The layouts, and what the searches did.
-    pub planned: Planned,
+    pub planned: SearchResult,
     /// The topology in the order of nodes that the layouts are of.
     pub topology: Topology,
     /// The node kind that holds the first ranks, if that is another than the job's.
@@ -283,7 +283,7 @@ pub fn plan_job(job: &PlanJob<'_>) -> Result<JobAnswer, PlanJobError> {
         if planned.is_ok() && job.is_over() {
             // The other orders have no more devices, unless a price limits them.
             let is_bounded = job.price_limit.is_none() && job.objective == Objective::Time;
-            planned = planned.map(if is_bounded { Planned::cut_off_on_fewer_devices } else { Planned::cut_off });
+            planned = planned.map(if is_bounded { SearchResult::cut_off_on_fewer_devices } else { SearchResult::cut_off });
             break;
         }
         let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
@@ -313,7 +313,7 @@ fn search_order(
     job: &PlanJob<'_>,
     (topology, devices): (&Topology, usize),
     elsewhere: Option<f64>,
-) -> Result<Planned, PlanJobError> {
+) -> Result<SearchResult, PlanJobError> {
     if let Some(limit) = &job.price_limit {
         price::check_currency(topology, limit)?;
     }
@@ -321,7 +321,7 @@ fn search_order(
         return Err(PlanJobError::NoNodeWithinPrice { topology: topology.name().into() });
     }
     let stop = job.stop_after(Seconds::ZERO);
-    let search = |base: &Plan| -> Result<Planned, PlanJobError> {
+    let search = |base: &Plan| -> Result<SearchResult, PlanJobError> {
         let costs = plan_costs(job.profile, topology, base, job.model)?;
         let request = Request { topology, devices, must_beat: elsewhere, stop: stop.clone(), ..job.request(&costs, base) };
         Ok(plan(&request)?)
@@ -329,7 +329,7 @@ fn search_order(
     let mut planned = search(job.base);
     for &precision in &job.formats()[1..] {
         if planned.is_ok() && stop.is_raised() {
-            return planned.map(Planned::cut_off);
+            return planned.map(SearchResult::cut_off);
         }
         // A model that does not fit in one format may fit in another.
         planned = match (planned, search(&Plan { precision, ..job.base.clone() })) {

@@ -13,7 +13,7 @@
 //!   from below. Bounds come from *truncated models*: short versions of the model that are compiled
 //!   and timed instruction by instruction.
 //! - *Incumbents* are the best layouts simulated so far.
-//! - [`Planned`] is the answer: [`Candidate`]s, the best first, and what the search did. Its `gap`
+//! - [`SearchResult`] is the answer: [`Candidate`]s, the best first, and what the search did. Its `gap`
 //!   is how far the best candidate may lie above the best layout of the space.
 //!
 //! The flow: [`plan()`] lists the families, bounds them, and opens the one with the least bound. It
@@ -63,5 +63,5 @@ pub use post_training::{
     plan_post_training,
 };
 pub use queries::{LowerBounds, families, layouts, lower_bounds};
-pub use search::{Candidate, Planned, Search, deadline, plan};
+pub use search::{Candidate, Search, SearchResult, deadline, plan};
 pub use space::{Dimension, Fixed, FixedError, Objective, Progress, Request};

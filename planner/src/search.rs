@@ -31,7 +31,7 @@ mod timed_cuts;
 mod too_large;
 mod traced;
 
-pub use answer::{Candidate, Planned, Search};
+pub use answer::{Candidate, Search, SearchResult};
 pub use deadline::deadline;
 
 use crate::bounds::Bounds;
@@ -47,7 +47,7 @@ use traced::plan_traced;
 /// # Errors
 /// [`PlannerError`] if the sizes of the model or the request leave no layout, if none fits, or if
 /// the search is given up.
-pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
+pub fn plan(request: &Request<'_>) -> Result<SearchResult, PlannerError> {
     if request.devices > MOST_RANKS {
         let reason = format!("more than {MOST_RANKS} are not laid out");
         return Err(PlannerError::no_layout(request, reason, "use fewer nodes"));

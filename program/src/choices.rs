@@ -67,7 +67,10 @@ impl Choices {
     pub fn shape_without_tensor(&self, tensor: TensorId) -> Vec<usize> {
         let dimensions = &self.graph.tensor(tensor).dimensions;
         let is_batch = |name: &str| name == foretell_models::BATCH;
-        dimensions.iter().map(|one| if is_batch(one.name) { one.extent / self.mesh.batch_parts() } else { one.extent }).collect()
+        dimensions
+            .iter()
+            .map(|dimension| if is_batch(dimension.name) { dimension.extent / self.mesh.batch_parts() } else { dimension.extent })
+            .collect()
     }
 }
 

@@ -76,8 +76,8 @@ pub use profile::{
     Reach, RelativeSpeed, Sample, Slowdown, StorageCosts,
 };
 pub use program::{
-    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass,
-    Peer, PeerId, Phase, Program, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard,
+    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Peer,
+    PeerId, Phase, Program, ScheduledPass, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard,
 };
 pub use reuse::reuse_distances;
 pub use schedule::{PassTimes, Schedule, StagePass, Task, WovenOrders, pass_starts};

@@ -181,7 +181,7 @@ impl<'a> MemoryPlanner<'a> {
             for position in 0..self.program.instructions[index].writes.len() {
                 let writes = &self.program.instructions[index].writes;
                 let buffer = self.root(writes[position]);
-                if writes[..position].iter().any(|&one| self.root(one) == buffer) {
+                if writes[..position].iter().any(|&write| self.root(write) == buffer) {
                     continue;
                 }
                 let planned = self.planned(buffer);

@@ -125,13 +125,14 @@ impl Versions {
     /// Whether a turn may come next. A worker pulls and pushes in turn. A bound or a quorum delays
     /// its pull, and nothing delays its push. One that has left has no more turns.
     pub fn allows(&self, turn: Turn) -> bool {
-        let present = |worker: u32| self.workers.get(worker as usize).filter(|one| !one.has_left);
+        let present = |worker: u32| self.workers.get(worker as usize).filter(|worker| !worker.has_left);
         match turn {
-            Turn::Push(worker) => present(worker).is_some_and(|one| one.pulls == one.pushes + 1),
+            Turn::Push(worker) => present(worker).is_some_and(|worker| worker.pulls == worker.pushes + 1),
             Turn::Pull(worker) => {
                 let is_near = |steps: usize| self.pacing.bound.is_none_or(|bound| steps <= self.slowest.0.saturating_add(bound));
                 let is_made = |steps: usize| self.pacing.quorum.is_none() || steps <= self.version;
-                present(worker).is_some_and(|one| one.pulls == one.pushes && is_near(one.pushes) && is_made(one.pushes))
+                present(worker)
+                    .is_some_and(|worker| worker.pulls == worker.pushes && is_near(worker.pushes) && is_made(worker.pushes))
             }
         }
     }
@@ -140,7 +141,7 @@ impl Versions {
     pub fn effects(&self, turn: Turn) -> &'static [Effect] {
         let Turn::Push(worker) = turn else { return &[Effect::Snapshot] };
         let Some(quorum) = self.pacing.quorum else { return &[Effect::Update] };
-        let pulled = self.workers.get(worker as usize).map(|one| one.pulled);
+        let pulled = self.workers.get(worker as usize).map(|worker| worker.pulled);
         let is_late = pulled != Some(self.version) || self.last.is_some_and(|last| self.version >= last);
         match () {
             () if is_late => &[],
@@ -151,12 +152,12 @@ impl Versions {
 
     /// Notes that a worker has left: it has no more turns, and no other waits for it.
     pub fn leave(&mut self, worker: u32) {
-        self.workers.get_mut(worker as usize).into_iter().for_each(|one| one.has_left = true);
+        self.workers.get_mut(worker as usize).into_iter().for_each(|worker| worker.has_left = true);
         self.find_slowest();
     }
 
     fn find_slowest(&mut self) {
-        let pushes = || self.workers.iter().filter(|one| !one.has_left).map(|one| one.pushes);
+        let pushes = || self.workers.iter().filter(|worker| !worker.has_left).map(|worker| worker.pushes);
         let fewest = pushes().min().unwrap_or(0);
         self.slowest = (fewest, pushes().filter(|&pushes| pushes == fewest).count());
     }

@@ -64,7 +64,10 @@ impl Placements {
 
     /// Whether an axis with smaller parts than `axis` also shards `dimension`.
     pub fn is_cut_finer(&self, axis: Axis, dimension: usize) -> bool {
-        Axis::WITHIN_STAGE.iter().take_while(|&&one| one != axis).any(|&finer| self.get(finer) == Placement::Shard(dimension))
+        Axis::WITHIN_STAGE
+            .iter()
+            .take_while(|&&within| within != axis)
+            .any(|&finer| self.get(finer) == Placement::Shard(dimension))
     }
 
     /// The first index of a rank's shard in a tensor of this shape, by dimension.

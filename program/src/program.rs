@@ -122,7 +122,7 @@ pub struct StageProgram {
     pub names: Vec<String>,
     /// The passes of the stage's schedule, in order. Instructions that belong to no pass come after
     /// them.
-    pub passes: Vec<Pass>,
+    pub passes: Vec<ScheduledPass>,
     /// The sums that the step leaves for the run to report.
     pub metrics: Vec<Metric>,
     /// The size of the one allocation that holds every buffer of the device's memory.
@@ -172,7 +172,8 @@ impl StageProgram {
     pub fn is_alone(&self) -> bool {
         let is_kernel = |instruction: &Instruction| matches!(*instruction.operation, Operation::Compute { .. });
         let is_load = |instruction: &Instruction| matches!(*instruction.operation, Operation::Load { .. });
-        self.instructions.iter().any(is_kernel) && self.instructions.iter().all(|one| is_kernel(one) || is_load(one))
+        self.instructions.iter().any(is_kernel)
+            && self.instructions.iter().all(|instruction| is_kernel(instruction) || is_load(instruction))
     }
 
     /// The name of an instruction's operator or tensor.
@@ -183,7 +184,7 @@ impl StageProgram {
 
 /// A pass of a stage's schedule, and the part of the list that runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pass {
+pub struct ScheduledPass {
     /// The pass, micro-batch and chunk.
     pub task: Task,
     /// The indices of its instructions, from the first receive before the pass on. Two woven passes

@@ -19,7 +19,7 @@ use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
 use crate::strategy::{OperatorSource, Sharding};
 use foretell_models::{
-    Dimension, EXPERTS, EightBits, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage,
+    Dimension, EXPERTS, EightBits, Extent, Graph, Kernel, Loop, LoopId, Operand, Operator, OperatorId, Pass, Role, Storage,
     Tensor, TensorId, WeightLayout,
 };
 
@@ -62,26 +62,28 @@ struct Product {
 impl Product {
     fn find(graph: &Graph, forward: OperatorId) -> Option<Self> {
         let operator = &graph.operators[forward.0];
-        let OperatorKind::Matmul { weight: layout, .. } = operator.kind else { return None };
+        let Kernel::Matmul { weight: layout, .. } = operator.kind else { return None };
         let is_trained = matches!(graph.tensor(operator.inputs.get(1)?.tensor).role, Role::Parameter(_));
-        let size = |role: Extent| operator.loops.iter().filter(|one| one.role == role).map(|one| one.extent).product::<usize>();
+        let size = |role: Extent| {
+            operator.loops.iter().filter(|dimension| dimension.role == role).map(|dimension| dimension.extent).product::<usize>()
+        };
         let fits = [Extent::Columns, Extent::Contracted].into_iter().all(|role| size(role).is_multiple_of(GRANULE));
         // The choice of experts depends on small differences, so routers are not quantised.
-        let routes = operator.loops.iter().any(|one| one.role == Extent::Columns && one.name == EXPERTS);
+        let routes = operator.loops.iter().any(|dimension| dimension.role == Extent::Columns && dimension.name == EXPERTS);
         if !is_trained || !fits || routes || !graph.blocks[operator.block].recomputable {
             return None;
         }
-        let gradient = |is_wanted: fn(&OperatorKind) -> bool| {
+        let gradient = |is_wanted: fn(&Kernel) -> bool| {
             let after = graph.operators.iter().enumerate().skip(forward.0);
             after
-                .filter(|(_, one)| one.forward == Some(forward) && is_wanted(&one.kind))
+                .filter(|(_, later)| later.forward == Some(forward) && is_wanted(&later.kind))
                 .map(|(index, _)| OperatorId(index))
                 .next()
         };
         Some(Self {
             forward,
-            input_gradient: gradient(|kind| matches!(kind, OperatorKind::MatmulInputGradient(_))),
-            weight_gradient: gradient(|kind| matches!(kind, OperatorKind::MatmulWeightGradient(_))),
+            input_gradient: gradient(|kind| matches!(kind, Kernel::MatmulInputGradient { .. })),
+            weight_gradient: gradient(|kind| matches!(kind, Kernel::MatmulWeightGradient { .. })),
             layout,
         })
     }
@@ -136,7 +138,7 @@ impl Quantisation {
         let operator = self.graph.operators[forward.0].clone();
         let [x, w] = [0, 1].map(|index: usize| operator.inputs[index].clone());
         let rows = |operand: &Operand, roles: &[Extent]| {
-            let is_row = |axis: &&Option<LoopId>| axis.is_some_and(|one| roles.contains(&operator.loops[one.0].role));
+            let is_row = |axis: &&Option<LoopId>| axis.is_some_and(|walked| roles.contains(&operator.loops[walked.0].role));
             operand.axes.iter().take_while(is_row).count()
         };
         let x_rows = rows(&x, &[Extent::Rows]);
@@ -177,8 +179,8 @@ impl Quantisation {
             operands.into_iter().chain(of.map(factor)).chain(rest.iter().cloned()).collect()
         };
         let changed = &mut self.graph.operators[forward.0];
-        if let OperatorKind::Matmul { activation, .. } = changed.kind {
-            changed.kind = OperatorKind::EightBitMatmul { activation };
+        if let Kernel::Matmul { rows, columns, contracted, bias, activation, .. } = changed.kind {
+            changed.kind = Kernel::EightBitMatmul { rows, columns, contracted, bias, activation };
         }
         let operands = [copy_of(&x, &x_copies, x_rows, true), copy_of(&w, &w_copies, w_rows, straight_forward)];
         changed.inputs = with(operands, [&x_copies, &w_copies], &operator.inputs[2..]);
@@ -194,7 +196,9 @@ impl Quantisation {
         if let Some(id) = input_gradient {
             let operands = [copy_of(dy, &dy_copies, x_rows, true), copy_of(&w, &w_copies, w_rows, !straight_forward)];
             let changed = &mut self.graph.operators[id.0];
-            changed.kind = OperatorKind::EightBitMatmulInputGradient;
+            if let Kernel::MatmulInputGradient { rows, columns, contracted, gelu, .. } = changed.kind {
+                changed.kind = Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu };
+            }
             changed.inputs = with(operands, [&dy_copies, &w_copies], &changed.inputs[2..]);
         }
         if let Some(id) = weight_gradient {
@@ -206,7 +210,9 @@ impl Quantisation {
             };
             let operands = [copy_of(dy, &dy_copies, x_rows, false), copy_of(&x, &x_copies, x_rows, false)];
             let changed = &mut self.graph.operators[id.0];
-            changed.kind = OperatorKind::EightBitMatmulWeightGradient(layout);
+            if let Kernel::MatmulWeightGradient { rows, columns, contracted, weight, .. } = changed.kind {
+                changed.kind = Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight };
+            }
             changed.inputs = with(operands, [&dy_copies, &x_copies], &[]);
         }
     }
@@ -251,8 +257,9 @@ impl Quantisation {
             // last to the first: the first reader may come later in this loop.
             if position < *before {
                 let factor = made.factor;
-                let makes_it =
-                    |(operator, _): &(Operator, Placements)| operator.outputs.first().is_some_and(|one| one.tensor == factor);
+                let makes_it = |(operator, _): &(Operator, Placements)| {
+                    operator.outputs.first().is_some_and(|output| output.tensor == factor)
+                };
                 let old = std::mem::replace(before, position);
                 let (moved, stays) = std::mem::take(&mut self.added[old.0]).into_iter().partition(makes_it);
                 (self.added[old.0], self.added[position.0]) =
@@ -263,8 +270,12 @@ impl Quantisation {
         self.known.push((key, copies, position));
         let dimensions = &self.graph.tensor(tensor).dimensions;
         let role = |index: usize| if index < rows { Extent::Rows } else { Extent::Columns };
-        let one_loop =
-            |(index, one): (usize, &Dimension)| Loop { name: one.name, extent: one.extent, role: role(index), shardable: true };
+        let one_loop = |(index, dimension): (usize, &Dimension)| Loop {
+            name: dimension.name,
+            extent: dimension.extent,
+            role: role(index),
+            shardable: true,
+        };
         let loops: Vec<Loop> = dimensions.iter().enumerate().map(one_loop).collect();
         let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
         let mut outputs = vec![Operand { tensor: copies.factor, axes: vec![None] }];
@@ -277,7 +288,7 @@ impl Quantisation {
             self.placed[copies.transposed.0 - first] = transposed_placements(placements, axes.len(), rows);
             outputs.push(Operand { tensor: copies.transposed, axes: rotated(&axes, rows) });
         }
-        let kind = OperatorKind::Quantise { format, straight, transposed };
+        let kind = Kernel::Quantise { rows: 0, columns: 0, format, straight, transposed };
         let inputs = vec![Operand { tensor, axes }];
         self.added[position.0].push((Operator { name, kind, loops, inputs, outputs, block, pass, forward: None }, placements));
         copies

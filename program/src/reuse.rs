@@ -40,7 +40,7 @@ pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
                 let distance = |buffer: &Buffer| {
                     let all = range(place(buffer), buffer.bytes);
                     let count = all.clone().count().max(1) as u64;
-                    let since = all.map(|one| touched[one].map_or(now, |last| now - last)).sum::<u64>();
+                    let since = all.map(|buffer| touched[buffer].map_or(now, |last| now - last)).sum::<u64>();
                     Bytes::new(since / count)
                 };
                 distances.push(operands().map(distance).collect());

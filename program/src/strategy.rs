@@ -25,7 +25,7 @@ pub(crate) use requests::choices;
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Layout, PlanError};
-use foretell_models::{Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, SEQUENCE, TensorId, Zigzag};
+use foretell_models::{Graph, Kernel, LoopId, Operand, Operator, OperatorId, SEQUENCE, TensorId, Zigzag};
 
 /// The strategy of an operator: the loop that each axis within a stage shards, in the order of
 /// [`Axis::WITHIN_STAGE`].
@@ -146,7 +146,11 @@ impl Sharding {
     /// The order in which a tensor's positions are stored, if it is not their own.
     pub(crate) fn order_of_tensor(&self, graph: &Graph, tensor: TensorId) -> Option<Zigzag> {
         let has_positions = |order: &Zigzag| {
-            graph.tensor(tensor).dimensions.iter().any(|one| one.name == SEQUENCE && one.extent == order.positions())
+            graph
+                .tensor(tensor)
+                .dimensions
+                .iter()
+                .any(|dimension| dimension.name == SEQUENCE && dimension.extent == order.positions())
         };
         self.order.filter(has_positions)
     }
@@ -167,9 +171,9 @@ impl Sharding {
     /// This sharding for a graph with more operators, and with more tensors that have these
     /// placements.
     pub(crate) fn with(mut self, sources: &[OperatorSource], tensors: &[Placements]) -> Self {
-        self.strategies = sources.iter().map(|one| one.take(&self.strategies, |_| Strategy::default())).collect();
-        self.rings = sources.iter().map(|one| one.take(&self.rings, |_| None)).collect();
-        self.fixed = sources.iter().map(|one| one.take(&self.fixed, Some)).collect();
+        self.strategies = sources.iter().map(|source| source.take(&self.strategies, |_| Strategy::default())).collect();
+        self.rings = sources.iter().map(|source| source.take(&self.rings, |_| None)).collect();
+        self.fixed = sources.iter().map(|source| source.take(&self.fixed, Some)).collect();
         self.settled.extend(tensors);
         self.produced.extend(tensors);
         self
@@ -215,10 +219,7 @@ impl OperatorSource {
 pub(crate) fn is_product(operator: &Operator) -> bool {
     matches!(
         operator.kind,
-        OperatorKind::Matmul { .. }
-            | OperatorKind::EightBitMatmul { .. }
-            | OperatorKind::Convolution(_)
-            | OperatorKind::ExpertMatmul
+        Kernel::Matmul { .. } | Kernel::EightBitMatmul { .. } | Kernel::Convolution(_) | Kernel::ExpertMatmul { .. }
     )
 }
 

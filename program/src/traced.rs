@@ -311,7 +311,7 @@ impl TracedJob {
             }
             StepEvent::Release { id } => {
                 let id = base + u64::from(id);
-                if let Some(at) = live.iter().rposition(|&one| one == id) {
+                if let Some(at) = live.iter().rposition(|&held| held == id) {
                     live.remove(at);
                     emitter.release(id);
                 }

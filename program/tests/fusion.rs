@@ -24,7 +24,7 @@ fn plan(layout: Layout) -> Plan {
 fn kernels(model: &Model, plan: &Plan) -> [Vec<Kernel>; 2] {
     let compiled = compile(model, "model", plan).expect("a plan that fits");
     let of = |list: &StageProgram| {
-        let kernel = |one: &foretell_program::Instruction| match *one.operation {
+        let kernel = |instruction: &foretell_program::Instruction| match *instruction.operation {
             Operation::Compute { kernel, .. } => Some(kernel),
             _ => None,
         };

@@ -35,8 +35,8 @@ fn list(model: &Model, plan: &Plan) -> StageProgram {
 }
 
 fn kernels(list: &StageProgram) -> impl Iterator<Item = (&str, Kernel)> {
-    list.instructions.iter().filter_map(|one| match *one.operation {
-        Operation::Compute { kernel, .. } => Some((list.name_of(one), kernel)),
+    list.instructions.iter().filter_map(|instruction| match *instruction.operation {
+        Operation::Compute { kernel, .. } => Some((list.name_of(instruction), kernel)),
         _ => None,
     })
 }
@@ -79,7 +79,7 @@ fn convolutions_shard_samples_and_products_features_over_the_same_ranks() {
     // Gradients of convolutions are summed over `tensor`, those of products are not.
     let reduced = collectives.iter().filter(|(name, _)| name.starts_with("gradients")).count();
     assert!(reduced >= 1, "{collectives:?}");
-    let weight = |name: &str| list.buffers.iter().find(|one| &*one.name == name).map(|one| one.shape[0]);
+    let weight = |name: &str| list.buffers.iter().find(|buffer| &*buffer.name == name).map(|buffer| buffer.shape[0]);
     assert_eq!((weight("features.0.weight"), weight("classifier.0.weight")), (Some(4), Some(16)));
 }
 
@@ -116,7 +116,7 @@ fn a_bias_is_merged_only_into_a_product_with_the_same_shards() {
     let layout = || Layout { tensor: 2, micro_batch: 2, ..Layout::default() };
     let biases = |operators: &[(&str, ShardedPart)]| -> Vec<String> {
         let list = list(&model, &plan(layout(), operators));
-        kernels(&list).filter(|(_, one)| matches!(one, Kernel::BiasAdd { .. })).map(|(name, _)| name.to_owned()).collect()
+        kernels(&list).filter(|(_, kernel)| matches!(kernel, Kernel::BiasAdd { .. })).map(|(name, _)| name.to_owned()).collect()
     };
     assert_eq!(biases(&[("0", ShardedPart::Outputs), ("0.bias", ShardedPart::Outputs), ("2*", ShardedPart::Whole)]), [""; 0]);
     assert_eq!(biases(&[("0", ShardedPart::Outputs), ("0.bias", ShardedPart::Batch), ("2*", ShardedPart::Whole)]), ["0.bias"]);
@@ -129,8 +129,8 @@ fn batch_statistics_are_summed_over_the_axes_that_shard_samples() {
     let mut groups: Vec<Vec<Axis>> = list
         .instructions
         .iter()
-        .filter(|one| list.name_of(one) == "batch statistics")
-        .filter_map(|one| match *one.operation {
+        .filter(|instruction| list.name_of(instruction) == "batch statistics")
+        .filter_map(|instruction| match *instruction.operation {
             Operation::Collective { group, .. } => Some(list.groups[group.0 as usize].axes.clone()),
             _ => None,
         })

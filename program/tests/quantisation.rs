@@ -43,10 +43,12 @@ fn count(list: &StageProgram, is: impl Fn(&Kernel) -> bool) -> usize {
 
 /// The names of the weights that are quantised, once for each time.
 fn quantised_weights(list: &StageProgram) -> Vec<String> {
-    let is_of_weight = |one: &&Instruction| {
-        matches!(kernel(one), Some(Kernel::Quantise { .. })) && list.buffer(one.reads[0]).role == BufferRole::Parameter
+    let is_of_weight = |instruction: &&Instruction| {
+        matches!(kernel(instruction), Some(Kernel::Quantise { .. }))
+            && list.buffer(instruction.reads[0]).role == BufferRole::Parameter
     };
-    let names = list.instructions.iter().filter(is_of_weight).map(|one| list.buffer(one.reads[0]).name.to_string());
+    let names =
+        list.instructions.iter().filter(is_of_weight).map(|instruction| list.buffer(instruction.reads[0]).name.to_string());
     names.collect()
 }
 
@@ -113,7 +115,7 @@ fn gathered_inputs_are_quantised_again_for_the_weight_gradient() {
         let both = count(&list, |kernel| {
             matches!(kernel, Kernel::Quantise { format: EightBits::E4M3, straight: true, transposed: true, .. })
         });
-        let again = list.instructions.iter().filter(|one| one.phase == Phase::Backward).filter_map(kernel);
+        let again = list.instructions.iter().filter(|instruction| instruction.phase == Phase::Backward).filter_map(kernel);
         let again = again.filter(|kernel| {
             matches!(kernel, Kernel::Quantise { format: EightBits::E4M3, straight: false, transposed: true, .. })
         });
@@ -167,8 +169,11 @@ fn every_quantised_copy_is_read() {
             let plan = plan(layout.clone(), 3);
             let program = compile(&model, "model", &plan).expect("a plan that fits");
             for list in program.training.lists.iter().chain(&program.evaluation.lists) {
-                let read: HashSet<BufferId> = list.instructions.iter().flat_map(|one| one.reads.iter().copied()).collect();
-                for one in list.instructions.iter().filter(|one| matches!(kernel(one), Some(Kernel::Quantise { .. }))) {
+                let read: HashSet<BufferId> =
+                    list.instructions.iter().flat_map(|instruction| instruction.reads.iter().copied()).collect();
+                for one in
+                    list.instructions.iter().filter(|instruction| matches!(kernel(instruction), Some(Kernel::Quantise { .. })))
+                {
                     for buffer in &one.writes {
                         let name = &list.buffer(*buffer).name;
                         assert!(read.contains(buffer), "{name} of {:?} in {:?} of {layout:?}", kernel(one), one.phase);

@@ -37,8 +37,8 @@ fn is_message(list: &StageProgram, index: usize) -> bool {
 
 /// How often the kernels of a list change from one micro-batch to another.
 fn changes(list: &StageProgram) -> usize {
-    let kernels = list.instructions.iter().filter(|one| matches!(*one.operation, Operation::Compute { .. }));
-    let micro_batches: Vec<u32> = kernels.filter_map(|one| one.micro_batch).collect();
+    let kernels = list.instructions.iter().filter(|instruction| matches!(*instruction.operation, Operation::Compute { .. }));
+    let micro_batches: Vec<u32> = kernels.filter_map(|kernel| kernel.micro_batch).collect();
     micro_batches.windows(2).filter(|pair| pair[0] != pair[1]).count()
 }
 
@@ -134,7 +134,7 @@ fn kernels_of_two_micro_batches_alternate_at_the_exchanges_of_tokens() {
         let plan = Plan { overlap, ..Plan::new(layout.clone(), layout.samples_at_once() * 8) };
         let blocking = compile_training(&model, "model", &plan).expect("a plan that fits");
         blocking.check().expect("sound");
-        assert!(blocking.lists.iter().zip(&woven.lists).all(|(one, other)| changes(one) < changes(other)));
+        assert!(blocking.lists.iter().zip(&woven.lists).all(|(list, other)| changes(list) < changes(other)));
     }
 }
 

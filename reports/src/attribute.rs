@@ -119,14 +119,14 @@ impl Walk<'_> {
 
     /// The dependency of `blocked` that finished last; for the end of the step, the last span.
     fn finished_last(&self, blocked: Option<InstructionId>) -> Option<(InstructionId, Span)> {
-        let latest = |one: &(InstructionId, Span)| (one.1.end, one.0);
+        let latest = |ended: &(InstructionId, Span)| (ended.1.end, ended.0);
         match blocked {
             None => self.all_spans().max_by_key(latest),
             Some(id) => {
                 let instruction = self.stage.instructions.get(id.0 as usize)?;
                 let in_stream = self.communications.predecessor(self.program.list_index(self.rank), id);
-                let before = instruction.after.iter().copied().chain(in_stream).filter(|&one| one < id);
-                before.filter_map(|one| Some((one, self.span(one)?))).max_by_key(latest)
+                let before = instruction.after.iter().copied().chain(in_stream).filter(|&before| before < id);
+                before.filter_map(|before| Some((before, self.span(before)?))).max_by_key(latest)
             }
         }
     }
@@ -251,7 +251,7 @@ fn channel(stage: &StageProgram, instruction: &Instruction) -> Option<Channel> {
 }
 
 fn is_on_compute_stream(stage: &StageProgram, id: InstructionId) -> bool {
-    let stream = stage.instructions.get(id.0 as usize).and_then(|one| stage.streams.get(one.stream.0 as usize));
+    let stream = stage.instructions.get(id.0 as usize).and_then(|instruction| stage.streams.get(instruction.stream.0 as usize));
     stream == Some(&Stream::Compute)
 }
 

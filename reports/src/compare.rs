@@ -166,7 +166,7 @@ impl Serialize for Cause {
 pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> Comparison {
     let communications = Communications::of(program);
     let ranks = predicted.ranks.len().min(measured.ranks.len()).min(program.mesh.world_size());
-    let last = (0..ranks).max_by_key(|&rank| (measured.ranks.get(rank).map(|one| one.end), std::cmp::Reverse(rank)));
+    let last = (0..ranks).max_by_key(|&rank| (measured.ranks.get(rank).map(|rank| rank.end), std::cmp::Reverse(rank)));
     let reported = Rank(last.unwrap_or(0));
 
     let split = |timeline, rank| attribute(program, &communications, timeline, rank);
@@ -237,7 +237,7 @@ fn kinds(stage: &StageProgram, predicted: &[Piece], measured: &[Piece], step: Pi
             count,
         })
         .collect();
-    rows.sort_by(|one, other| other.measured.value().total_cmp(&one.measured.value()).then_with(|| one.kind.cmp(&other.kind)));
+    rows.sort_by(|row, other| other.measured.value().total_cmp(&row.measured.value()).then_with(|| row.kind.cmp(&other.kind)));
     rows
 }
 
@@ -308,7 +308,7 @@ fn worst(program: &Program, ranks_of_list: &[usize], totals: &BTreeMap<Key, Tota
 }
 
 fn kind(stage: &StageProgram, instruction: Option<InstructionId>, reason: Reason) -> String {
-    let operation = instruction.and_then(|id| stage.instructions.get(id.0 as usize)).map(|one| &*one.operation);
+    let operation = instruction.and_then(|id| stage.instructions.get(id.0 as usize)).map(|instruction| &*instruction.operation);
     match (reason, operation) {
         (Reason::Work, Some(operation)) => kind_of(operation),
         (Reason::Wait, _) => "bubble".to_owned(),

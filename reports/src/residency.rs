@@ -98,7 +98,7 @@ impl<'a> Residency<'a> {
             (group.count, group.bytes) = (group.count + 1, group.bytes + buffer.bytes);
         }
         let mut holders: Vec<Holder> = groups.into_values().collect();
-        holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.name.cmp(&other.name)));
+        holders.sort_by(|holder, other| other.bytes.cmp(&holder.bytes).then_with(|| holder.name.cmp(&other.name)));
         holders
     }
 }
@@ -154,7 +154,7 @@ mod tests {
         ];
         let residency = Residency { persistent: vec![&one, &two, &other, &single], temporary: vec![] };
         let holders = residency.holders(Picoseconds::ZERO);
-        let found: Vec<_> = holders.iter().map(|one| (one.name.as_str(), one.count, one.role)).collect();
+        let found: Vec<_> = holders.iter().map(|holder| (holder.name.as_str(), holder.count, holder.role)).collect();
         assert_eq!(found[0], ("layers.*.act", 2, BufferRole::Activation));
         assert!(found.contains(&("layers.1.act", 1, BufferRole::Parameter)), "{found:?}");
         assert!(found.contains(&("layers.1.norm", 1, BufferRole::Activation)), "{found:?}");

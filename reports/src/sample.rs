@@ -253,9 +253,9 @@ fn last_start(program: &Program, before: &Timeline, rank: Rank, index: usize) ->
         }
         Operation::Receive { peer, .. } => {
             let peer = program.list_of(rank).peers[peer.0 as usize].of(&program.mesh, rank);
-            let sent = |one: &Instruction| {
-                matches!(*one.operation, Operation::Send { .. })
-                    && (one.micro_batch, one.phase) == (instruction.micro_batch, instruction.phase)
+            let sent = |sent: &Instruction| {
+                matches!(*sent.operation, Operation::Send { .. })
+                    && (sent.micro_batch, sent.phase) == (instruction.micro_batch, instruction.phase)
             };
             let send = program.list_of(peer).instructions.iter().position(sent).expect("every receive has its send");
             start(peer, send)

@@ -172,7 +172,7 @@ mod tests {
         let document: Value = serde_json::from_slice(&trace()).expect("valid JSON");
         let events = document["traceEvents"].as_array().expect("a list");
         let complete = events.iter().filter(|event| event["ph"] == "X").count();
-        let spans: usize = [&predicted, &measured].iter().flat_map(|one| &one.ranks).map(|rank| rank.spans.len()).sum();
+        let spans: usize = [&predicted, &measured].iter().flat_map(|timeline| &timeline.ranks).map(|rank| rank.spans.len()).sum();
         assert_eq!(complete, spans);
         let names: Vec<&str> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
         assert!(names.contains(&"rank 0 predicted") && names.contains(&"rank 0 measured") && names.contains(&"group data"));

@@ -108,8 +108,8 @@ pub(crate) fn says(text: &str, word: &str) -> bool {
         _ if character.is_alphanumeric() || character == '_' => 2,
         _ => 0,
     };
-    let joins = |one: Option<char>, other: Option<char>| {
-        one.zip(other).is_some_and(|(one, other)| kind(one) != 0 && kind(one) == kind(other))
+    let joins = |before: Option<char>, after: Option<char>| {
+        before.zip(after).is_some_and(|(left, right)| kind(left) != 0 && kind(left) == kind(right))
     };
     text.match_indices(word).any(|(start, found)| {
         let end = start + found.len();

@@ -80,7 +80,7 @@ pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
             let Remarks { replaced, doubt } = unclear::replace(&mut cells);
             let text = |column: &str| cells.get(column).cloned().unwrap_or_default();
             let first_stated =
-                |one: &str, other: &str| Some(text(one)).filter(|cell| !cell.is_empty()).unwrap_or_else(|| text(other));
+                |left: &str, right: &str| Some(text(left)).filter(|cell| !cell.is_empty()).unwrap_or_else(|| text(right));
             Row {
                 row_id: text("row_id"),
                 table: first_stated("table", "source_id"),

@@ -82,8 +82,8 @@ impl Run {
         });
         let workload = PlannedWorkload { unknown_stack: names::stack(row).is_none(), nodes_per_token, ..plan.workload };
         let plan = Plan { stack: Stack::new(stack_name), overlap, workload, ..plan };
-        let stack = stack.applied(&plan, profiles.unseen);
         let workload = Workload::of(&plan, &model);
+        let stack = stack.applied(&workload, profiles.unseen);
         Ok(Self {
             model,
             plan,
@@ -118,7 +118,8 @@ impl Run {
             return Err(Refusal("the topology has no devices".into()));
         }
         let (_, cluster) = clusters.remove(0);
-        let stack = profiles.stack(plan.stack.name()).map_err(refused)?.clone().applied(plan, profiles.unseen);
+        let workload = Workload::of(plan, model);
+        let stack = profiles.stack(plan.stack.name()).map_err(refused)?.clone().applied(&workload, profiles.unseen);
         Ok(Self {
             model: model.clone(),
             plan: plan.clone(),
@@ -130,7 +131,7 @@ impl Run {
             link: None,
             network: topology.network().transport.name(),
             format: ProductFormat::of_plan(plan),
-            workload: Workload::of(plan, model),
+            workload,
             assumptions: costs.remarks,
         })
     }
@@ -201,7 +202,7 @@ impl Run {
             .map(|cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format))
             .collect();
         let clusters = program.mesh.stage_ranks(stage).into_iter().map(cluster_of);
-        clusters.min_by(|&one, &two| rates[one].total_cmp(&rates[two])).unwrap_or(0)
+        clusters.min_by(|&cluster, &other| rates[cluster].total_cmp(&rates[other])).expect("invariant: a stage has ranks")
     }
 
     /// Returns the kinds of nodes, in rank order.
@@ -335,7 +336,7 @@ fn in_rank_order(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Pr
         && first < last
     {
         let speed = |name: &str| profiles.gpu(name).map_or(0.0, |gpu| gpu.peak(ProductFormat::Fp16).value());
-        kinds.sort_by(|one, two| speed(one.1).total_cmp(&speed(two.1)));
+        kinds.sort_by(|kind, other| speed(kind.1).total_cmp(&speed(other.1)));
     }
     kinds
 }
@@ -369,7 +370,7 @@ mod tests {
         use foretell_program::Recompute;
         let unclear = run("vtrain_single_node-0001");
         assert_eq!(unclear.plan.layout.recompute, Recompute::None);
-        assert!(unclear.assumptions.iter().any(|one| one.contains("read as")), "{:?}", unclear.assumptions);
+        assert!(unclear.assumptions.iter().any(|assumption| assumption.contains("read as")), "{:?}", unclear.assumptions);
         assert_eq!(run("a").plan.layout.recompute, Recompute::Full);
     }
 
@@ -377,7 +378,7 @@ mod tests {
     fn experts_under_deepep_are_sharded_over_up_to_64_ranks() {
         let run = run("a,gpt-oss,8,1024,16,32000,1024,128,4,H100,64,64,1,1,64,3,bf16,NeMo AutoModel,TE + DeepEP");
         assert_eq!((run.plan.layout.expert, run.plan.layout.data), (64, 1));
-        assert!(run.assumptions.iter().any(|one| one.contains("64 ranks")), "{:?}", run.assumptions);
+        assert!(run.assumptions.iter().any(|assumption| assumption.contains("64 ranks")), "{:?}", run.assumptions);
     }
 
     #[test]
@@ -385,7 +386,7 @@ mod tests {
         let named = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,FSDP,");
         let unnamed = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,,");
         assert_eq!(unnamed.stack_name, named.stack_name);
-        assert!(unnamed.assumptions.iter().any(|one| one.contains("stands in")), "{:?}", unnamed.assumptions);
+        assert!(unnamed.assumptions.iter().any(|assumption| assumption.contains("stands in")), "{:?}", unnamed.assumptions);
         assert_eq!(unnamed.stack.spread, Profiles::library().expect("sound").unseen);
     }
 }

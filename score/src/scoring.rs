@@ -289,7 +289,7 @@ impl Scores {
             format!("\n{count} rows are unclear and count all the same; without them the mean over sources is {percent:.1} %")
         });
         let coverage: String =
-            coverage(&self.rows, subset).iter().map(|(basis, one)| format!("\n{}", one.line(*basis))).collect();
+            coverage(&self.rows, subset).iter().map(|(basis, coverage)| format!("\n{}", coverage.line(*basis))).collect();
         format!("{}{choice}{unclear}{coverage}{}", SummaryTable(&lines), self.fits_in_words(subset))
     }
 
@@ -462,6 +462,6 @@ mod tests {
         // A similar stack stands in for a framework without a profile, and the row says so.
         let by_hand = &scores.rows[6];
         assert!(by_hand.predicted_step_seconds.is_some() && !by_hand.calibrated, "{by_hand:?}");
-        assert!(by_hand.assumptions.iter().any(|one| one.contains("by hand")), "{by_hand:?}");
+        assert!(by_hand.assumptions.iter().any(|assumption| assumption.contains("by hand")), "{by_hand:?}");
     }
 }

@@ -172,7 +172,7 @@ fn ranks(values: Vec<f64>) -> Vec<f64> {
 /// Returns the correlation of two lists of ranks, or `None` if one is constant.
 fn correlation(one: &[f64], two: &[f64]) -> Option<f64> {
     let center = (one.len() as f64 - 1.0) / 2.0;
-    let product = |one: &[f64], two: &[f64]| one.iter().zip(two).map(|(one, two)| (one - center) * (two - center)).sum::<f64>();
+    let product = |left: &[f64], right: &[f64]| left.iter().zip(right).map(|(a, b)| (a - center) * (b - center)).sum::<f64>();
     let spread = (product(one, one) * product(two, two)).sqrt();
     (spread > 0.0).then(|| product(one, two) / spread)
 }

@@ -36,7 +36,7 @@ pub(crate) struct Remarks {
 /// Replaces the unclear cells of a row, and returns what the list says of it.
 pub(crate) fn replace(cells: &mut BTreeMap<String, String>) -> Remarks {
     let Some(name) = cells.get("row_id").cloned() else { return Remarks::default() };
-    let is_of = |one: &&Unclear| name == one.rows || name.rsplit_once('-').is_some_and(|(part, _)| part == one.rows);
+    let is_of = |unclear: &&Unclear| name == unclear.rows || name.rsplit_once('-').is_some_and(|(part, _)| part == unclear.rows);
     let mut remarks = Remarks::default();
     for Unclear { column, read_as, reason, .. } in
         LIST.as_deref().expect("invariant: the compiled-in list is sound").iter().filter(is_of)

@@ -28,7 +28,9 @@ fn check(step: usize) -> usize {
         plan.validate().unwrap();
         let of_plan = Run::of_plan(&model, &plan, &topology).unwrap();
         let found = CompiledRun::new(&of_plan).unwrap().predict(&of_plan).unwrap();
-        let figures = |one: &foretell_score::StepPrediction| [one.step, one.p10, one.p90].map(|time| time.value().to_bits());
+        let figures = |prediction: &foretell_score::StepPrediction| {
+            [prediction.step, prediction.p10, prediction.p90].map(|time| time.value().to_bits())
+        };
         assert_eq!(figures(&expected), figures(&found), "{}: {} beside {}", row.row_id, expected.step, found.step);
         assert_eq!(expected.memory, found.memory, "{}", row.row_id);
         checked += 1;

@@ -38,7 +38,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    let value = |name: &str| arguments.iter().position(|one| one == name).map(|at| arguments[at + 1].clone());
+    let value = |name: &str| arguments.iter().position(|argument| argument == name).map(|at| arguments[at + 1].clone());
     let times: usize = value("--times").map_or(3, |text| text.parse().unwrap());
     let only = value("--only").unwrap_or_default();
     let stack = value("--stack").unwrap_or("megatron-core".into());

@@ -23,7 +23,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    let value = |name: &str| arguments.iter().position(|one| one == name).map(|at| arguments[at + 1].parse::<f64>().unwrap());
+    let value =
+        |name: &str| arguments.iter().position(|argument| argument == name).map(|at| arguments[at + 1].parse::<f64>().unwrap());
     let start = Instant::now();
     let case = match arguments.get(1).map(String::as_str) {
         Some("small-transformer") => small_transformer(),
@@ -39,9 +40,9 @@ fn main() {
     };
     println!("{} ranks, {} instructions; compiled in {:.3} s", case.ranks(), case.instructions(), start.elapsed().as_secs_f64());
     let options = Options {
-        folding: if arguments.iter().any(|one| one == "--all") { Folding::Off } else { Folding::On },
-        recording: if arguments.iter().any(|one| one == "--spans") { Recording::Spans } else { Recording::Ends },
-        collectives: if arguments.iter().any(|one| one == "--steps") { Collectives::Steps } else { Collectives::Flow },
+        folding: if arguments.iter().any(|argument| argument == "--all") { Folding::Off } else { Folding::On },
+        recording: if arguments.iter().any(|argument| argument == "--spans") { Recording::Spans } else { Recording::Ends },
+        collectives: if arguments.iter().any(|argument| argument == "--steps") { Collectives::Steps } else { Collectives::Flow },
         disturbance: Disturbance { jitter: value("--jitter").unwrap_or(0.0), seed: 1, ..Disturbance::default() },
         ..Options::default()
     };

@@ -77,14 +77,14 @@ pub(crate) mod footprints {
     }
 
     pub(crate) fn serialize<S: Serializer>(footprints: &[Footprint], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(footprints.iter().map(|one| Parts {
-            parameters: one.parameters.count(),
-            gradients: one.gradients.count(),
-            optimizer_state: one.optimizer_state.count(),
-            activations: one.activations.count(),
-            workspace: one.workspace.count(),
-            unused: one.unused.count(),
-            context: one.context.count(),
+        serializer.collect_seq(footprints.iter().map(|footprint| Parts {
+            parameters: footprint.parameters.count(),
+            gradients: footprint.gradients.count(),
+            optimizer_state: footprint.optimizer_state.count(),
+            activations: footprint.activations.count(),
+            workspace: footprint.workspace.count(),
+            unused: footprint.unused.count(),
+            context: footprint.context.count(),
         }))
     }
 

@@ -120,7 +120,7 @@ fn check_folding(
     for (rank, (one, other)) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks).enumerate() {
         // Sums of equal parts and their product round differently. Later instructions then share
         // links for slightly different times.
-        let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 1_000 + other.0 / 1_000_000_000;
+        let same = |time: Picoseconds, other: Picoseconds| time.0.abs_diff(other.0) <= 1_000 + other.0 / 1_000_000_000;
         for (one, other) in one.spans.iter().zip(&other.spans) {
             prop_assert!(same(one.start, other.start) && same(one.end, other.end), "rank {}: {:?} and {:?}", rank, one, other);
         }

@@ -37,8 +37,9 @@ fn run(expert: usize, routing: &Routing) -> (Program, Prediction, Simulation) {
 fn time(program: &Program, simulation: &Simulation, has: impl Fn(&StageProgram, &Operation, &str) -> bool) -> f64 {
     let list = program.list_of(Rank(0));
     let spans = list.instructions.iter().zip(&simulation.timeline.ranks[0].spans);
-    let named = |one: &foretell_program::Instruction| list.names.get(one.name as usize).map_or("", |name| &**name);
-    let chosen = spans.filter(|(one, _)| has(list, &one.operation, named(one)));
+    let named =
+        |instruction: &foretell_program::Instruction| list.names.get(instruction.name as usize).map_or("", |name| &**name);
+    let chosen = spans.filter(|(span, _)| has(list, &span.operation, named(span)));
     chosen.map(|(_, span)| span.duration().0 as f64).sum()
 }
 

@@ -295,7 +295,7 @@ proptest! {
         prop_assert_eq!(unfolded.simulated_ranks, program.mesh.world_size());
         for (one, other) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks) {
             // Sums of equal parts and their product round differently.
-            let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 100 + other.0 / 1_000_000_000;
+            let same = |time: Picoseconds, other: Picoseconds| time.0.abs_diff(other.0) <= 100 + other.0 / 1_000_000_000;
             for (one, other) in one.spans.iter().zip(&other.spans) {
                 prop_assert!(same(one.start, other.start) && same(one.end, other.end), "{:?} and {:?}", one, other);
             }

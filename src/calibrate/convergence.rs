@@ -141,11 +141,11 @@ pub fn run(
 impl ConvergenceAnswer {
     /// The answer in text, a line for each mode.
     pub fn lines(&self) -> Vec<String> {
-        let line = |one: &MeasuredMode| {
-            let source = self.source(one);
-            format!("mode {}: {:.2} times the samples ({source})", modes::name(&one.mode), one.samples_needed)
+        let line = |mode: &MeasuredMode| {
+            let source = self.source(mode);
+            format!("mode {}: {:.2} times the samples ({source})", modes::name(&mode.mode), mode.samples_needed)
         };
-        let refused = self.refused.iter().map(|one| format!("mode {}: not measured: {}", one.mode, one.reason));
+        let refused = self.refused.iter().map(|refused| format!("mode {}: not measured: {}", refused.mode, refused.reason));
         let written = format!("the table is in {}; `foretell plan --samples-needed` takes it", self.table);
         self.modes.iter().map(line).chain(refused).chain([written]).collect()
     }
@@ -166,7 +166,8 @@ impl Runner<'_> {
     }
 
     fn measure(&self, wanted: &[SamplesNeeded], table: &Path) -> Result<ConvergenceAnswer, Failure> {
-        let measured = wanted.iter().filter(|one| one.mode != Mode::Synchronous && !one.mode.has_synchronous_result()).count();
+        let measured =
+            wanted.iter().filter(|wanted| wanted.mode != Mode::Synchronous && !wanted.mode.has_synchronous_result()).count();
         let runs = (measured + 1) * self.arguments.learning_rate_factors.len() * usize::from(self.arguments.seeds);
         let bar = output::progress(runs, "runs");
         let synchronous = self.curves(Mode::Synchronous, self.steps(), &|| bar.inc(1))?;
@@ -184,7 +185,7 @@ impl Runner<'_> {
             staleness: 0.0,
         }];
         let mut refused = Vec::new();
-        for &SamplesNeeded { mode, .. } in wanted.iter().filter(|one| one.mode != Mode::Synchronous) {
+        for &SamplesNeeded { mode, .. } in wanted.iter().filter(|wanted| wanted.mode != Mode::Synchronous) {
             let why_not = |reason: String| RefusedMode { mode: modes::name(&mode), reason };
             if let Err(reason) = self.possible(mode) {
                 refused.push(why_not(diagnostic::one_line(&reason)));
@@ -313,13 +314,13 @@ impl Runner<'_> {
     fn text(&self, answer: &ConvergenceAnswer) -> Result<String, Failure> {
         // Two digits more than runs of a few seeds repeat.
         let rounded = |number: f64, digits: f64| (number * digits).round() / digits;
-        let entry = |one: &MeasuredMode| {
-            let constant = SamplesNeeded::constant(one.mode, rounded(one.samples_needed, 1e3), answer.source(one));
+        let entry = |mode: &MeasuredMode| {
+            let constant = SamplesNeeded::constant(mode.mode, rounded(mode.samples_needed, 1e3), answer.source(mode));
             // An excess grows with staleness, and another topology has another.
-            match one.staleness > 0.0 && one.samples_needed > 1.0 && self.plan(one.mode).counted_share() == 1.0 {
+            match mode.staleness > 0.0 && mode.samples_needed > 1.0 && self.plan(mode.mode).counted_share() == 1.0 {
                 true => SamplesNeeded {
                     samples: 1.0,
-                    per_staleness: rounded((one.samples_needed - 1.0) / one.staleness, 1e4),
+                    per_staleness: rounded((mode.samples_needed - 1.0) / mode.staleness, 1e4),
                     ..constant
                 },
                 false => constant,

@@ -53,12 +53,12 @@ pub fn calibrate(loaded: &LoadedPlan, stated: Option<&PathBuf>) -> Result<Profil
     let answer: Answer = output::with_spinner("calibrate", || ask(python(stated), "foretell.trace.measure", &request))?;
     let none = Sample { median: Seconds::ZERO, p10: Seconds::ZERO, p90: Seconds::ZERO, count: 0 };
     let ranks = request.ranks;
-    let exchange = |one: ExchangeTime| ExchangeSample {
-        exchange: one.exchange,
+    let exchange = |time: ExchangeTime| ExchangeSample {
+        exchange: time.exchange,
         reach: Reach::Node,
         ranks,
-        bytes: one.bytes,
-        time: one.time,
+        bytes: time.bytes,
+        time: time.time,
         processor: Seconds::ZERO,
     };
     let framework = FrameworkProfile {
@@ -69,12 +69,12 @@ pub fn calibrate(loaded: &LoadedPlan, stated: Option<&PathBuf>) -> Result<Profil
         operators: answer
             .operators
             .into_iter()
-            .map(|one| OperatorSample { call: one.call, bytes: Bytes::new(one.bytes), time: one.time })
+            .map(|sample| OperatorSample { call: sample.call, bytes: Bytes::new(sample.bytes), time: sample.time })
             .collect(),
         moves: answer
             .moves
             .into_iter()
-            .map(|one| MovesSample { name: one.name, bytes: Bytes::new(one.bytes), time: one.time })
+            .map(|sample| MovesSample { name: sample.name, bytes: Bytes::new(sample.bytes), time: sample.time })
             .collect(),
     };
     Ok(Profile {

@@ -75,7 +75,7 @@ pub fn check(folder: &RunFolder) -> Result<FrameworkCheck, Failure> {
             measured_seconds: trained.operators.get(name).copied().unwrap_or(0.0),
         })
         .collect();
-    operators.sort_by(|one, other| other.measured_seconds.total_cmp(&one.measured_seconds));
+    operators.sort_by(|operator, other| other.measured_seconds.total_cmp(&operator.measured_seconds));
     Ok(FrameworkCheck {
         predicted_step_seconds: step,
         step_seconds_p10: p10,
@@ -116,11 +116,12 @@ impl FrameworkCheck {
             Column::numbers("measured"),
             Column::numbers("error"),
         ];
-        let row = |one: &OperatorCheck| {
-            let error = relative(one.predicted_seconds, one.measured_seconds) * 100.0;
-            let error = if one.measured_seconds > 0.0 { format!("{error:+.1} %") } else { "-".into() };
-            let [predicted, measured] = [one.predicted_seconds, one.measured_seconds].map(|time| Seconds::new(time).to_string());
-            vec![one.name.clone(), predicted, measured, error]
+        let row = |check: &OperatorCheck| {
+            let error = relative(check.predicted_seconds, check.measured_seconds) * 100.0;
+            let error = if check.measured_seconds > 0.0 { format!("{error:+.1} %") } else { "-".into() };
+            let [predicted, measured] =
+                [check.predicted_seconds, check.measured_seconds].map(|time| Seconds::new(time).to_string());
+            vec![check.name.clone(), predicted, measured, error]
         };
         let rows: Vec<Vec<String>> = self.operators.iter().take(MOST_LISTED).map(row).collect();
         format!("{step}\n{memory}\n{}", table(&columns, &rows))

@@ -51,7 +51,7 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         let measured = Measured {
             schema_version: SchemaVersion,
             step_seconds,
-            steps: of_ranks.first().map_or(0, |one| one.steps.len()),
+            steps: of_ranks.first().map_or(0, |rank| rank.steps.len()),
             peak_memory_bytes: Vec::new(),
             checkpoint_seconds: None,
             checkpoint_write_seconds: None,
@@ -90,7 +90,7 @@ fn traces_of_ranks<'a>(traces: &'a [KinetoTrace], program: &Program) -> Result<V
     }
     let own = |index: usize| traces.get(index).map(|trace| trace.rank.unwrap_or(index));
     let known: Vec<(usize, &KinetoTrace)> =
-        traces.iter().enumerate().filter_map(|(index, one)| Some((own(index)?, one))).collect();
+        traces.iter().enumerate().filter_map(|(index, trace)| Some((own(index)?, trace))).collect();
     let mut seen = BTreeSet::new();
     if let Some((rank, _)) = known.iter().find(|(rank, _)| !seen.insert(*rank)) {
         return Err(Failure::input(code::TRACE, format!("two traces are of rank {rank}")).hint("give one trace of each rank"));
@@ -139,7 +139,7 @@ fn require_kernels(profile: &Profile, arguments: &Arguments) -> Result<(), Failu
 
 /// Names the operators that belong to no instruction, if they take a share of the step.
 fn list(left: &[Unmatched], step_seconds: f64) {
-    let total = left.iter().fold(0_u64, |total, one| total.saturating_add(one.nanoseconds));
+    let total = left.iter().fold(0_u64, |total, kernel| total.saturating_add(kernel.nanoseconds));
     let share = |nanoseconds: u64| nanoseconds as f64 * 1e-9 / step_seconds.max(f64::MIN_POSITIVE);
     if share(total) < 0.001 {
         return;
@@ -228,7 +228,11 @@ fn report(
     if json {
         let left: Vec<_> = left
             .iter()
-            .map(|one| UnreadKernel { name: one.name.clone(), count: one.count, seconds: one.nanoseconds as f64 * 1e-9 })
+            .map(|kernel| UnreadKernel {
+                name: kernel.name.clone(),
+                count: kernel.count,
+                seconds: kernel.nanoseconds as f64 * 1e-9,
+            })
             .collect();
         return output::json(&KinetoAnswer {
             profile: yaml.into(),

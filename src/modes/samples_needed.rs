@@ -75,22 +75,22 @@ fn for_each_round(entries: Vec<SamplesNeeded>) -> Vec<SamplesNeeded> {
 pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
     let modes: Vec<SamplesNeeded> = inputs::parse_yaml(&inputs::read(path)?, path)?;
     let wrong = |message: String, hint: &str| Failure::input(code::FILE_FORM, message).hint(hint).in_file(path);
-    if let Some(one) = modes.iter().find(|one| !(one.samples > 0.0 && one.samples.is_finite())) {
+    if let Some(one) = modes.iter().find(|mode| !(mode.samples > 0.0 && mode.samples.is_finite())) {
         let hint = "write a multiple of what the synchronous mode needs, such as 1.1";
         let message = format!("the mode {} needs `{}` samples, which is no number above 0", name(&one.mode), one.samples);
         return Err(wrong(message, hint));
     }
     let is_rate = |rate: f64| rate >= 0.0 && rate.is_finite();
-    if let Some(one) = modes.iter().find(|one| !(is_rate(one.per_step) && is_rate(one.per_staleness))) {
+    if let Some(one) = modes.iter().find(|mode| !(is_rate(mode.per_step) && is_rate(mode.per_staleness))) {
         let hint = "write what each adds to `samples`, such as 0.01";
         let name = name(&one.mode);
         return Err(wrong(format!("`per_step` or `per_staleness` of the mode {name} is no number from 0 on"), hint));
     }
-    if let Some(one) = modes.iter().find(|one| one.every.contains(&0) || (!one.every.is_empty() && !one.mode.has_rounds())) {
+    if let Some(one) = modes.iter().find(|mode| mode.every.contains(&0) || (!mode.every.is_empty() && !mode.mode.has_rounds())) {
         let hint = "write numbers from 1 on, in entries of `local_sgd` or `decentralised`";
         return Err(wrong(format!("`every` of the mode {} has no steps of a round", name(&one.mode)), hint));
     }
-    if !modes.iter().any(|one| one.mode == Mode::Synchronous) {
+    if !modes.iter().any(|mode| mode.mode == Mode::Synchronous) {
         let hint = "add `- {mode: synchronous, samples: 1.0, source: ...}`";
         return Err(wrong("no entry is of the synchronous mode".into(), hint));
     }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn the_built_in_table_is_sound_and_names_a_source_for_each_mode() {
         let modes = samples_needed(None).expect("a table");
-        assert_eq!(modes.first().map(|one| (one.mode, one.samples)), Some((Mode::Synchronous, 1.0)));
+        assert_eq!(modes.first().map(|mode| (mode.mode, mode.samples)), Some((Mode::Synchronous, 1.0)));
         for one in modes {
             assert!(one.samples >= 1.0 && !one.source.is_empty() && one.every.is_empty(), "{one:?}");
             assert!(!one.mode.has_synchronous_result() || one.samples == 1.0, "{one:?}");
@@ -122,18 +122,21 @@ mod tests {
     fn samples_grow_with_the_steps_of_a_round_and_with_staleness() {
         let read = |text: &str| serde_saphyr::from_str::<SamplesNeeded>(text).expect("an entry");
         let local = "{mode: {local_sgd: {every: 2}}, samples: 1, per_step: 0.01, every: [1, 5, 21], source: x}";
-        let found: Vec<f64> = read(local).for_each_round().iter().map(|one| one.at(0.0)).collect();
-        assert!(found.iter().zip([1.0, 1.04, 1.2]).all(|(one, wanted)| (one - wanted).abs() < 1e-12), "{found:?}");
+        let found: Vec<f64> = read(local).for_each_round().iter().map(|measured| measured.at(0.0)).collect();
+        assert!(found.iter().zip([1.0, 1.04, 1.2]).all(|(left, wanted)| (left - wanted).abs() < 1e-12), "{found:?}");
         let servers = read("{mode: {parameter_server: {servers: 1, staleness: 4}}, samples: 1, per_staleness: 0.1, source: x}");
         assert!((servers.at(2.5) - 1.25).abs() < 1e-12 && servers.clone().for_each_round() == [servers]);
         // Of the built-in table: more for more steps alone, or for more staleness.
         let built_in = samples_needed(None).expect("a table");
         let of_local = |every: usize| {
-            let is_plain = |one: &&SamplesNeeded| one.mode == Mode::LocalSgd(LocalSgd::new(every));
-            built_in.iter().find(is_plain).map(|one| one.at(0.0))
+            let is_plain = |needed: &&SamplesNeeded| needed.mode == Mode::LocalSgd(LocalSgd::new(every));
+            built_in.iter().find(is_plain).map(|measured| measured.at(0.0))
         };
         assert!(of_local(32) > of_local(8) && of_local(8) > Some(1.0), "{built_in:?}");
-        let stale = built_in.iter().filter(|one| one.per_staleness > 0.0);
-        assert!(stale.clone().count() >= 2 && stale.clone().all(|one| one.at(0.0) == 1.0 && one.at(2.0) > 1.0), "{built_in:?}");
+        let stale = built_in.iter().filter(|measured| measured.per_staleness > 0.0);
+        assert!(
+            stale.clone().count() >= 2 && stale.clone().all(|measured| measured.at(0.0) == 1.0 && measured.at(2.0) > 1.0),
+            "{built_in:?}"
+        );
     }
 }

@@ -191,7 +191,7 @@ fn parameters_after(steps: usize, more: &str) -> Vec<f32> {
 }
 
 fn norm(one: &[f32], other: &[f32]) -> f64 {
-    let squares = one.iter().zip(other).map(|(one, other)| f64::from(one - other).powi(2));
+    let squares = one.iter().zip(other).map(|(left, right)| f64::from(left - right).powi(2));
     squares.sum::<f64>().sqrt()
 }
 
@@ -213,10 +213,10 @@ fn several_servers_of_one_worker_use_the_norm_of_all_their_parts() {
         let scratch = Scratch::new();
         let [alone, served] =
             [case.plan(), in_mode(&case, mode)].map(|plan| scratch.train(&plan, 6, 3, &["--data", "synthetic"]));
-        let close = |one: f64, other: f64| (one - other).abs() <= 2e-4 * one.abs().max(1.0);
+        let close = |left: f64, right: f64| (left - right).abs() <= 2e-4 * left.abs().max(1.0);
         for step in 0..6 {
             let [losses, norms] = [[&alone.losses, &served.losses], [&alone.gradient_norms, &served.gradient_norms]]
-                .map(|[one, other]| (one[step], other[step]));
+                .map(|[left, right]| (left[step], right[step]));
             assert!(close(losses.0, losses.1), "{optimizer}, step {step}: losses {losses:?}");
             assert!(close(norms.0, norms.1), "{optimizer}, step {step}: norms {norms:?}");
         }
@@ -385,7 +385,7 @@ fn a_stopped_run_of_replicas_goes_on_with_the_state_of_each() {
         // Replicas must have parted: with one batch each, the synchronous mode has another curve.
         let synchronous = plan.replace(&format!("mode: {mode}"), "mode: synchronous");
         let other = scratch.train(&synchronous, 8, 3, &["--data", "synthetic", "--run", "other"]);
-        assert!(other.losses[2..].iter().zip(&whole.losses[2..]).all(|(one, other)| one != other), "{mode}");
+        assert!(other.losses[2..].iter().zip(&whole.losses[2..]).all(|(loss, other)| loss != other), "{mode}");
     }
 }
 

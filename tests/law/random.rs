@@ -168,13 +168,13 @@ prop_compose! {
         uneven in proptest::option::weighted(0.25, proptest::sample::select([&SHARES[..], &MESHES, &SEQUENCES].concat())),
     ) -> Case {
         let has_sequence = ["gpt", "llama", "decoder", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
-        let is_uneven_in_sequence = |one: &Uneven| SEQUENCES.iter().any(|other| other.text == one.text);
+        let is_uneven_in_sequence = |group: &Uneven| SEQUENCES.iter().any(|other| other.text == group.text);
         // Stages that share parameters must have the same mesh.
         let shares_parameters = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
-        let uneven = uneven.filter(|one| !is_uneven_in_sequence(one) || has_sequence);
-        let uneven = uneven.filter(|one| !(shares_parameters && one.text.contains("stages")) && one.pipeline <= blocks);
+        let uneven = uneven.filter(|layout| !is_uneven_in_sequence(layout) || has_sequence);
+        let uneven = uneven.filter(|layout| !(shares_parameters && layout.text.contains("stages")) && layout.pipeline <= blocks);
         // In an LSTM model the tensor axis can shard only the vocabulary.
-        let uneven = uneven.filter(|one| !(model.contains("lstm") && one.text.contains("tensor")));
+        let uneven = uneven.filter(|layout| !(model.contains("lstm") && layout.text.contains("tensor")));
         let pipeline = uneven.map_or(pipeline, |uneven| uneven.pipeline);
         let micro_batch = uneven.map_or(micro_batch, |uneven| if uneven.parts == 1 { 8 } else { 4 });
         // Some models have fewer blocks than the schedule has chunks.
@@ -192,7 +192,7 @@ prop_compose! {
         let expert = if model.contains("moe") && data * tensor * pipeline * context <= 4 { expert } else { 1 };
         let experts = if model.contains("experts: 4") { 4 } else { 6 };
         let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
-        let has_tensor = uneven.map_or(tensor > 1, |one| one.text.contains("tensor"));
+        let has_tensor = uneven.map_or(tensor > 1, |group| group.text.contains("tensor"));
         let precision = if precision == "fp8" && !takes_eight_bits(model) { "bf16" } else { precision };
         let has_ten_classes = model.contains("classes: 10") || model.contains("mlp");
         let is_possible = match recipe {

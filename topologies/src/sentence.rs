@@ -143,7 +143,7 @@ const RELATIVES: [(&str, &str); 2] = [("a800-sxm-80g", "a100-sxm-80g"), ("h800-s
 fn library_cluster(kind: &str) -> Result<Option<Topology>, TopologyError> {
     for name in Topology::library_names() {
         let topology = Topology::library(name)?;
-        if topology.device_kinds().iter().any(|one| one.name == kind) && topology.node_groups().len() == 1 {
+        if topology.device_kinds().iter().any(|known| known.name == kind) && topology.node_groups().len() == 1 {
             return Ok(Some(topology));
         }
     }

@@ -202,7 +202,7 @@ impl At<Scalars> {
         match &self.value {
             Scalars::One(one) => vec![At { value: one.clone(), place: self.place }],
             Scalars::List(list) => {
-                list.iter().map(|one| At { value: one.value.clone(), place: one.place.or(self.place) }).collect()
+                list.iter().map(|item| At { value: item.value.clone(), place: item.place.or(self.place) }).collect()
             }
         }
     }

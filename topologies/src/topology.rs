@@ -118,7 +118,7 @@ impl Topology {
     pub fn beginning_with(self, group: &str) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         let names = description.groups.iter().map(|group| format!("`{}`", group.name)).collect::<Vec<_>>().join(", ");
-        let Some(place) = description.groups.iter().position(|one| one.name == group) else {
+        let Some(place) = description.groups.iter().position(|known| known.name == group) else {
             let what = format!("`{}` has no kind of node called `{group}`", description.name);
             return Err(TopologyError::invalid(None, what, format!("there are {names}")));
         };

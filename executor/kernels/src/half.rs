@@ -8,19 +8,19 @@ use foretell_units::DataType;
 
 /// A 16-bit floating-point format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
+pub enum SixteenBits {
     /// bfloat16: the upper 16 bits of a single-precision number.
     Bf16,
     /// IEEE 754 half precision.
     Fp16,
 }
 
-impl Half {
+impl SixteenBits {
     /// The 16-bit format of a data type; `None` for any other data type.
     pub fn of(data_type: DataType) -> Option<Self> {
         match data_type {
-            DataType::Bf16 => Some(Half::Bf16),
-            DataType::Fp16 => Some(Half::Fp16),
+            DataType::Bf16 => Some(SixteenBits::Bf16),
+            DataType::Fp16 => Some(SixteenBits::Fp16),
             _ => None,
         }
     }
@@ -29,8 +29,8 @@ impl Half {
     #[inline(always)]
     pub fn to_single(self, bits: u16) -> f32 {
         match self {
-            Half::Bf16 => bf16_to_single(bits),
-            Half::Fp16 => fp16_to_single(bits),
+            SixteenBits::Bf16 => bf16_to_single(bits),
+            SixteenBits::Fp16 => fp16_to_single(bits),
         }
     }
 
@@ -38,8 +38,8 @@ impl Half {
     #[inline(always)]
     pub fn nearest(self, value: f32) -> u16 {
         match self {
-            Half::Bf16 => bf16_from_single(value),
-            Half::Fp16 => fp16_from_single(value),
+            SixteenBits::Bf16 => bf16_from_single(value),
+            SixteenBits::Fp16 => fp16_from_single(value),
         }
     }
 
@@ -126,21 +126,21 @@ fn fp16_from_single(value: f32) -> u16 {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::Half;
+    use super::SixteenBits;
 
     /// Numbers per vector.
     const LANES: usize = 16;
 
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn widen(half: Half, singles: &mut [f32], halves: &[u16]) {
+    pub(super) fn widen(half: SixteenBits, singles: &mut [f32], halves: &[u16]) {
         let whole = singles.len().min(halves.len()) / LANES * LANES;
         for first in (0..whole).step_by(LANES) {
             // SAFETY: both slices hold `LANES` numbers from `first` on.
             unsafe {
                 let bits = _mm256_loadu_si256(halves.as_ptr().add(first).cast());
                 let values = match half {
-                    Half::Bf16 => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))),
-                    Half::Fp16 => _mm512_cvtph_ps(bits),
+                    SixteenBits::Bf16 => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))),
+                    SixteenBits::Fp16 => _mm512_cvtph_ps(bits),
                 };
                 _mm512_storeu_ps(singles.as_mut_ptr().add(first), values);
             }
@@ -149,15 +149,15 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn narrow(half: Half, halves: &mut [u16], singles: &[f32]) {
+    pub(super) fn narrow(half: SixteenBits, halves: &mut [u16], singles: &[f32]) {
         let whole = singles.len().min(halves.len()) / LANES * LANES;
         for first in (0..whole).step_by(LANES) {
             // SAFETY: both slices hold `LANES` numbers from `first` on.
             unsafe {
                 let values = _mm512_loadu_ps(singles.as_ptr().add(first));
                 let bits = match half {
-                    Half::Bf16 => to_bf16(values),
-                    Half::Fp16 => _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(values),
+                    SixteenBits::Bf16 => to_bf16(values),
+                    SixteenBits::Fp16 => _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(values),
                 };
                 _mm256_storeu_si256(halves.as_mut_ptr().add(first).cast(), bits);
             }
@@ -180,11 +180,11 @@ mod x86 {
 
 #[cfg(test)]
 mod tests {
-    use super::Half;
+    use super::SixteenBits;
 
     /// The value of a format's bits, by the definition.
-    fn exact(half: Half, bits: u16) -> f64 {
-        let (exponent_bits, fraction_bits) = if half == Half::Bf16 { (8, 7) } else { (5, 10) };
+    fn exact(half: SixteenBits, bits: u16) -> f64 {
+        let (exponent_bits, fraction_bits) = if half == SixteenBits::Bf16 { (8, 7) } else { (5, 10) };
         let (sign, bias) = (if bits >> 15 == 1 { -1.0 } else { 1.0 }, (1 << (exponent_bits - 1)) - 1);
         let exponent = i32::from(bits >> fraction_bits & ((1 << exponent_bits) - 1));
         let fraction = f64::from(bits & ((1 << fraction_bits) - 1)) / f64::from(1 << fraction_bits);
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    const FORMATS: [Half; 2] = [Half::Bf16, Half::Fp16];
+    const FORMATS: [SixteenBits; 2] = [SixteenBits::Bf16, SixteenBits::Fp16];
 
     #[test]
     fn every_16_bit_number_widens_exactly_and_narrows_back() {

@@ -6,6 +6,15 @@ use foretell_units::{Bytes, DataType};
 
 use super::{BackendError, KernelCall, Operand};
 
+/// The eight-bit copies of a matrix that a quantisation writes.
+#[derive(Clone, Copy)]
+pub(crate) struct EightBitCopies {
+    /// The matrix as it is.
+    pub(crate) straight: bool,
+    /// Its columns as rows.
+    pub(crate) transposed: bool,
+}
+
 /// The sizes of a kernel's operands in a precision, in the order in which an instruction lists
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq)]

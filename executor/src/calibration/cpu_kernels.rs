@@ -234,8 +234,10 @@ impl PreparedStep {
         let samples = Samples::new(dataset, Split::Training, 0, (0..plan.global_batch).map(|sample| sample % length).collect());
         let graph = plan.training.graph(model, name, &GraphOptions::ONE)?;
         let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0, ONE_STEP) };
-        let instructions =
-            (0..interpreter.len()).filter(|&one| runs[one]).map(|instruction| (instruction as u32, items[instruction])).collect();
+        let instructions = (0..interpreter.len())
+            .filter(|&index| runs[index])
+            .map(|instruction| (instruction as u32, items[instruction]))
+            .collect();
         Ok(Some(Self { interpreter, program, rank, graph, samples, hyperparameters, instructions }))
     }
 
@@ -329,7 +331,7 @@ mod tests {
                 let program = compiled.training;
                 for rank in [Rank(0), Rank(1)] {
                     let count = program.list_of(rank).instructions.len();
-                    let most = (0..count).map(|one| run_around(&model, &program, &plan, rank, one as u32)).max();
+                    let most = (0..count).map(|index| run_around(&model, &program, &plan, rank, index as u32)).max();
                     assert!(most < Some(count), "the whole list runs for one kernel");
                 }
             }

@@ -85,7 +85,7 @@ pub(super) fn measure(
         all_ranks = all_ranks.or(whole.filter(|_| turn.is_everyone));
         Ok(())
     })?;
-    let largest = job.kernels.iter().max_by(|(one, _), (two, _)| one.flops().value().total_cmp(&two.flops().value()));
+    let largest = job.kernels.iter().max_by(|(kernel, _), (other, _)| kernel.flops().value().total_cmp(&other.flops().value()));
     // Either every rank has joined the communicator of all ranks, or none has.
     let slowdown = match (largest, all_ranks) {
         (Some((kernel, accumulate)), Some(communicator)) => {
@@ -282,7 +282,7 @@ impl Overlap<'_, '_> {
             let seconds = self.round(kernels, communications, first)?;
             let is_warm_up = round == 0;
             if !is_warm_up {
-                rounds.iter_mut().zip(seconds).for_each(|(all, one)| all.push(one));
+                rounds.iter_mut().zip(seconds).for_each(|(all, round)| all.push(round));
             }
         }
         Ok(rounds.map(|all| summarise(all).median.value()))
@@ -374,7 +374,7 @@ mod tests {
             running.into_iter().map(|rank| rank.join().expect("the rank ends")).collect()
         });
         let ranks_with = |group, exchange| -> Vec<usize> {
-            let has = |rank: &usize| results[*rank].0.iter().any(|one| one.group == group && one.exchange == exchange);
+            let has = |rank: &usize| results[*rank].0.iter().any(|row| row.group == group && row.exchange == exchange);
             (0..RANKS).filter(has).collect()
         };
         assert_eq!(ranks_with(0, Exchange::AllReduce), [0, 1, 2]);
@@ -383,11 +383,11 @@ mod tests {
         assert_eq!(results[0].0.len(), 16, "two groups, four kinds, two sizes");
         for (timed, slowdown) in &results {
             // On the test device a microsecond passes between any two events.
-            let row = |one: &GpuCommunicationSample| one.sample.median.value() * COMMUNICATIONS_PER_ROW as f64;
-            assert!(timed.iter().all(|one| (row(one) - 1e-6).abs() < 1e-9), "{timed:?}");
+            let row = |sample: &GpuCommunicationSample| sample.sample.median.value() * COMMUNICATIONS_PER_ROW as f64;
+            assert!(timed.iter().all(|timed| (row(timed) - 1e-6).abs() < 1e-9), "{timed:?}");
             assert!(slowdown.is_some());
             let reports_busy_time =
-                |one: &GpuCommunicationSample| !matches!(one.report(), Report::Exchange { processor: Seconds::ZERO, .. });
+                |sample: &GpuCommunicationSample| !matches!(sample.report(), Report::Exchange { processor: Seconds::ZERO, .. });
             assert!(!timed.iter().any(reports_busy_time), "{timed:?}");
         }
         for device in &devices {

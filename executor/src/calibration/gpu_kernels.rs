@@ -11,7 +11,7 @@ use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::fp8::nearest;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::job::CalibrationJob;
 use foretell_models::{EightBits, Kernel, KernelOperand};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -194,7 +194,7 @@ fn fill(operand: &Operand, data_type: DataType, limit: Option<usize>) {
     // Weyl's sequence: evenly distributed, and the same in every run.
     let weyl = |index: usize| (index as u32).wrapping_mul(2_654_435_769);
     let number = |index: usize| weyl(index) as f32 / u32::MAX as f32;
-    let half = Half::of(data_type);
+    let half = SixteenBits::of(data_type);
     for index in 0..operand.bytes / data_type.size().count() as usize {
         if data_type == DataType::Fp8 {
             // These codes are finite numbers in both fp8 formats.

@@ -203,7 +203,7 @@ impl OtherWork {
 /// is empty. `known` holds pairs of size and distance.
 fn nearest_reuse_distance(known: &[(Bytes, Bytes)], bytes: Bytes) -> Bytes {
     let ratio = |other: &Bytes| (other.value().max(1.0) / bytes.value().max(1.0)).ln().abs();
-    let nearest = known.iter().min_by(|(one, _), (two, _)| ratio(one).total_cmp(&ratio(two)));
+    let nearest = known.iter().min_by(|(left, _), (right, _)| ratio(left).total_cmp(&ratio(right)));
     nearest.map_or(Bytes::ZERO, |&(_, distance)| distance)
 }
 

@@ -56,7 +56,7 @@ impl Measurements {
     /// The fraction of the wall-clock time for which the items had the device.
     pub(super) fn device_fraction(&self) -> f64 {
         let sum = |part: fn(&Measurement) -> f64| self.history.iter().map(part).sum::<f64>();
-        let (spent, elapsed) = (sum(|one| one.spent), sum(|one| one.elapsed));
+        let (spent, elapsed) = (sum(|sample| sample.spent), sum(|sample| sample.elapsed));
         if elapsed > 0.0 { (spent / elapsed).clamp(0.01, 1.0) } else { 1.0 }
     }
 

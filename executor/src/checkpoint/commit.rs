@@ -101,7 +101,7 @@ impl CheckpointFolder {
             name.parse::<usize>().ok().filter(|step| step.to_string() == name)
         };
         let mut steps: Vec<usize> = entries.filter_map(step).collect();
-        steps.sort_unstable_by(|one, other| other.cmp(one));
+        steps.sort_unstable_by(|left, right| right.cmp(left));
         steps
     }
 }

@@ -3,7 +3,7 @@
 use super::{ADAPTER_FILE, MODEL_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::files::read_description;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::regular;
 use crate::whole_file::folder_of;
 use foretell_models::{Graph, PublicTensor, Role, Tensor, is_adapter};
@@ -167,8 +167,8 @@ impl StoredTensor<'_> {
                 let stored = bytes.as_chunks::<8>().0;
                 values.iter_mut().zip(stored).for_each(|(value, &bytes)| *value = f64::from_le_bytes(bytes) as f32);
             }
-            Dtype::BF16 => values.iter_mut().zip(words()).for_each(|(value, bits)| *value = Half::Bf16.to_single(bits)),
-            Dtype::F16 => values.iter_mut().zip(words()).for_each(|(value, bits)| *value = Half::Fp16.to_single(bits)),
+            Dtype::BF16 => values.iter_mut().zip(words()).for_each(|(value, bits)| *value = SixteenBits::Bf16.to_single(bits)),
+            Dtype::F16 => values.iter_mut().zip(words()).for_each(|(value, bits)| *value = SixteenBits::Fp16.to_single(bits)),
             other => {
                 return Err(CheckpointError::Damaged {
                     path: self.path.into(),

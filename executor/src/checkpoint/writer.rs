@@ -8,11 +8,11 @@ use crate::backend::cuda::{DeviceAddress, StreamHandle};
 use crate::checkpoint_error::CheckpointError;
 use crate::disk::Disk;
 use crate::error::ExecutorError;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::job::{PartTimes, Report, ReportSink, Scaler};
 use crate::log::log;
 use crate::member::Member;
-use crate::state::{Order, Piece, RankState, Shard};
+use crate::state::{ElementOrder, Piece, RankState, Shard};
 use foretell_models::Control;
 use foretell_program::{Buffer, Operation, Rank, StageProgram, StateContents};
 use std::fs::File;
@@ -77,10 +77,11 @@ impl<'a> CheckpointWriter<'a> {
         let place_of = |piece: &Piece<'a>| {
             let no_place = || CheckpointError::NoPlace { value: format!("{:?} of tensor {}", piece.value, piece.tensor.0) };
             let (file, first) = layout.place(piece.tensor, piece.value, piece.replica).ok_or_else(no_place)?;
-            let shard = state.shard(piece, Order::Public);
+            let shard = state.shard(piece, ElementOrder::Public);
             Ok(PiecePlace { shard, piece: piece.elements.clone(), file, first })
         };
-        let pieces: Vec<Vec<Piece<'a>>> = state.list.instructions.iter().map(|one| state.saved_pieces(one)).collect();
+        let pieces: Vec<Vec<Piece<'a>>> =
+            state.list.instructions.iter().map(|instruction| state.saved_pieces(instruction)).collect();
         let places = pieces.iter().flatten().map(place_of).collect::<Result<Vec<_>, CheckpointError>>()?;
         let is_control = |buffer: &&Buffer| matches!(buffer.state.as_deref(), Some(StateContents::Control(_)));
         let elements = pieces.iter().flatten().map(|piece| piece.elements.len()).sum();
@@ -183,7 +184,7 @@ impl<'a> CheckpointWriter<'a> {
 
     /// Copies elements of a buffer from `place` on, in single precision.
     fn copy_out(&self, arenas: &Arenas, buffer: &Buffer, place: usize, values: &mut [f32]) -> Result<(), ExecutorError> {
-        let Some(half) = Half::of(buffer.data_type) else {
+        let Some(half) = SixteenBits::of(buffer.data_type) else {
             // SAFETY: any bytes are numbers, and the slice has four for each.
             let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), 4 * values.len()) };
             return self.copy_bytes(arenas, buffer, 4 * place, bytes);

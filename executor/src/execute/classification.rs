@@ -98,7 +98,7 @@ fn per_class(samples: &[(&[f32], usize)], confusion: &[Vec<u64>]) -> PerClass {
 /// The area under the ROC curve: the part of the pairs of a positive and a negative sample in which
 /// the positive one has the larger score. Equal scores count one half (Hanley and McNeil 1982).
 fn area_under_roc(mut samples: Vec<(f32, bool)>) -> Option<f64> {
-    samples.sort_by(|one, other| one.0.total_cmp(&other.0));
+    samples.sort_by(|sample, other| sample.0.total_cmp(&other.0));
     let positives = samples.iter().filter(|sample| sample.1).count();
     let negatives = samples.len() - positives;
     if positives == 0 || negatives == 0 {
@@ -106,7 +106,7 @@ fn area_under_roc(mut samples: Vec<(f32, bool)>) -> Option<f64> {
     }
     // Twice the pairs in order, so that halves are whole.
     let (mut twice_in_order, mut negatives_below) = (0_u128, 0_u128);
-    for equal in samples.chunk_by(|one, other| one.0 == other.0) {
+    for equal in samples.chunk_by(|sample, other| sample.0 == other.0) {
         let positive = equal.iter().filter(|sample| sample.1).count() as u128;
         let negative = equal.len() as u128 - positive;
         twice_in_order += positive * (2 * negatives_below + negative);

@@ -249,7 +249,7 @@ mod tests {
         collector.step(2, none(1));
         let finished = collector.leave(&[1]);
         // Half the batch has half the predictions.
-        assert_eq!(finished.iter().map(|one| (one.step, one.loss)).collect::<Vec<_>>(), [(1, 1.0)]);
+        assert_eq!(finished.iter().map(|finished| (finished.step, finished.loss)).collect::<Vec<_>>(), [(1, 1.0)]);
         let evaluated = |own_samples| EvaluationReport {
             step: 1,
             epoch: 0,

@@ -20,7 +20,7 @@ use crate::launcher::links::{Link, LinkWatch, Missing};
 use crate::member::Member;
 use crate::stopping::StepGate;
 use crate::training::train;
-use crate::transport::simulated::{Fault, NEVER, Order, Planned, SimulatedNetwork};
+use crate::transport::simulated::{Fault, NEVER, PlannedFault, Scheduling, SimulatedNetwork};
 use crate::transport::{LifeWatch, Peer, StarvedWatch, Transport, TransportError};
 use foretell_models::{Mlp, Model, Optimizer};
 use foretell_program::{Layout, Period, Plan, Rank, compile};
@@ -145,8 +145,8 @@ fn cases() -> Vec<Case> {
     layouts.into_iter().enumerate().map(case).collect()
 }
 
-fn network(job: &TrainingJob, seed: u64, planned: Vec<Planned>) -> Arc<SimulatedNetwork> {
-    SimulatedNetwork::new(world_size(job), Order::Threads, PEER_TIMEOUT, seed, planned)
+fn network(job: &TrainingJob, seed: u64, planned: Vec<PlannedFault>) -> Arc<SimulatedNetwork> {
+    SimulatedNetwork::new(world_size(job), Scheduling::Threads, PEER_TIMEOUT, seed, planned)
 }
 
 fn world_size(job: &TrainingJob) -> usize {
@@ -279,21 +279,21 @@ impl Counts {
 }
 
 /// A random place for a fault that does nothing yet.
-fn place(case: &Case, random: &mut ChaCha8Rng) -> Planned {
+fn place(case: &Case, random: &mut ChaCha8Rng) -> PlannedFault {
     let rank = random.random_range(0..world_size(&case.job));
     let at = random.random_range(1..case.operations.0 + 1);
-    Planned { rank, at, fault: Fault::Delay, lasts: Duration::ZERO }
+    PlannedFault { rank, at, fault: Fault::Delay, lasts: Duration::ZERO }
 }
 
 /// Up to three faults that pass before the launcher's patience ends.
-fn short_faults(case: &Case, random: &mut ChaCha8Rng) -> Vec<Planned> {
+fn short_faults(case: &Case, random: &mut ChaCha8Rng) -> Vec<PlannedFault> {
     let kinds = [Fault::Stall, Fault::Suspend, Fault::Delay, Fault::Partition];
     let count = [0, 0, 1, 2, 3][random.random_range(0..5)];
     let short = |_| {
         let fault = kinds[random.random_range(0..kinds.len())];
         // The launcher is stopped too while the whole run is, so that may take any time.
         let lasts = if fault == Fault::Suspend { PEER_TIMEOUT * random.random_range(1..1000) } else { PEER_TIMEOUT / 2 };
-        Planned { fault, lasts, ..place(case, random) }
+        PlannedFault { fault, lasts, ..place(case, random) }
     };
     (0..count).map(short).collect()
 }
@@ -322,7 +322,7 @@ fn simulate(cases: &[Case], seed: u64, counts: &mut Counts) {
     let mut planned = short_faults(case, &mut random);
     if let Some(&fault) = deadly.get(kind) {
         let lasts = if random.random_ratio(1, 2) { NEVER } else { PEER_TIMEOUT * 2 };
-        planned.push(Planned { fault, lasts, ..place(case, &mut random) });
+        planned.push(PlannedFault { fault, lasts, ..place(case, &mut random) });
     }
     let disk_fault = match kind {
         8 => Some(DiskFault::Full),

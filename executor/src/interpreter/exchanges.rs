@@ -142,12 +142,12 @@ fn received(kind: Collective, index: usize, sent: &[Vec<u8>]) -> Vec<u8> {
         Collective::AllGather => sent.concat(),
         Collective::AllToAll => {
             let part = sent[0].len() / sent.len();
-            sent.iter().flat_map(|one| one[index * part..][..part].to_vec()).collect()
+            sent.iter().flat_map(|values| values[index * part..][..part].to_vec()).collect()
         }
         Collective::AllReduce => {
             let numbers = |bytes: &Vec<u8>| bytes.as_chunks::<4>().0.iter().map(|&bits| f32::from_ne_bytes(bits)).collect();
             let all: Vec<Vec<f32>> = sent.iter().map(numbers).collect();
-            (0..all[0].len()).flat_map(|place| all.iter().map(|one| one[place]).sum::<f32>().to_ne_bytes()).collect()
+            (0..all[0].len()).flat_map(|place| all.iter().map(|values| values[place]).sum::<f32>().to_ne_bytes()).collect()
         }
         _ => unreachable!("replicas exchange otherwise"),
     }
@@ -170,7 +170,7 @@ fn places(list: &StageProgram, graph: &Graph, wanted: StateValue) -> Vec<(Tensor
 /// The gradients beside a buffer of parameters.
 fn gradients_of(list: &StageProgram, parameters: BufferId) -> BufferId {
     let name = list.buffer(parameters).name.replace("parameters", "gradients");
-    let found = list.buffers.iter().position(|one| *one.name == *name && one.persistent && one.parent.is_none());
+    let found = list.buffers.iter().position(|buffer| *buffer.name == *name && buffer.persistent && buffer.parent.is_none());
     BufferId(found.expect("gradients") as u32)
 }
 
@@ -202,14 +202,14 @@ fn difference(diloco: &Diloco, compression: &str, steps: usize) -> f64 {
         }
     }
     for &(tensor, ..) in &parameters {
-        let reader = graph.operators.iter().find(|one| one.inputs.iter().any(|input| input.tensor == tensor));
+        let reader = graph.operators.iter().find(|operator| operator.inputs.iter().any(|input| input.tensor == tensor));
         let fragment = reader.expect("an operator").block % fragments;
         elements.extend((0..graph.tensor(tensor).elements()).map(|number| {
             let value = first_value(tensor, number);
             Element { tensor, number, fragment, own: vec![value; count], outer: value, velocity: 0.0, change: 0.0 }
         }));
     }
-    assert_eq!(elements.iter().map(|one| one.fragment).max(), Some(fragments - 1), "each fragment has elements");
+    assert_eq!(elements.iter().map(|element| element.fragment).max(), Some(fragments - 1), "each fragment has elements");
     let hyperparameters = Hyperparameters {
         learning_rate: RATE as f32,
         outer_learning_rate: rate as f32,

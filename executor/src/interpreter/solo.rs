@@ -10,7 +10,7 @@ use super::stream_runner::StreamRunner;
 use crate::arena::Arenas;
 use crate::backend::{Backend, CpuBackend, Hyperparameters, Operand};
 use crate::error::ExecutorError;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{BufferId, Collective, Operation, Program, Rank};
@@ -29,7 +29,7 @@ impl SoloInterpreter {
     /// [`ExecutorError::OutOfMemory`] if a buffer lies outside the arenas.
     pub(crate) fn new(program: &Program, rank: Rank, arenas: &Arenas) -> Result<Self, ExecutorError> {
         let prepared = PreparedProgram::new(program, &program.mesh, rank, &stream_keys(&[program], rank), arenas)?;
-        let load = StreamRunner::Load { samples_before: prepared.samples_before, half: Half::of(program.precision) };
+        let load = StreamRunner::Load { samples_before: prepared.samples_before, half: SixteenBits::of(program.precision) };
         Ok(Self { prepared, load })
     }
 

@@ -22,7 +22,7 @@ pub(super) fn stream_number(key: &StreamKey, groups: &[Group], mesh: &Mesh, rank
     match key {
         StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) | StreamKey::Storage => None,
         StreamKey::Group(group) => {
-            let position = groups.iter().position(|one| one == group).expect("invariant: the run knows its groups");
+            let position = groups.iter().position(|known| known == group).expect("invariant: the run knows its groups");
             Some(StreamNumber((FIRST_GROUP + position) as u16))
         }
         StreamKey::SendTo(peer) => Some(number(rank, *peer)),

@@ -4,7 +4,7 @@ use super::stream_key::StreamKey;
 use super::stream_numbers::{STREAM_COUNT, stream_number};
 use crate::backend::Operand;
 use crate::error::ExecutorError;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::samples::Samples;
 use crate::transport::{Channel, ElementType, Group, Transport};
 use foretell_program::{Collective, Mesh, Operation, Rank};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(super) enum StreamRunner {
     /// Loads samples: those that follow the first `samples_before` of a micro-batch. Images and
     /// features are stored in `half`, if there is one.
-    Load { samples_before: usize, half: Option<Half> },
+    Load { samples_before: usize, half: Option<SixteenBits> },
     /// Runs the collectives of a group.
     Group(Box<Group>),
     /// Sends to or receives from one peer.
@@ -44,7 +44,7 @@ impl StreamRunner {
         Ok(match key {
             StreamKey::Compute | StreamKey::Load => StreamRunner::Load {
                 samples_before: mesh.stage_at(coordinates).samples_before(coordinates),
-                half: Half::of(precision),
+                half: SixteenBits::of(precision),
             },
             StreamKey::Group(group) => {
                 let number = number();
@@ -124,8 +124,8 @@ unsafe fn run_collective(
     // SAFETY: the caller's promise.
     let output = unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) };
     // Only a sum depends on the data type.
-    let element = || match (Half::of(data_type), data_type) {
-        (Some(half), _) => ElementType::Half(half),
+    let element = || match (SixteenBits::of(data_type), data_type) {
+        (Some(half), _) => ElementType::SixteenBits(half),
         (None, DataType::Fp32 | DataType::Tf32) => ElementType::Fp32,
         (None, other) => unreachable!("invariant: no collective sums numbers in {other}"),
     };

@@ -7,7 +7,7 @@
 
 use super::Ranks;
 use super::failure::{describe_exit, is_stopped};
-use crate::job::{Order, Report};
+use crate::job::{LauncherMessage, Report};
 use std::collections::BTreeSet;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -121,7 +121,7 @@ impl Ranks {
                 self.exits[rank] = child.wait().ok();
             } else if rank >= self.children.len() {
                 // One that fails for want of the lost rank ends then.
-                let _ = self.server.send(rank, &Order::Leave);
+                let _ = self.server.send(rank, &LauncherMessage::Leave);
             }
         }
         self.departures.left.extend(&ranks);

@@ -7,7 +7,7 @@
 use super::links::{Link, Missing};
 use super::{POLL_INTERVAL, Ranks, log_path};
 use crate::error::ExecutorError;
-use crate::job::{Order, Report};
+use crate::job::{LauncherMessage, Report};
 use crate::transport::{Event, Starved};
 use foretell_units::diagnostic::Mistake;
 use std::os::unix::process::ExitStatusExt;
@@ -103,7 +103,7 @@ impl Ranks {
             match self.links.note_starved(&link, starved.received, Instant::now()) {
                 Missing::Unknown => {
                     // A rank that is gone is found by its lost connection.
-                    let _ = self.server.send(link.from, &Order::CountSent { to: link.to, stream: link.stream });
+                    let _ = self.server.send(link.from, &LauncherMessage::CountSent { to: link.to, stream: link.stream });
                 }
                 Missing::For(time) if time >= self.peer_timeout => {
                     self.abort();
@@ -139,7 +139,7 @@ impl Ranks {
             segment.abort(None);
         }
         // Ranks that are gone cannot be told, and need not be.
-        let _ = self.server.broadcast(&Order::Abort { lost: None });
+        let _ = self.server.broadcast(&LauncherMessage::Abort { lost: None });
     }
 }
 

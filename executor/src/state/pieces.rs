@@ -1,6 +1,6 @@
 //! The pieces of the state of training in a rank's buffers, and those that an instruction saves.
 
-use super::{Order, Shard};
+use super::{ElementOrder, Shard};
 use foretell_models::{Graph, TensorId, Zigzag};
 use foretell_program::{
     Axis, Buffer, Coordinates, Group, Instruction, Mesh, Operation, Placements, Program, Rank, StageMesh, StageProgram,
@@ -56,7 +56,7 @@ impl<'a> RankState<'a> {
         let (offset, TensorShard { tensor, placements, zigzag }) = members.get(member)?;
         let held: usize = buffer.shape.iter().product();
         let first = self.part_along(axes) * held;
-        let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|one| one.extent).collect();
+        let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|dimension| dimension.extent).collect();
         let length: usize = placements.local_shape(&extents, self.mesh).iter().product();
         // The elements of the shard that lie in this rank's part of the bucket.
         let (from, until) = ((*offset).max(first), (offset + length).min(first + held));
@@ -82,7 +82,7 @@ impl<'a> RankState<'a> {
     }
 
     /// The places of the elements of a piece in the whole tensor.
-    pub(crate) fn shard(&self, piece: &Piece<'_>, order: Order) -> Shard {
+    pub(crate) fn shard(&self, piece: &Piece<'_>, order: ElementOrder) -> Shard {
         let shard = Shard::new(self.graph.tensor(piece.tensor), &piece.placements, self.mesh, self.coordinates, order);
         shard.with_positions(self.graph.tensor(piece.tensor), piece.zigzag)
     }
@@ -195,7 +195,7 @@ mod tests {
                     };
                     let elements = graph.tensor(piece.tensor).elements();
                     let times = saved.entry((piece.tensor, kind.0, kind.1)).or_insert_with(|| vec![0; elements]);
-                    state.shard(&piece, Order::Public).lines(piece.elements.clone(), &mut |line| {
+                    state.shard(&piece, ElementOrder::Public).lines(piece.elements.clone(), &mut |line| {
                         times[line.whole..line.whole + line.count].iter_mut().for_each(|times| *times += 1);
                     });
                 }
@@ -239,7 +239,7 @@ mod tests {
                         let elements = graph.tensor(piece.tensor).elements();
                         let key = (piece.tensor, piece.value, piece.replica);
                         let times = saved.entry(key).or_insert_with(|| vec![0; elements]);
-                        state.shard(&piece, Order::Public).lines(piece.elements.clone(), &mut |line| {
+                        state.shard(&piece, ElementOrder::Public).lines(piece.elements.clone(), &mut |line| {
                             times[line.whole..line.whole + line.count].iter_mut().for_each(|times| *times += 1);
                         });
                     }

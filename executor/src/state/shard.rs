@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// The order of a whole tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ElementOrder {
     /// That of the model's own dimensions.
     Own,
     /// That of the public form, which a file of weights has.
@@ -48,12 +48,12 @@ impl Shard {
         placements: &Placements,
         mesh: &StageMesh,
         coordinates: Coordinates,
-        order: Order,
+        order: ElementOrder,
     ) -> Self {
-        let extents: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+        let extents: Vec<usize> = tensor.dimensions.iter().map(|dimension| dimension.extent).collect();
         let order = match order {
-            Order::Own => (0..extents.len()).collect(),
-            Order::Public => tensor.public_order(),
+            ElementOrder::Own => (0..extents.len()).collect(),
+            ElementOrder::Public => tensor.public_order(),
         };
         let mut strides = vec![1; extents.len()];
         let mut stride = 1;
@@ -67,8 +67,9 @@ impl Shard {
 
     /// The shard of a tensor whose rows for positions are held in this order.
     pub(crate) fn with_positions(mut self, tensor: &Tensor, zigzag: Option<Zigzag>) -> Self {
-        let is_sequence =
-            |order: &Zigzag| tensor.dimensions.iter().position(|one| one.name == SEQUENCE && one.extent == order.positions());
+        let is_sequence = |order: &Zigzag| {
+            tensor.dimensions.iter().position(|dimension| dimension.name == SEQUENCE && dimension.extent == order.positions())
+        };
         self.positions = zigzag.and_then(|order| Some((is_sequence(&order)?, order)));
         self
     }

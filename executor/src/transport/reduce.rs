@@ -3,7 +3,7 @@
 //! The addition of two numbers is commutative, bit for bit except for NaN payloads. So a result
 //! depends only on the order in which ranks are added, which the collective decides.
 
-use crate::half::Half;
+use crate::half::SixteenBits;
 
 /// How the elements of a reduction are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum ElementType {
     /// Single precision.
     Fp32,
     /// Sixteen bits. Sums are computed in single precision, and each is rounded once.
-    Half(Half),
+    SixteenBits(SixteenBits),
 }
 
 impl ElementType {
@@ -19,7 +19,7 @@ impl ElementType {
     pub const fn width(self) -> usize {
         match self {
             ElementType::Fp32 => 4,
-            ElementType::Half(_) => 2,
+            ElementType::SixteenBits(_) => 2,
         }
     }
 }
@@ -27,7 +27,7 @@ impl ElementType {
 /// Computes `into[i] += received[i]` over little-endian elements at any alignment. Both slices must
 /// have the same length.
 pub(super) fn accumulate(element: ElementType, into: &mut [u8], received: &[u8]) {
-    if let ElementType::Half(half) = element {
+    if let ElementType::SixteenBits(half) = element {
         return add_halves(half, into, None, received);
     }
     #[cfg(target_arch = "x86_64")]
@@ -41,7 +41,7 @@ pub(super) fn accumulate(element: ElementType, into: &mut [u8], received: &[u8])
 
 /// Computes `into[i] = own[i] + received[i]`; otherwise as [`accumulate`].
 pub(super) fn combine(element: ElementType, into: &mut [u8], own: &[u8], received: &[u8]) {
-    if let ElementType::Half(half) = element {
+    if let ElementType::SixteenBits(half) = element {
         return add_halves(half, into, Some(own), received);
     }
     #[cfg(target_arch = "x86_64")]
@@ -86,7 +86,7 @@ fn combine_portable(into: &mut [u8], own: &[u8], received: &[u8]) {
 const BLOCK: usize = 256;
 
 /// [`combine`] for elements of sixteen bits; without `own`, [`accumulate`].
-fn add_halves(half: Half, into: &mut [u8], own: Option<&[u8]>, received: &[u8]) {
+fn add_halves(half: SixteenBits, into: &mut [u8], own: Option<&[u8]>, received: &[u8]) {
     let widen = |bytes: &[u8], singles: &mut [f32; BLOCK]| {
         let mut bits = [0; BLOCK];
         bits.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(bits, bytes)| *bits = u16::from_le_bytes(*bytes));

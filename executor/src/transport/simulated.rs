@@ -5,15 +5,15 @@
 //! in. All bytes are records of real sessions, so that what a man in the middle drops, repeats or
 //! changes is found by the code that finds it in a run. Time passes in one of two ways:
 //!
-//! - [`Order::Turns`]: one thread of one rank at a time runs, and the seed decides which. Each turn
+//! - [`Scheduling::Turns`]: one thread of one rank at a time runs, and the seed decides which. Each turn
 //!   takes a millisecond. A seed always gives the same run.
-//! - [`Order::Threads`]: threads run as they like. Time stands still while bytes move, and goes to
+//! - [`Scheduling::Threads`]: threads run as they like. Time stands still while bytes move, and goes to
 //!   the next event when nothing does: [`SimulatedNetwork::advance_if_idle`].
 
 mod halves;
 mod state;
 
-pub(crate) use state::{Fault, NEVER, Planned};
+pub(crate) use state::{Fault, NEVER, PlannedFault};
 
 use super::doorbell::Doorbell;
 use super::{Transport, TransportError};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// Who decides which thread runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum Scheduling {
     Threads,
     Turns,
 }
@@ -33,7 +33,7 @@ pub(crate) enum Order {
 #[derive(Debug)]
 pub(crate) struct SimulatedNetwork {
     size: usize,
-    order: Order,
+    order: Scheduling,
     /// How long a fault may last before it may end a run.
     limit: Duration,
     /// The time at which the clock started.
@@ -44,7 +44,7 @@ pub(crate) struct SimulatedNetwork {
 }
 
 impl SimulatedNetwork {
-    pub(crate) fn new(size: usize, order: Order, limit: Duration, seed: u64, planned: Vec<Planned>) -> Arc<Self> {
+    pub(crate) fn new(size: usize, order: Scheduling, limit: Duration, seed: u64, planned: Vec<PlannedFault>) -> Arc<Self> {
         let (state, changed) = (Mutex::new(State::new(size, seed, planned)), Condvar::new());
         Arc::new(Self { size, order, limit, start: Instant::now(), state, changed, bell: Doorbell::default() })
     }
@@ -157,8 +157,8 @@ impl SimulatedNetwork {
                 return Ok(state);
             }
             state = match self.order {
-                Order::Threads => self.wait(state),
-                Order::Turns => self.yield_turn(state, rank),
+                Scheduling::Threads => self.wait(state),
+                Scheduling::Turns => self.yield_turn(state, rank),
             };
         }
     }
@@ -177,8 +177,8 @@ impl SimulatedNetwork {
     fn look(&self, rank: usize) -> MutexGuard<'_, State> {
         let state = self.state();
         match self.order {
-            Order::Threads => state,
-            Order::Turns => self.yield_turn(state, rank),
+            Scheduling::Threads => state,
+            Scheduling::Turns => self.yield_turn(state, rank),
         }
     }
 
@@ -197,8 +197,8 @@ impl SimulatedNetwork {
         while state.now < until {
             state.require_alive(rank)?;
             state = match self.order {
-                Order::Threads => self.wait(state),
-                Order::Turns => self.yield_turn(state, rank),
+                Scheduling::Threads => self.wait(state),
+                Scheduling::Turns => self.yield_turn(state, rank),
             };
         }
         Ok(())
@@ -208,8 +208,8 @@ impl SimulatedNetwork {
     fn patience(&self) -> Duration {
         match self.order {
             // The launcher finds what is lost. This ends a wait for something that nobody sends.
-            Order::Threads => SECOND * 20_000,
-            Order::Turns => self.limit,
+            Scheduling::Threads => SECOND * 20_000,
+            Scheduling::Turns => self.limit,
         }
     }
 

@@ -36,7 +36,7 @@ impl<'a> RankNodes<'a> {
     /// exist.
     pub(super) fn of(chakra: &'a Chakra<'a>, rank: Rank) -> Result<Vec<Node>, ExportError> {
         let list = chakra.program.list_of(rank);
-        let spans = chakra.timeline.rank(rank).map_or(&[][..], |one| one.spans.as_slice());
+        let spans = chakra.timeline.rank(rank).map_or(&[][..], |rank_timeline| rank_timeline.spans.as_slice());
         let mut nodes = Self {
             chakra,
             rank,

@@ -109,8 +109,8 @@ pub fn change_file(
         if was == is || path == "model.config" {
             continue;
         }
-        let others = NAMES.iter().filter(|(one, other)| one == path || other == path);
-        let own = std::iter::once(path.as_str()).chain(others.flat_map(|(one, other)| [*one, *other]));
+        let others = NAMES.iter().filter(|(left, right)| left == path || right == path);
+        let own = std::iter::once(path.as_str()).chain(others.flat_map(|(left, right)| [*left, *right]));
         let edit = is.map_or(Edit::Remove, Edit::Set);
         text = edit::apply(&text, notation, own, edit).map_err(refuse)?;
     }

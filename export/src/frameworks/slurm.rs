@@ -8,8 +8,11 @@ const VERSION: &str = "Slurm 20.11 and later";
 pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let [nodes, per_node] = job.nodes()?;
     let ranks = job.ranks()?;
-    let name: String =
-        job.name.chars().map(|one| if one.is_ascii_alphanumeric() || "-_.".contains(one) { one } else { '-' }).collect();
+    let name: String = job
+        .name
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '-' })
+        .collect();
     let script = format!(
         r#"#!/bin/bash
 #SBATCH --job-name={name}

@@ -3,6 +3,7 @@
 //! without effect, and refuses those that no plan expresses. [`Stated::finish`] accounts for the
 //! rest, so that nothing vanishes. It must not know a framework.
 
+mod refusals;
 mod values;
 
 pub(super) use values::{decimal, unexpanded_in};
@@ -410,19 +411,6 @@ impl Stated {
         }
     }
 
-    /// Refuses settings that no plan expresses, unless they are switched off.
-    pub(super) fn refuse(&mut self, names: &[&str], why: &str) -> Result<(), FrameworkError> {
-        self.refuse_with(names, why, "leave it out of the file to plan the job without it")
-    }
-
-    /// Refuses settings as [`Self::refuse`] does, with another way forward.
-    pub(super) fn refuse_with(&mut self, names: &[&str], why: &str, hint: &str) -> Result<(), FrameworkError> {
-        match self.stated_of(names).iter().find(|name| !self.taken.contains(*name)) {
-            None => Ok(()),
-            Some(name) => Err(FrameworkError::Form { reason: format!("{}: {why}", self.written(name)), hint: hint.into() }),
-        }
-    }
-
     /// Notes a value that the file leaves open, and where it comes from.
     pub(super) fn assume(&mut self, sentence: impl Into<String>) {
         self.account.assumed.push(sentence.into());
@@ -435,14 +423,6 @@ impl Stated {
              long these are in the mean, and `simulate --lengths` compares ways to make batches",
             self.written(name)
         ));
-    }
-
-    /// The error for a setting that freezes the text model, whose parameters have no one name.
-    pub(super) fn frozen_text(&self, name: &str) -> FrameworkError {
-        FrameworkError::Form {
-            reason: format!("{}: the language model is frozen, whose parameters have no one name", self.written(name)),
-            hint: "leave it out, and give `training: {frozen: [..]}` with patterns of its parameters' names in the plan".into(),
-        }
     }
 
     /// Notes a setting that a plan expresses only in part.
@@ -477,32 +457,6 @@ impl Stated {
             (Notation::Json, Some(value)) => format!("{prefix}{name}: {value}"),
             (_, None) => format!("{prefix}{name}"),
         }
-    }
-
-    /// The error for a value of another kind.
-    pub(super) fn wrong(&self, name: &str, expected: &str) -> FrameworkError {
-        let value = self.settings.get(name).unwrap_or(&Value::Null);
-        let hint = match self.notation {
-            Notation::Flags => self.shell_hint(value),
-            Notation::Toml => "give it as torchtitan's files do".into(),
-            Notation::Json => "give it as the framework's documentation does".into(),
-        };
-        FrameworkError::Form { reason: format!("{} is not {expected}", self.written(name)), hint }
-    }
-
-    /// How to fix the value of a flag.
-    fn shell_hint(&self, value: &Value) -> String {
-        let text = value.to_string();
-        match unexpanded_in(&text, &self.unexpanded) {
-            Some(why) => format!("{why}; give the command as the shell expands it"),
-            None if text.contains('$') => "give the command as the shell expands it, without variables".into(),
-            None => "give it as the framework's help says".into(),
-        }
-    }
-
-    /// The error for a word that no plan has.
-    pub(super) fn unknown(&self, name: &str, known: &str) -> FrameworkError {
-        FrameworkError::Form { reason: format!("{} is not one of those that a plan has", self.written(name)), hint: known.into() }
     }
 
     /// Accounts for every setting that nobody took.

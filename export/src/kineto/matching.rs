@@ -102,7 +102,7 @@ impl TraceStep {
             matched.busy.push(place.as_ref().map_or(0, |place| place.busy));
         }
         let mut kernels: Vec<(u64, u64)> =
-            places.iter().flatten().filter(|one| one.is_kernel).map(|one| (one.start, one.end)).collect();
+            places.iter().flatten().filter(|place| place.is_kernel).map(|place| (place.start, place.end)).collect();
         kernels.sort_unstable();
         matched.gaps = kernels.windows(2).map(|pair| pair[1].0.saturating_sub(pair[0].1)).collect();
         matched
@@ -134,7 +134,7 @@ pub fn unmatched(steps: &[TraceStep], stage: &StageProgram) -> Vec<Unmatched> {
         nanoseconds: time / steps.len().max(1) as u64,
     };
     let mut rows: Vec<Unmatched> = totals.into_iter().map(mean).collect();
-    rows.sort_by(|one, other| other.nanoseconds.cmp(&one.nanoseconds).then_with(|| one.name.cmp(&other.name)));
+    rows.sort_by(|row, other| other.nanoseconds.cmp(&row.nanoseconds).then_with(|| row.name.cmp(&other.name)));
     rows
 }
 

@@ -95,7 +95,7 @@ impl KinetoTrace {
         }
         let name = document.devices.first().and_then(|device| device["name"].as_str());
         let (backend, rank, world_size) =
-            document.distributed.map_or((None, None, None), |one| (one.backend, one.rank, one.world_size));
+            document.distributed.map_or((None, None, None), |group| (group.backend, group.rank, group.world_size));
         Ok(Self { rank, world_size, transport: backend, device: name.filter(|_| has_device).map(String::from), steps })
     }
 }
@@ -121,7 +121,7 @@ fn windows(events: &[Event]) -> Vec<TraceStep> {
     let mut steps: Vec<TraceStep> = marked.collect();
     if steps.is_empty() {
         let spans = events.iter().filter(|event| event.cat == "cpu_op" || event.cat == "kernel").map(Event::span);
-        let whole = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
+        let whole = spans.reduce(|left, right| (left.0.min(right.0), left.1.max(right.1)));
         steps.extend(whole.map(|whole| step(0, whole)));
     }
     steps.sort_by_key(|step| step.start);

@@ -75,14 +75,14 @@ fn matched_calls_take_no_longer_than_the_step() {
     // What is left is small and has names.
     let left = unmatched(&trace.steps, list);
     assert!(left.windows(2).all(|pair| pair[0].nanoseconds >= pair[1].nanoseconds));
-    assert!(!left.iter().any(|one| one.name == "aten::mm" || one.name == "aten::addmm"), "{left:?}");
+    assert!(!left.iter().any(|kernel| kernel.name == "aten::mm" || kernel.name == "aten::addmm"), "{left:?}");
 }
 
 #[test]
 fn the_plan_of_another_model_leaves_products_unmatched() {
     let trace = KinetoTrace::parse(TRACES[0]).unwrap();
     let left = unmatched(&trace.steps, program(32).list_of(Rank(0)));
-    assert!(left.iter().any(|one| one.name == "aten::addmm" && one.count == 16), "{left:?}");
+    assert!(left.iter().any(|kernel| kernel.name == "aten::addmm" && kernel.count == 16), "{left:?}");
 }
 
 #[test]

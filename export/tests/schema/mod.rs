@@ -65,7 +65,8 @@ pub const COLLECTIVE: i32 = 7;
 
 impl Node {
     pub fn get(&self, name: &str) -> &Value {
-        let attribute = self.attr.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("no `{name}` in {self:?}"));
+        let attribute =
+            self.attr.iter().find(|attribute| attribute.name == name).unwrap_or_else(|| panic!("no `{name}` in {self:?}"));
         attribute.value.as_ref().expect("a value, also if it is 0")
     }
 

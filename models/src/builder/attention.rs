@@ -1,9 +1,10 @@
 //! Attention and the rotary positions of its queries and keys.
 
 use super::{GraphBuilder, operand, shardable, walk};
-use crate::attention::RelativePositions;
-use crate::dropout::DropoutRate;
-use crate::graph::{Extent, Loop, LoopId, OperatorKind, TensorId};
+use crate::attention::{Attention, RelativePositions, Rope};
+use crate::dropout::{AttentionDropout, DropoutRate};
+use crate::graph::{Extent, Loop, LoopId, TensorId};
+use crate::kernel::Kernel;
 use crate::storage::Storage;
 
 /// Properties of attention, besides its inputs.
@@ -30,16 +31,27 @@ impl GraphBuilder {
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| match index {
-                0 => shardable(one, Extent::Rows),
-                1 => shardable(one, Extent::Positions),
-                index if index < last => shardable(one, Extent::Heads),
-                _ => Loop { shardable: false, ..shardable(one, Extent::Features) },
+            .map(|(index, dimension)| match index {
+                0 => shardable(dimension, Extent::Rows),
+                1 => shardable(dimension, Extent::Positions),
+                index if index < last => shardable(dimension, Extent::Heads),
+                _ => Loop { shardable: false, ..shardable(dimension, Extent::Features) },
             })
             .collect();
         let all = walk(0, dimensions.len());
         let y = self.activation(name, dimensions, Storage::Precision);
-        self.operator(name, OperatorKind::Rope { theta, rotated }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        let sizes = Rope {
+            batch: 0,
+            positions: 0,
+            heads: 0,
+            head_dimension: 0,
+            rotated,
+            theta,
+            position_parts: 1,
+            position_offset: 0,
+            zigzag: None,
+        };
+        self.operator(name, Kernel::Rope(sizes), loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
         y
     }
 
@@ -53,7 +65,7 @@ impl GraphBuilder {
         let head_count = query.len() - 3;
         let heads = &query[2..2 + head_count];
         let mut loops = vec![shardable(&query[0], Extent::Rows)];
-        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(one, role)| shardable(one, role)));
+        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(head, role)| shardable(head, role)));
         let head_loops = walk(1, head_count);
         let [sequence, keys, features] = [1, 2, 3].map(|place| Some(LoopId(head_count + place)));
         loops.push(shardable(&query[1], Extent::Positions));
@@ -79,11 +91,36 @@ impl GraphBuilder {
         if let Some((_, table)) = relative {
             inputs.push(operand(table, [vec![None], head_loops].concat()));
         }
-        let relative = relative.map(|(relative, _)| relative);
-        let dropout = self.dropout_site(dropout);
+        let dropout = self.dropout_site(dropout).map(|site| AttentionDropout {
+            site,
+            first_sample: 0,
+            position_parts: 1,
+            head_parts: 1,
+            group_parts: 1,
+            sample_parts: 1,
+        });
+        let sizes = Attention {
+            batch: 0,
+            queries: 0,
+            keys: 0,
+            key_heads: 0,
+            group: 0,
+            head_dimension: 0,
+            value_dimension: None,
+            causal,
+            scaled,
+            window,
+            relative: relative.map(|(relative, _)| relative),
+            packed: false,
+            query_parts: 1,
+            query_offset: 0,
+            zigzag: None,
+            ring: None,
+            dropout,
+        };
         self.operator(
             name,
-            OperatorKind::Attention { causal, scaled, window, relative, dropout, packed: false },
+            Kernel::Attention(sizes),
             loops,
             inputs,
             vec![operand(out, out_axes), operand(log_sum_exp, log_sum_axes)],

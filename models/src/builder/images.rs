@@ -1,8 +1,8 @@
 //! Operators on images, channels last: convolutions, poolings, batch normalisation.
 
 use super::{GraphBuilder, dimension, operand, shardable};
-use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Role, TensorId};
-use crate::kernel::Window;
+use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, Role, TensorId};
+use crate::kernel::{Kernel, Window};
 use crate::storage::Storage;
 
 /// The statistics that batch normalisation uses.
@@ -45,7 +45,7 @@ impl GraphBuilder {
         let y = self.activation(name, Self::image(&window), Storage::Precision);
         self.operator(
             name,
-            OperatorKind::Convolution(window),
+            Kernel::Convolution(window),
             loops,
             vec![operand(x, vec![batch, None, None, contracted]), operand(weight, vec![out, None, None, contracted])],
             vec![operand(y, vec![batch, None, None, out])],
@@ -70,7 +70,7 @@ impl GraphBuilder {
         let dimensions = self.dimensions(x);
         let channels = dimensions[3].extent;
         let groups = self.normalization_groups;
-        let group_positions = dimensions[..3].iter().map(|one| one.extent).product::<usize>() / groups;
+        let group_positions = dimensions[..3].iter().map(|dimension| dimension.extent).product::<usize>() / groups;
         let loops = vec![
             Loop { name: BATCH, extent: groups, role: Extent::Rows, shardable: true },
             Loop { name: "positions", extent: group_positions, role: Extent::Positions, shardable: false },
@@ -90,11 +90,11 @@ impl GraphBuilder {
                 let statistics = self.tensor(format!("{name}.statistics"), Role::Sum, pair, Storage::Single);
                 outputs.push(operand(saved, vec![batch, None, channel]));
                 outputs.push(operand(statistics, vec![None, channel]));
-                OperatorKind::BatchNorm
+                Kernel::BatchNorm { groups: 0, positions: 0, channels: 0 }
             }
             Mode::Inference => {
                 inputs.push(operand(running, vec![None, channel]));
-                OperatorKind::BatchNormInference
+                Kernel::BatchNormInference { positions: 0, channels: 0 }
             }
         };
         self.operator(name, kind, loops, inputs, outputs);
@@ -115,7 +115,7 @@ impl GraphBuilder {
         let indices = self.activation(&format!("{name}.indices"), Self::image(&window), Storage::Integer);
         self.operator(
             name,
-            OperatorKind::MaxPool(window),
+            Kernel::MaxPool(window),
             loops,
             vec![operand(x, axes.clone())],
             vec![operand(y, axes.clone()), operand(indices, axes)],
@@ -139,7 +139,7 @@ impl GraphBuilder {
         let y = self.activation(name, vec![dimensions[0], dimensions[3]], Storage::Precision);
         self.operator(
             name,
-            OperatorKind::GlobalAveragePool,
+            Kernel::GlobalAveragePool { batch: 0, positions: 0, channels: 0 },
             loops,
             vec![operand(x, vec![batch, None, None, channel])],
             vec![operand(y, vec![batch, channel])],

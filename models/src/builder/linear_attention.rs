@@ -1,8 +1,8 @@
 //! Linear attention: the causal convolution before it, the scan, and the norm after it.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
-use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, SEQUENCE, TensorId};
-use crate::kernel::{PlannedKind, ScanRule};
+use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, SEQUENCE, TensorId};
+use crate::kernel::{Kernel, PlannedKind, Scan, ScanRule};
 use crate::storage::Storage;
 
 /// A loop that ranks do not shard.
@@ -25,10 +25,10 @@ impl GraphBuilder {
         let dimensions = self.dimensions(x);
         let features = &dimensions[2..];
         let window = dimension("window", taps);
-        let shape = vec![features.iter().map(|one| one.extent).product(), taps];
+        let shape = vec![features.iter().map(|feature| feature.extent).product(), taps];
         let weight = self.parameter(format!("{name}.weight"), [features, &[window]].concat(), shape, initial);
         let mut loops = sequence_loops(&dimensions, Extent::Rows);
-        loops.extend(features.iter().map(|one| shardable(one, Extent::Columns)));
+        loops.extend(features.iter().map(|feature| shardable(feature, Extent::Columns)));
         loops.push(whole(&window, Extent::Contracted));
         let [all, weights] = [walk(0, dimensions.len()), walk(2, features.len() + 1)];
         let inputs = vec![(x, all.clone()), (weight, weights)];
@@ -57,11 +57,11 @@ impl GraphBuilder {
         let half = dimension(key[3].name, key[3].extent / 2);
         loops.extend([whole(&half, Extent::Features), whole(&value[4], Extent::Columns)]);
         loops.extend([Loop { name: "keys_and_queries", ..whole(&key[3], Extent::Parts) }]);
-        let mut further = |one: &Dimension| {
-            loops.push(whole(one, Extent::Parts));
+        let mut further = |dimension: &Dimension| {
+            loops.push(whole(dimension, Extent::Parts));
             Some(LoopId(loops.len() - 1))
         };
-        let [control_axis, scalar_axis] = [&control, &scalar].map(|one| (one.extent > 0).then(|| further(one)));
+        let [control_axis, scalar_axis] = [&control, &scalar].map(|dimension| (dimension.extent > 0).then(|| further(dimension)));
         let both = Some(LoopId(6));
         let [batch, sequence, heads, group, _, features] = [0, 1, 2, 3, 4, 5].map(|index| Some(LoopId(index)));
         let of_values = vec![batch, sequence, heads, group, features];
@@ -76,7 +76,8 @@ impl GraphBuilder {
         }
         inputs.extend(strengths.map(|strengths| operand(strengths, vec![batch, sequence, heads, group])));
         let y = self.activation(name, value, Storage::Precision);
-        self.operator(name, OperatorKind::Scan { rule, chunk }, loops, inputs, vec![operand(y, of_values)]);
+        let sizes = Scan { rule, batch: 0, positions: 0, key_heads: 0, group: 0, key_dimension: 0, value_dimension: 0, chunk };
+        self.operator(name, Kernel::Scan(sizes), loops, inputs, vec![operand(y, of_values)]);
         y
     }
 
@@ -97,12 +98,12 @@ impl GraphBuilder {
     fn scaled_norm(&mut self, name: &str, x: TensorId, kind: PlannedKind, [normed, scaled]: [usize; 2]) -> TensorId {
         let dimensions = self.dimensions(x);
         let [rows, scaled] = [normed, scaled].map(|last| dimensions.len() - last);
-        let mut loops: Vec<Loop> = dimensions[..rows].iter().map(|one| shardable(one, Extent::Rows)).collect();
-        loops.extend(dimensions[rows..].iter().map(|one| whole(one, Extent::Features)));
+        let mut loops: Vec<Loop> = dimensions[..rows].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
+        loops.extend(dimensions[rows..].iter().map(|dimension| whole(dimension, Extent::Features)));
         let all = walk(0, dimensions.len());
         let mut inputs = vec![(x, all.clone())];
         if scaled < dimensions.len() {
-            let shape = vec![dimensions[scaled..].iter().map(|one| one.extent).product()];
+            let shape = vec![dimensions[scaled..].iter().map(|dimension| dimension.extent).product()];
             let scale = self.parameter(format!("{name}.weight"), dimensions[scaled..].to_vec(), shape, Initialisation::Ones);
             inputs.push((scale, all[scaled..].to_vec()));
         }
@@ -126,7 +127,7 @@ impl GraphBuilder {
 
     fn elementwise_planned(&mut self, name: &str, kind: PlannedKind, inputs: &[TensorId]) -> TensorId {
         let dimensions = self.dimensions(inputs[0]);
-        let loops = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let loops = dimensions.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let all = walk(0, dimensions.len());
         let inputs = inputs.iter().map(|&tensor| (tensor, all.clone())).collect();
         self.planned(name, kind, loops, inputs, (dimensions, all))

@@ -1,7 +1,8 @@
 //! The loss, with whole classes and with classes that ranks shard.
 
 use super::{GraphBuilder, VOCABULARY, dimension, operand, shardable, walk};
-use crate::graph::{Extent, Loop, LoopId, OperatorKind, TensorId};
+use crate::graph::{Extent, Loop, LoopId, TensorId};
+use crate::kernel::Kernel;
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -10,7 +11,7 @@ impl GraphBuilder {
     fn cross_entropy_in_parts(&mut self, name: &str, logits: TensorId, labels: TensorId) {
         let dimensions = self.dimensions(logits);
         let row_count = dimensions.len() - 1;
-        let rows: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let rows: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let parts = dimension("parts", self.vocabulary_parts);
         let row_axes = walk(0, row_count);
         let last = Some(LoopId(row_count));
@@ -19,7 +20,7 @@ impl GraphBuilder {
         let statistics = self.activation(&format!("{name}.statistics"), statistic_dimensions, Storage::Single);
         self.operator(
             name,
-            OperatorKind::LogitStatistics,
+            Kernel::LogitStatistics { rows: 0, classes: 0, parts: 1 },
             [&rows[..], &[shardable(&dimensions[row_count], Extent::Features)]].concat(),
             vec![operand(logits, walk(0, dimensions.len())), operand(labels, row_axes.clone())],
             vec![operand(statistics, [&[last][..], &row_axes, &[None]].concat())],
@@ -29,7 +30,7 @@ impl GraphBuilder {
         let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), dimensions[..row_count].to_vec(), Storage::Single);
         self.operator(
             name,
-            OperatorKind::CrossEntropyOfStatistics,
+            Kernel::CrossEntropyOfStatistics { rows: 0, parts: 1 },
             [&rows[..], &[Loop { shardable: false, ..shardable(&parts, Extent::Positions) }]].concat(),
             vec![operand(statistics, [&[None][..], &row_axes, &[None]].concat()), operand(labels, row_axes.clone())],
             vec![operand(loss, Vec::new()), operand(correct, Vec::new()), operand(log_sum_exp, row_axes)],
@@ -45,7 +46,7 @@ impl GraphBuilder {
             self.cross_entropy_in_parts(name, logits, labels);
             return;
         }
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shardable(&dimensions[row_count], Extent::Features) });
         let rows = walk(0, row_count);
         let loss = self.sum("loss");
@@ -53,7 +54,7 @@ impl GraphBuilder {
         let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), dimensions[..row_count].to_vec(), Storage::Single);
         self.operator(
             name,
-            OperatorKind::CrossEntropy,
+            Kernel::CrossEntropy { rows: 0, classes: 0 },
             loops,
             vec![operand(logits, walk(0, dimensions.len())), operand(labels, rows.clone())],
             vec![operand(loss, Vec::new()), operand(correct, Vec::new()), operand(log_sum_exp, rows)],

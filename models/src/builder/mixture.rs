@@ -7,10 +7,8 @@
 //! from shards of slots to shards of experts.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
-use crate::graph::{
-    BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Parameter, Role, SEQUENCE, Slots, TensorId,
-};
-use crate::kernel::WeightLayout;
+use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, Parameter, Role, SEQUENCE, TensorId};
+use crate::kernel::{Kernel, Mixture, WeightLayout};
 use crate::storage::Storage;
 
 /// Sizes of a mixture.
@@ -21,6 +19,13 @@ pub(crate) struct MixtureShape {
     pub(crate) top: usize,
     /// Slots of an expert for each sample.
     pub(crate) slots_per_sample: usize,
+}
+
+impl MixtureShape {
+    /// The mixture of an operator, with the slots for one sample.
+    fn unsized_mixture(&self) -> Mixture {
+        Mixture { tokens: 0, experts: 0, capacity: self.slots_per_sample, top: self.top, hidden: 0 }
+    }
 }
 
 /// The slots that tokens were sent to.
@@ -48,7 +53,7 @@ impl GraphBuilder {
         let y = self.activation(name, dimensions, Storage::Precision);
         self.operator(
             name,
-            OperatorKind::ExpertMatmul,
+            Kernel::ExpertMatmul { experts: 0, rows: 0, columns: 0, contracted: 0 },
             loops,
             vec![operand(x, vec![experts, batch, slots, contracted]), operand(weight, vec![experts, columns, contracted])],
             vec![operand(y, vec![experts, batch, slots, columns])],
@@ -62,11 +67,11 @@ impl GraphBuilder {
     pub(crate) fn expert_bias(&mut self, name: &str, y: TensorId, bias: TensorId) -> TensorId {
         let dimensions = self.dimensions(y);
         let roles = [Extent::Columns, Extent::Rows, Extent::Rows, Extent::Columns];
-        let loops = dimensions.iter().zip(roles).map(|(one, role)| shardable(one, role)).collect();
+        let loops = dimensions.iter().zip(roles).map(|(dimension, role)| shardable(dimension, role)).collect();
         let all = walk(0, dimensions.len());
         let sum = self.activation(name, dimensions, Storage::Precision);
         let inputs = vec![operand(y, all.clone()), operand(bias, vec![all[0], all[3]])];
-        self.operator(name, OperatorKind::BiasAdd, loops, inputs, vec![operand(sum, all)]);
+        self.operator(name, Kernel::BiasAdd { rows: 0, columns: 0 }, loops, inputs, vec![operand(sum, all)]);
         sum
     }
 
@@ -102,16 +107,16 @@ impl GraphBuilder {
     ) -> (TensorId, Routing) {
         let MixtureShape { experts, top, slots_per_sample } = *shape;
         let logits = self.matmul(&format!("{module}.gate"), x, weight, 1, WeightLayout::OutIn);
-        let whole = |one: &mut Loop| one.shardable = false;
+        let whole = |dimension: &mut Loop| dimension.shardable = false;
         // The router compares all experts for each token, so the logits must be whole.
         if let Some(product) = self.graph.operators.last_mut() {
-            product.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
+            product.loops.iter_mut().filter(|dimension| dimension.role == Extent::Columns).for_each(whole);
         }
         let logits = match bias {
             Some(bias) => {
                 let logits = self.bias_add(&format!("{module}.gate.bias"), logits, bias);
                 if let Some(sum) = self.graph.operators.last_mut() {
-                    sum.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
+                    sum.loops.iter_mut().filter(|dimension| dimension.role == Extent::Columns).for_each(whole);
                 }
                 logits
             }
@@ -134,7 +139,7 @@ impl GraphBuilder {
         let choices = self.activation(&format!("{module}.choices"), choice_dimensions.clone(), Storage::Integer);
         self.operator(
             &format!("{module}.route"),
-            OperatorKind::Route { top },
+            Kernel::Route { tokens: 0, experts: 0, top },
             loops,
             vec![operand(logits, walk(0, 3))],
             vec![operand(gates, choice_axes.clone()), operand(choices, choice_axes.clone())],
@@ -146,7 +151,7 @@ impl GraphBuilder {
         let dispatched = self.activation(&format!("{module}.dispatch"), slots, Storage::Precision);
         let places = self.activation(&format!("{module}.places"), choice_dimensions, Storage::Integer);
         let dropped = self.sum("dropped");
-        let kind = OperatorKind::Dispatch(Slots { top, per_sample: slots_per_sample });
+        let kind = Kernel::Dispatch(shape.unsized_mixture());
         self.operator(
             &format!("{module}.dispatch"),
             kind,
@@ -175,7 +180,7 @@ impl GraphBuilder {
         let by_choice = |tensor| operand(tensor, choice_axes.clone());
         self.operator(
             &name,
-            OperatorKind::Combine(Slots { top: shape.top, per_sample: shape.slots_per_sample }),
+            Kernel::Combine(shape.unsized_mixture()),
             routing_loops(batch, sequence, dimensions[0], dimensions[3]),
             vec![
                 operand(rows, SLOT_AXES.to_vec()),
@@ -199,7 +204,7 @@ const SLOT_AXES: [Option<LoopId>; 4] = [Some(LoopId(2)), Some(LoopId(0)), Some(L
 /// Returns the loops of a dispatch and of its return. Tokens may be sharded: each rank fills slots
 /// of all experts in the order of its own tokens.
 fn routing_loops(batch: Dimension, sequence: Dimension, experts: Dimension, hidden: Dimension) -> Vec<Loop> {
-    let whole = |one: &Dimension, role| Loop { shardable: false, ..shardable(one, role) };
+    let whole = |dimension: &Dimension, role| Loop { shardable: false, ..shardable(dimension, role) };
     vec![
         shardable(&batch, Extent::Rows),
         shardable(&sequence, Extent::Positions),

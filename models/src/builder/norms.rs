@@ -1,8 +1,8 @@
 //! Norms over the last dimension, or the last few together.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
-use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
-use crate::kernel::Epsilon;
+use crate::graph::{Extent, Initialisation, Loop, LoopId, TensorId};
+use crate::kernel::{Epsilon, Kernel};
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -28,7 +28,7 @@ impl GraphBuilder {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - 1;
         let features = dimensions[row_count];
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
         let all = walk(0, dimensions.len());
         let feature = vec![Some(LoopId(row_count))];
@@ -40,7 +40,7 @@ impl GraphBuilder {
         let saved = self.activation(&format!("{name}.saved"), saved_dimensions, Storage::Single);
         self.operator(
             name,
-            OperatorKind::LayerNorm(epsilon),
+            Kernel::LayerNorm { rows: 0, features: 0, epsilon },
             loops,
             vec![operand(x, all.clone()), operand(scale, feature.clone()), operand(shift, feature)],
             vec![operand(y, all), operand(saved, saved_axes)],
@@ -57,7 +57,7 @@ impl GraphBuilder {
     pub(crate) fn rms_norm_over(&mut self, name: &str, x: TensorId, epsilon: Epsilon, normed: usize) -> TensorId {
         let dimensions = self.dimensions(x);
         let features = dimensions[dimensions.len() - normed..].to_vec();
-        let shape = vec![features.iter().map(|one| one.extent).product()];
+        let shape = vec![features.iter().map(|feature| feature.extent).product()];
         let scale = self.parameter(format!("{name}.weight"), features, shape, Initialisation::Ones);
         self.rms_norm_with(name, x, epsilon, scale)
     }
@@ -66,9 +66,9 @@ impl GraphBuilder {
     pub(crate) fn rms_norm_with(&mut self, name: &str, x: TensorId, epsilon: Epsilon, scale: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - self.dimensions(scale).len();
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let features = dimensions[row_count..].iter();
-        loops.extend(features.map(|one| Loop { shardable: false, ..shardable(one, Extent::Features) }));
+        loops.extend(features.map(|feature| Loop { shardable: false, ..shardable(feature, Extent::Features) }));
         let all = walk(0, dimensions.len());
         let rows = walk(0, row_count);
         let saved = dimensions[..row_count].to_vec();
@@ -76,7 +76,7 @@ impl GraphBuilder {
         let saved = self.activation(&format!("{name}.saved"), saved, Storage::Single);
         self.operator(
             name,
-            OperatorKind::RmsNorm(epsilon),
+            Kernel::RmsNorm { rows: 0, features: 0, epsilon },
             loops,
             vec![operand(x, all.clone()), operand(scale, all[row_count..].to_vec())],
             vec![operand(y, all), operand(saved, rows)],

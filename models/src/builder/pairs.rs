@@ -18,9 +18,9 @@ impl GraphBuilder {
         let (own, weights) = (self.dimensions(x), self.dimensions(weight));
         let positions = dimension("sequence", own[1].extent.div_ceil(stride));
         // Sizes that are too large are refused when the graph is whole.
-        let multiply_adds = weights.iter().fold(positions.extent, |product, one| product.saturating_mul(one.extent));
+        let multiply_adds = weights.iter().fold(positions.extent, |product, weight| product.saturating_mul(weight.extent));
         let mut loops = vec![shardable(&own[0], Extent::Rows)];
-        loops.extend(own[1..].iter().chain(&weights).chain([&positions]).map(|one| whole(one, Extent::Parts)));
+        loops.extend(own[1..].iter().chain(&weights).chain([&positions]).map(|dimension| whole(dimension, Extent::Parts)));
         loops.push(whole(&dimension("multiply_adds", multiply_adds), Extent::Contracted));
         let at = |loops: &[usize]| loops.iter().map(|&index| Some(LoopId(index))).collect::<Vec<_>>();
         let inputs = vec![(x, at(&[0, 1, 2])), (weight, at(&[3, 4, 5]))];

@@ -1,8 +1,8 @@
 //! Operators that are planned and simulated only ([`PlannedKind`]).
 
 use super::{GraphBuilder, dimension, operand, shardable};
-use crate::graph::{Dimension, Extent, Loop, LoopId, Operand, OperatorKind, TensorId};
-use crate::kernel::PlannedKind;
+use crate::graph::{Dimension, Extent, Loop, LoopId, Operand, TensorId};
+use crate::kernel::{Kernel, MOST_PLANNED_READS, Planned, PlannedKind};
 use crate::storage::Storage;
 
 /// The loops that walk an operand.
@@ -34,7 +34,9 @@ impl GraphBuilder {
     ) -> TensorId {
         let y = self.activation(name, dimensions, storage);
         let inputs: Vec<Operand> = inputs.into_iter().map(|(tensor, axes)| operand(tensor, axes)).collect();
-        self.operator(name, OperatorKind::Planned { kind, gradient: false }, loops, inputs, vec![operand(y, axes)]);
+        let reads = [0; MOST_PLANNED_READS];
+        let work = Planned { kind, gradient: false, summed: false, reads, written: 0, steps: 0 };
+        self.operator(name, Kernel::Planned(work), loops, inputs, vec![operand(y, axes)]);
         y
     }
 
@@ -44,9 +46,9 @@ impl GraphBuilder {
         let own = self.dimensions(x);
         let [first, last] = [self.dimensions(shared)[2], own[own.len() - 1]];
         let rows = own.len() - 1;
-        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
+        let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };
         let both = dimension(last.name, first.extent + last.extent);
-        let mut loops: Vec<Loop> = own[..rows].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = own[..rows].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.extend([whole(&first), whole(&last), whole(&both)]);
         let row_axes = super::walk(0, rows);
         let with = |feature: usize| [row_axes.clone(), vec![Some(LoopId(rows + feature))]].concat();
@@ -58,8 +60,8 @@ impl GraphBuilder {
     /// Adds x `[batch, sequence, features]` with its features in two dimensions.
     pub(crate) fn regrouped(&mut self, name: &str, x: TensorId, features: &[Dimension; 2]) -> TensorId {
         let own = self.dimensions(x);
-        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
-        let mut loops: Vec<Loop> = own[..2].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };
+        let mut loops: Vec<Loop> = own[..2].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.extend([&own[2], &features[0], &features[1]].map(whole));
         let axes = |features: &[usize]| [&[0, 1], features].concat().iter().map(|&index| Some(LoopId(index))).collect();
         let dimensions = [&own[..2], features].concat();
@@ -69,7 +71,7 @@ impl GraphBuilder {
     /// Adds the features of one layer of x `[batch, sequence, layers, features]`.
     pub(crate) fn without_layers(&mut self, name: &str, x: TensorId) -> TensorId {
         let own = self.dimensions(x);
-        let mut loops: Vec<Loop> = own.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = own.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops[2] = Loop { shardable: false, ..shardable(&own[2], Extent::Parts) };
         let axes = |axes: &[usize]| axes.iter().map(|&index| Some(LoopId(index))).collect();
         let dimensions = vec![own[0], own[1], own[3]];
@@ -80,8 +82,8 @@ impl GraphBuilder {
     pub(crate) fn gate_rows(&mut self, name: &str, x: TensorId, gate: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let one = self.dimensions(gate)[2];
-        let whole = |one: &Dimension, role| Loop { shardable: false, ..shardable(one, role) };
-        let mut loops: Vec<Loop> = dimensions[..2].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let whole = |dimension: &Dimension, role| Loop { shardable: false, ..shardable(dimension, role) };
+        let mut loops: Vec<Loop> = dimensions[..2].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.extend([whole(&dimensions[2], Extent::Features), whole(&one, Extent::Parts)]);
         let axes = |last: usize| vec![Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(last))];
         let inputs = vec![(x, axes(2)), (gate, axes(3))];

@@ -1,8 +1,8 @@
 //! Products with a weight, biases, and embedding look-ups.
 
 use super::{GraphBuilder, operand, shardable, walk};
-use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
-use crate::kernel::{Activation, WeightLayout};
+use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, TensorId};
+use crate::kernel::{Activation, Kernel, WeightLayout};
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -26,10 +26,12 @@ impl GraphBuilder {
             WeightLayout::InOut => &weight_dimensions[contracted..],
         };
         let mut loops: Vec<Loop> = Vec::new();
-        loops.extend(x_dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)));
+        loops.extend(x_dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)));
         // `projections` are q, k and v: each rank needs its heads of all three.
-        loops.extend(columns.iter().map(|one| Loop { shardable: one.name != "projections", ..shardable(one, Extent::Columns) }));
-        loops.extend(x_dimensions[row_count..].iter().map(|one| shardable(one, Extent::Contracted)));
+        loops.extend(
+            columns.iter().map(|column| Loop { shardable: column.name != "projections", ..shardable(column, Extent::Columns) }),
+        );
+        loops.extend(x_dimensions[row_count..].iter().map(|dimension| shardable(dimension, Extent::Contracted)));
         let rows = walk(0, row_count);
         let column_loops = walk(row_count, column_count);
         let contracted_loops = walk(row_count + column_count, contracted);
@@ -41,7 +43,7 @@ impl GraphBuilder {
         };
         self.operator(
             name,
-            OperatorKind::Matmul { weight: layout, activation: Activation::None },
+            Kernel::Matmul { rows: 0, columns: 0, contracted: 0, weight: layout, bias: false, activation: Activation::None },
             loops,
             vec![operand(x, [rows.clone(), contracted_loops].concat()), operand(weight, weight_axes)],
             vec![operand(y, [rows, column_loops].concat())],
@@ -56,14 +58,14 @@ impl GraphBuilder {
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| shardable(one, if index < row_count { Extent::Rows } else { Extent::Columns }))
+            .map(|(index, dimension)| shardable(dimension, if index < row_count { Extent::Rows } else { Extent::Columns }))
             .collect();
         let all = walk(0, dimensions.len());
         let columns = all[row_count..].to_vec();
         let y = self.activation(name, dimensions, Storage::Precision);
         self.operator(
             name,
-            OperatorKind::BiasAdd,
+            Kernel::BiasAdd { rows: 0, columns: 0 },
             loops,
             vec![operand(x, all.clone()), operand(bias, columns)],
             vec![operand(y, all)],
@@ -98,7 +100,7 @@ impl GraphBuilder {
     ) -> TensorId {
         let dimensions = self.dimensions(x);
         let inputs = &dimensions[dimensions.len() - contracted..];
-        let size = |dimensions: &[Dimension]| dimensions.iter().map(|one| one.extent).product::<usize>();
+        let size = |dimensions: &[Dimension]| dimensions.iter().map(|dimension| dimension.extent).product::<usize>();
         let shape = vec![size(outputs), size(inputs)];
         let weight = self.parameter(weight_name.into(), [outputs, inputs].concat(), shape, weights);
         let y = self.matmul(name, x, weight, contracted, WeightLayout::OutIn);
@@ -116,7 +118,7 @@ impl GraphBuilder {
         let token_dimensions = self.dimensions(tokens);
         let table_dimensions = self.dimensions(table);
         let row_count = token_dimensions.len();
-        let mut loops: Vec<Loop> = token_dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = token_dimensions.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let is_shardable = self.shards_vocabulary(table_dimensions[0].extent);
         loops.push(Loop { shardable: is_shardable, ..shardable(&table_dimensions[0], Extent::Vocabulary) });
         loops.push(shardable(&table_dimensions[1], Extent::Features));
@@ -125,7 +127,7 @@ impl GraphBuilder {
         let y = self.activation(name, [&token_dimensions[..], &table_dimensions[1..]].concat(), Storage::Precision);
         self.operator(
             name,
-            OperatorKind::Embedding,
+            Kernel::Embedding { tokens: 0, vocabulary: 0, hidden: 0, parts: 1 },
             loops,
             vec![operand(tokens, rows.clone()), operand(table, vec![Some(LoopId(row_count)), hidden])],
             vec![operand(y, [rows, vec![hidden]].concat())],

@@ -1,8 +1,8 @@
 //! LSTM layers: the product of the inputs for all positions at once, then the recurrence.
 
 use super::{GraphBuilder, dimension, operand, shardable};
-use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
-use crate::kernel::WeightLayout;
+use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, TensorId};
+use crate::kernel::{Kernel, Recurrence, WeightLayout};
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -22,7 +22,7 @@ impl GraphBuilder {
         let [gates, hidden_dimension] = [dimension("gates", 4 * hidden), dimension("hidden", hidden)];
         let initialisation = Initialisation::Uniform(1.0 / (hidden as f64).sqrt());
         let mut parameter = |part: &str, dimensions: &[Dimension]| {
-            let shape = dimensions.iter().map(|one| one.extent).collect();
+            let shape = dimensions.iter().map(|dimension| dimension.extent).collect();
             self.parameter(format!("{module}.{part}_l{layer}"), dimensions.to_vec(), shape, initialisation)
         };
         let input_weight = parameter("weight_ih", &[gates, features]);
@@ -51,7 +51,8 @@ impl GraphBuilder {
         let mut inputs = vec![by_gate(projected), operand(weight, vec![None, features])];
         inputs.extend(state.map(as_state));
         let outputs = vec![by_feature(y), by_gate(active), by_feature(cells), as_state(last)];
-        self.operator(&name, OperatorKind::Lstm { initial: state.is_some() }, loops, inputs, outputs);
+        let sizes = Recurrence { batch: 0, sequence: 0, hidden: 0, initial: state.is_some() };
+        self.operator(&name, Kernel::Lstm(sizes), loops, inputs, outputs);
         (y, last)
     }
 }

@@ -2,7 +2,8 @@
 //! projections.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
-use crate::graph::{Dimension, Extent, Loop, LoopId, OperatorKind, TensorId};
+use crate::graph::{Dimension, Extent, Loop, LoopId, TensorId};
+use crate::kernel::Kernel;
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -21,7 +22,7 @@ impl GraphBuilder {
         let y = self.activation(name, y_dimensions, Storage::Precision);
         self.operator(
             name,
-            OperatorKind::Prepend,
+            Kernel::Prepend { batch: 0, positions: 0, features: 0 },
             loops,
             vec![operand(x, vec![batch, None, None, features]), operand(row, vec![features])],
             vec![operand(y, vec![batch, None, features])],
@@ -41,7 +42,7 @@ impl GraphBuilder {
         let [batch, features] = [Some(LoopId(0)), Some(LoopId(2))];
         self.operator(
             name,
-            OperatorKind::First,
+            Kernel::First { batch: 0, positions: 0, features: 0 },
             loops,
             vec![operand(x, vec![batch, Some(LoopId(1)), features])],
             vec![operand(y, vec![batch, features])],
@@ -56,18 +57,19 @@ impl GraphBuilder {
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| match index {
-                0 | 1 => shardable(one, Extent::Rows),
-                2 => Loop { shardable: false, ..shardable(one, Extent::Parts) },
-                _ => shardable(one, Extent::Features),
+            .map(|(index, dimension)| match index {
+                0 | 1 => shardable(dimension, Extent::Rows),
+                2 => Loop { shardable: false, ..shardable(dimension, Extent::Parts) },
+                _ => shardable(dimension, Extent::Features),
             })
             .collect();
         let all = walk(0, dimensions.len());
         let axes: Vec<Option<LoopId>> = all.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &axis)| axis).collect();
-        let part: Vec<Dimension> = dimensions.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &one)| one).collect();
+        let part: Vec<Dimension> =
+            dimensions.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &dimension)| dimension).collect();
         let parts = std::array::from_fn(|index| self.activation(&format!("{name}.{index}"), part.clone(), Storage::Precision));
         let outputs = parts.iter().map(|&tensor| operand(tensor, axes.clone())).collect();
-        self.operator(name, OperatorKind::Split, loops, vec![operand(x, all)], outputs);
+        self.operator(name, Kernel::Split { rows: 0, parts: 0, columns: 0 }, loops, vec![operand(x, all)], outputs);
         parts
     }
 }

@@ -18,7 +18,7 @@ impl GraphBuilder {
     /// Loops over batch, sequence and features of streams, then over their number.
     fn stream_loops(&self, x: TensorId, role: Extent) -> (Vec<Dimension>, Vec<Loop>) {
         let own = self.dimensions(x);
-        let mut loops: Vec<Loop> = [own[0], own[1], own[3]].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = [own[0], own[1], own[3]].iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.push(whole(&own[2], role));
         (own, loops)
     }
@@ -61,7 +61,7 @@ impl GraphBuilder {
     /// Adds x `[batch, sequence, hidden]` times a scale `[hidden]`.
     pub(crate) fn scaled_features(&mut self, name: &str, x: TensorId, scale: TensorId) -> TensorId {
         let own = self.dimensions(x);
-        let loops = own.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let loops = own.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         let inputs = vec![(x, at(&[0, 1, 2])), (scale, at(&[2]))];
         self.planned(name, PlannedKind::Combination, loops, inputs, (own, at(&[0, 1, 2])))
     }

@@ -9,7 +9,7 @@ impl GraphBuilder {
     /// Adds work whose result has `dimensions`, the batch first. Ranks shard samples alone.
     fn by_samples(&mut self, name: &str, kind: PlannedKind, x: TensorId, dimensions: Vec<Dimension>) -> TensorId {
         let own = self.dimensions(x);
-        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
+        let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };
         let mut loops = vec![shardable(&own[0], Extent::Rows)];
         loops.extend(own[1..].iter().chain(&dimensions[1..]).map(whole));
         let batch = [Some(LoopId(0))];
@@ -22,7 +22,7 @@ impl GraphBuilder {
     pub(crate) fn prepend_row(&mut self, name: &str, x: TensorId, row: TensorId) -> TensorId {
         let own = self.dimensions(x);
         let longer = Dimension { extent: own[1].extent + 1, ..own[1] };
-        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
+        let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };
         let loops = vec![shardable(&own[0], Extent::Rows), whole(&own[1]), whole(&longer), shardable(&own[2], Extent::Rows)];
         let axes = |positions: usize| [0, positions, 3].map(|index| Some(LoopId(index))).to_vec();
         let inputs = vec![(x, axes(1)), (row, vec![Some(LoopId(3))])];
@@ -56,7 +56,7 @@ impl GraphBuilder {
     pub(crate) fn add_table(&mut self, name: &str, x: TensorId, table: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let rows = self.dimensions(table)[0];
-        let mut loops: Vec<Loop> = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops[1].shardable = false;
         loops.push(Loop { shardable: false, ..shardable(&rows, Extent::Parts) });
         let all = walk(0, 3);
@@ -83,8 +83,8 @@ impl GraphBuilder {
     /// Adds some positions of keys `[batch, positions, heads, features]`.
     fn seen_positions(&mut self, name: &str, x: TensorId, dimensions: Vec<Dimension>) -> TensorId {
         let own = self.dimensions(x);
-        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
-        let shared = |one: &Dimension| shardable(one, Extent::Rows);
+        let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };
+        let shared = |dimension: &Dimension| shardable(dimension, Extent::Rows);
         let loops = vec![shared(&own[0]), whole(&own[1]), whole(&dimensions[1]), shared(&own[2]), shared(&own[3])];
         let axes = |positions: usize| [0, positions, 3, 4].map(|index| Some(LoopId(index))).to_vec();
         self.planned(name, PlannedKind::Slice, loops, vec![(x, axes(1))], (dimensions, axes(2)))
@@ -95,7 +95,7 @@ impl GraphBuilder {
     pub(crate) fn place_tokens(&mut self, name: &str, x: TensorId, tokens: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let placed = dimension("tokens", self.dimensions(tokens)[1].extent);
-        let mut loops: Vec<Loop> = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let mut loops: Vec<Loop> = dimensions.iter().map(|dimension| shardable(dimension, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shardable(&placed, Extent::Parts) });
         let all = walk(0, 3);
         let inputs = vec![(x, all.clone()), (tokens, vec![Some(LoopId(0)), Some(LoopId(3)), Some(LoopId(2))])];

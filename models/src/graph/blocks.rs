@@ -5,8 +5,10 @@
 //! mixtures, windows in turn with full attention, an encoder before a decoder. It must not know
 //! families or plans.
 
-use super::{Block, Dimension, Graph, Loop, LoopId, Operand, Operator, OperatorKind, Role, Tensor, TensorId};
-use crate::dropout::DropoutSite;
+use super::{Block, Dimension, Graph, Loop, LoopId, Operand, Operator, Role, Tensor, TensorId};
+use crate::attention::Attention;
+use crate::dropout::{AttentionDropout, Dropout};
+use crate::kernel::Kernel;
 use crate::storage::Storage;
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
@@ -15,7 +17,7 @@ use std::mem::{Discriminant, discriminant};
 #[derive(PartialEq)]
 struct BlockShape<'a> {
     recomputable: bool,
-    operators: Vec<(OperatorKind, &'a [Loop], Vec<OperandShape<'a>>)>,
+    operators: Vec<(Kernel, &'a [Loop], Vec<OperandShape<'a>>)>,
 }
 
 /// A tensor that an operator reads or writes, without its name.
@@ -55,13 +57,13 @@ impl Graph {
     /// parameters of their names are frozen matters.
     pub fn is_like(&self, other: &Self, is_frozen: impl Fn(&str) -> bool) -> bool {
         let has_frozen = |tensor: &Tensor| matches!(tensor.role, Role::Parameter(_)) && is_frozen(&tensor.name);
-        let tensor = |(one, two): (&Tensor, &Tensor)| {
-            let purposes = [one, two].map(|tensor| (discriminant(&tensor.role), has_frozen(tensor)));
-            one.dimensions == two.dimensions && one.storage == two.storage && purposes[0] == purposes[1]
+        let tensor = |(left, right): (&Tensor, &Tensor)| {
+            let purposes = [left, right].map(|tensor| (discriminant(&tensor.role), has_frozen(tensor)));
+            left.dimensions == right.dimensions && left.storage == right.storage && purposes[0] == purposes[1]
         };
-        let operator = |(one, two): (&Operator, &Operator)| {
-            let kinds = [one, two].map(|operator| (without_site(operator.kind), operator.block));
-            kinds[0] == kinds[1] && one.loops == two.loops && one.inputs == two.inputs && one.outputs == two.outputs
+        let operator = |(left, right): (&Operator, &Operator)| {
+            let kinds = [left, right].map(|operator| (without_site(operator.kind), operator.block));
+            kinds[0] == kinds[1] && left.loops == right.loops && left.inputs == right.inputs && left.outputs == right.outputs
         };
         let recomputable = |graph: &Self| graph.blocks.iter().map(|block| block.recomputable).collect::<Vec<_>>();
         recomputable(self) == recomputable(other)
@@ -207,14 +209,13 @@ fn outputs(operator: &Operator) -> impl Iterator<Item = TensorId> + '_ {
 }
 
 /// Returns a kind as if its dropout were the model's first.
-fn without_site(mut kind: OperatorKind) -> OperatorKind {
-    let site = match &mut kind {
-        OperatorKind::Dropout(site)
-        | OperatorKind::Attention { dropout: Some(site), .. }
-        | OperatorKind::AttentionGradient { dropout: Some(site), .. } => site,
-        _ => return kind,
-    };
-    *site = DropoutSite { site: 0, ..*site };
+fn without_site(mut kind: Kernel) -> Kernel {
+    match &mut kind {
+        Kernel::Dropout(Dropout { site, .. })
+        | Kernel::Attention(Attention { dropout: Some(AttentionDropout { site, .. }), .. })
+        | Kernel::AttentionGradient(Attention { dropout: Some(AttentionDropout { site, .. }), .. }) => site.site = 0,
+        _ => {}
+    }
     kind
 }
 

@@ -54,12 +54,3 @@ pub const SEQUENCE: &str = "sequence";
 
 /// Name of the loop over experts. Expert parallelism shards it.
 pub const EXPERTS: &str = "experts";
-
-/// The slots that a mixture's experts have for tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slots {
-    /// Experts that a token is sent to.
-    pub top: usize,
-    /// Slots of an expert for each sample. The samples of a rank share theirs.
-    pub per_sample: usize,
-}

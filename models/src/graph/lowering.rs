@@ -1,244 +1,191 @@
 //! The kernel that a rank runs for an operator, given the rank's extents of the loops.
 
-use super::kind::OperatorKind;
-use super::loops::{Extent, Loop, Slots};
+use super::loops::Extent;
 use super::operator::{Operand, Operator, Pass};
-use crate::attention::{Attention, Rope};
-use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
-use crate::kernel::{Kernel, MOST_PLANNED_READS, Mixture, Planned, PlannedKind, Recurrence, Scan, Window};
+use crate::kernel::{Kernel, Planned};
 use std::num::NonZeroU32;
 
 impl Operator {
     /// Returns the kernel of a rank that has `extents` of the loops, one for each loop.
+    ///
+    /// The compiler sets samples before the rank's own, and the order of a sequence, when it emits
+    /// the instruction.
     pub fn kernel(&self, extents: &[usize]) -> Kernel {
-        let size = |role: Extent| -> usize {
-            self.loops.iter().zip(extents).filter(|(one, _)| one.role == role).map(|(_, &extent)| extent).product()
-        };
-        let rows = size(Extent::Rows);
-        let columns = size(Extent::Columns);
-        let contracted = size(Extent::Contracted);
-        let features = size(Extent::Features);
-        let positions = size(Extent::Positions);
-        let experts = size(Extent::Experts);
-        let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
-        let scan = |rule, chunk| Scan {
-            rule,
-            batch: rows,
-            positions,
-            key_heads: size(Extent::Heads),
-            group: size(Extent::Group),
-            key_dimension: features,
-            value_dimension: columns,
-            chunk,
-        };
+        use Extent::{Columns, Contracted, Experts, Features, Group, Heads, Keys, Parts, Positions, Rows, Vocabulary};
+        let of_role = |role: Extent| self.loops.iter().zip(extents).filter(move |(walked, _)| walked.role == role);
+        // A role without a loop has size 1.
+        let size = |role: Extent| -> usize { of_role(role).map(|(_, &extent)| extent).product() };
         // Parts into which ranks have cut the loops of a role.
-        let parts = |role: Extent| -> usize {
-            let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
-            self.loops.iter().zip(extents).map(cut).product()
-        };
-        let mixture = |Slots { top, per_sample }: Slots| Mixture {
-            tokens: rows * positions,
-            experts,
-            capacity: rows * (per_sample / parts(Extent::Positions)),
-            top,
-            hidden: features,
-        };
-        // For element-wise operators only. The loops of a product may multiply to more than a
-        // `usize`.
-        let elements = || extents.iter().product();
-        let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
-        let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
-        let attention = |causal, scaled, window, relative, dropout: Option<DropoutSite>, packed| Attention {
-            batch: rows,
-            queries: positions,
-            keys: size(Extent::Keys),
-            key_heads: size(Extent::Heads),
-            group: size(Extent::Group),
-            head_dimension: features,
-            // Values have a loop of their own if their heads have other features.
-            value_dimension: NonZeroU32::new(u32::try_from(columns).expect("a head has less than 2^32 features"))
-                .filter(|_| self.loops.iter().any(|one| one.role == Extent::Columns)),
-            causal,
-            scaled,
-            window,
-            relative,
-            packed,
-            query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
-            query_offset: 0,
-            zigzag: None,
-            ring: None,
-            dropout: dropout.map(|site| AttentionDropout {
-                site,
-                first_sample: 0,
-                position_parts: parts(Extent::Positions),
-                head_parts: parts(Extent::Heads),
-                group_parts: parts(Extent::Group),
-                sample_parts: 1,
-            }),
-        };
-        let rope = |theta, rotated| Rope {
-            batch: rows,
-            positions,
-            heads: size(Extent::Heads),
-            head_dimension: features,
-            rotated,
-            theta,
-            position_parts: parts(Extent::Positions),
-            position_offset: 0,
-            zigzag: None,
-        };
-        match self.kind {
-            OperatorKind::Matmul { weight, activation } => {
-                Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, activation }
+        let parts_of = |role: Extent| -> usize { of_role(role).map(|(walked, &extent)| walked.extent / extent.max(1)).product() };
+        let mut kernel = self.kind;
+        match &mut kernel {
+            Kernel::Matmul { rows, columns, contracted, .. }
+            | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
+            | Kernel::MatmulWeightGradient { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmul { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmulInputGradient { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => {
+                (*rows, *columns, *contracted) = (size(Rows), size(Columns), size(Contracted));
             }
-            OperatorKind::MatmulInputGradient(weight) => {
-                Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: self.inputs.len() > 2 }
+            Kernel::ExpertMatmul { experts, rows, columns, contracted }
+            | Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted }
+            | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                (*experts, *rows) = (size(Experts), size(Rows));
+                (*columns, *contracted) = (size(Columns), size(Contracted));
             }
-            OperatorKind::MatmulWeightGradient(weight) => {
-                Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: self.outputs.len() > 1 }
+            Kernel::Quantise { rows, columns, .. }
+            | Kernel::BiasAdd { rows, columns }
+            | Kernel::BiasGradient { rows, columns } => {
+                (*rows, *columns) = (size(Rows), size(Columns));
             }
-            OperatorKind::Quantise { format, straight, transposed } => {
-                Kernel::Quantise { rows, columns, format, straight, transposed }
+            Kernel::Relu { elements }
+            | Kernel::ReluGradient { elements }
+            | Kernel::Gelu { elements }
+            | Kernel::GeluGradient { elements }
+            | Kernel::GeluExact { elements }
+            | Kernel::GeluExactGradient { elements }
+            | Kernel::SiluMultiply { elements }
+            | Kernel::SiluMultiplyGradient { elements }
+            | Kernel::Add { elements }
+            | Kernel::Multiply { elements }
+            | Kernel::Scale { elements, .. } => *elements = extents.iter().product(),
+            Kernel::Convolution(window)
+            | Kernel::ConvolutionInputGradient(window)
+            | Kernel::ConvolutionWeightGradient(window) => {
+                (window.batch, window.in_channels) = (size(Rows), size(Contracted));
+                window.out_channels = size(Columns);
             }
-            OperatorKind::EightBitMatmul { activation } => {
-                Kernel::EightBitMatmul { rows, columns, contracted, bias: self.inputs.len() > 4, activation }
+            Kernel::MaxPool(window) | Kernel::MaxPoolGradient(window) => {
+                (window.batch, window.in_channels, window.out_channels) = (size(Rows), size(Features), size(Features));
             }
-            OperatorKind::EightBitMatmulInputGradient => {
-                Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu: self.inputs.len() > 4 }
+            Kernel::BatchNorm { groups: batch, positions, channels }
+            | Kernel::BatchNormInputGradient { groups: batch, positions, channels }
+            | Kernel::GlobalAveragePool { batch, positions, channels }
+            | Kernel::GlobalAveragePoolGradient { batch, positions, channels }
+            | Kernel::Prepend { batch, positions, features: channels }
+            | Kernel::PrependInputGradient { batch, positions, features: channels }
+            | Kernel::PrependWeightGradient { batch, positions, features: channels }
+            | Kernel::First { batch, positions, features: channels }
+            | Kernel::FirstGradient { batch, positions, features: channels } => {
+                (*batch, *positions, *channels) = (size(Rows), size(Positions), size(Features));
             }
-            OperatorKind::EightBitMatmulWeightGradient(weight) => {
-                Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight }
+            Kernel::BatchNormInference { positions, channels } => {
+                (*positions, *channels) = (size(Rows) * size(Positions), size(Features));
             }
-            OperatorKind::BiasAdd => Kernel::BiasAdd { rows, columns },
-            OperatorKind::BiasGradient => Kernel::BiasGradient { rows, columns },
-            OperatorKind::Relu => Kernel::Relu { elements: elements() },
-            OperatorKind::ReluGradient => Kernel::ReluGradient { elements: elements() },
-            OperatorKind::Gelu => Kernel::Gelu { elements: elements() },
-            OperatorKind::GeluGradient => Kernel::GeluGradient { elements: elements() },
-            OperatorKind::GeluExact => Kernel::GeluExact { elements: elements() },
-            OperatorKind::GeluExactGradient => Kernel::GeluExactGradient { elements: elements() },
-            OperatorKind::SiluMultiply => Kernel::SiluMultiply { elements: elements() },
-            OperatorKind::SiluMultiplyGradient => Kernel::SiluMultiplyGradient { elements: elements() },
-            OperatorKind::Add => Kernel::Add { elements: elements() },
-            OperatorKind::Convolution(shape) => Kernel::Convolution(window(shape)),
-            OperatorKind::ConvolutionInputGradient(shape) => Kernel::ConvolutionInputGradient(window(shape)),
-            OperatorKind::ConvolutionWeightGradient(shape) => Kernel::ConvolutionWeightGradient(window(shape)),
-            OperatorKind::BatchNorm => Kernel::BatchNorm { groups: rows, positions, channels: features },
-            OperatorKind::BatchNormInputGradient => {
-                Kernel::BatchNormInputGradient { groups: rows, positions, channels: features }
+            Kernel::BatchNormWeightGradient { groups: rows, channels: columns }
+            | Kernel::LayerNorm { rows, features: columns, .. }
+            | Kernel::LayerNormInputGradient { rows, features: columns }
+            | Kernel::LayerNormWeightGradient { rows, features: columns }
+            | Kernel::RmsNorm { rows, features: columns, .. }
+            | Kernel::RmsNormInputGradient { rows, features: columns }
+            | Kernel::RmsNormWeightGradient { rows, features: columns }
+            | Kernel::CrossEntropy { rows, classes: columns }
+            | Kernel::ClassScores { rows, classes: columns }
+            | Kernel::WeightedCrossEntropy { rows, classes: columns, .. }
+            | Kernel::WeightedCrossEntropyGradient { rows, classes: columns, .. } => {
+                (*rows, *columns) = (size(Rows), size(Features));
             }
-            OperatorKind::BatchNormWeightGradient => Kernel::BatchNormWeightGradient { groups: rows, channels: features },
-            OperatorKind::BatchNormInference => Kernel::BatchNormInference { positions: rows * positions, channels: features },
-            OperatorKind::MaxPool(shape) => Kernel::MaxPool(pooled(shape)),
-            OperatorKind::MaxPoolGradient(shape) => Kernel::MaxPoolGradient(pooled(shape)),
-            OperatorKind::GlobalAveragePool => Kernel::GlobalAveragePool { batch: rows, positions, channels: features },
-            OperatorKind::GlobalAveragePoolGradient => {
-                Kernel::GlobalAveragePoolGradient { batch: rows, positions, channels: features }
+            Kernel::LogitStatistics { rows, classes, parts }
+            | Kernel::LabelRanks { rows, classes, parts }
+            | Kernel::CrossEntropyGradient { rows, classes, parts, .. } => {
+                (*rows, *classes, *parts) = (size(Rows), size(Features), parts_of(Features));
             }
-            OperatorKind::LayerNorm(epsilon) => Kernel::LayerNorm { rows, features, epsilon },
-            OperatorKind::LayerNormInputGradient => Kernel::LayerNormInputGradient { rows, features },
-            OperatorKind::LayerNormWeightGradient => Kernel::LayerNormWeightGradient { rows, features },
-            OperatorKind::RmsNorm(epsilon) => Kernel::RmsNorm { rows, features, epsilon },
-            OperatorKind::RmsNormInputGradient => Kernel::RmsNormInputGradient { rows, features },
-            OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
-            OperatorKind::Rope { theta, rotated } => Kernel::Rope(rope(theta, rotated)),
-            OperatorKind::RopeGradient { theta, rotated } => Kernel::RopeGradient(rope(theta, rotated)),
-            // The compiler sets the samples, and the order of a sequence, when it emits the
-            // instruction.
-            OperatorKind::Dropout(site) => Kernel::Dropout(Dropout {
-                first_sample: 0,
-                samples: rows,
-                positions,
-                features,
-                parts: parts(Extent::Positions),
-                sample_parts: 1,
-                zigzag: None,
-                site,
-            }),
-            OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },
-            OperatorKind::PrependInputGradient => Kernel::PrependInputGradient { batch: rows, positions, features },
-            OperatorKind::PrependWeightGradient => Kernel::PrependWeightGradient { batch: rows, positions, features },
-            OperatorKind::First => Kernel::First { batch: rows, positions, features },
-            OperatorKind::FirstGradient => Kernel::FirstGradient { batch: rows, positions, features },
-            OperatorKind::Embedding => Kernel::Embedding {
-                tokens: rows,
-                vocabulary: size(Extent::Vocabulary),
-                hidden: features,
-                parts: parts(Extent::Vocabulary),
-            },
-            OperatorKind::EmbeddingWeightGradient => Kernel::EmbeddingWeightGradient {
-                tokens: rows,
-                vocabulary: size(Extent::Vocabulary),
-                hidden: features,
-                parts: parts(Extent::Vocabulary),
-            },
-            OperatorKind::Attention { causal, scaled, window, relative, dropout, packed } => {
-                Kernel::Attention(attention(causal, scaled, window, relative, dropout, packed))
+            Kernel::CrossEntropyOfStatistics { rows, parts } => (*rows, *parts) = (size(Rows), size(Positions)),
+            Kernel::TopLabels { rows, .. } => *rows = size(Rows),
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => {
+                (sizes.batch, sizes.positions) = (size(Rows), size(Positions));
+                (sizes.heads, sizes.head_dimension) = (size(Heads), size(Features));
+                sizes.position_parts = parts_of(Positions);
             }
-            OperatorKind::AttentionGradient { causal, scaled, window, relative, dropout, packed } => {
-                Kernel::AttentionGradient(attention(causal, scaled, window, relative, dropout, packed))
+            Kernel::Dropout(sizes) => {
+                (sizes.samples, sizes.positions, sizes.features) = (size(Rows), size(Positions), size(Features));
+                sizes.parts = parts_of(Positions);
             }
-            OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
-            OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },
-            OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
-            OperatorKind::LogitStatistics => Kernel::LogitStatistics { rows, classes: features, parts: parts(Extent::Features) },
-            OperatorKind::CrossEntropyOfStatistics => Kernel::CrossEntropyOfStatistics { rows, parts: positions },
-            OperatorKind::LabelRanks => Kernel::LabelRanks { rows, classes: features, parts: parts(Extent::Features) },
-            OperatorKind::TopLabels { top } => Kernel::TopLabels { rows, top },
-            OperatorKind::ClassScores => Kernel::ClassScores { rows, classes: features },
-            OperatorKind::WeightedCrossEntropy { smoothing } => {
-                Kernel::WeightedCrossEntropy { rows, classes: features, smoothing }
+            Kernel::Embedding { tokens, vocabulary, hidden, parts }
+            | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => {
+                (*tokens, *vocabulary, *hidden) = (size(Rows), size(Vocabulary), size(Features));
+                *parts = parts_of(Vocabulary);
             }
-            OperatorKind::WeightedCrossEntropyGradient { smoothing, normalizer } => {
-                Kernel::WeightedCrossEntropyGradient { rows, classes: features, smoothing, normalizer, scaled: false }
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+                (sizes.batch, sizes.queries, sizes.keys) = (size(Rows), size(Positions), size(Keys));
+                (sizes.key_heads, sizes.group) = (size(Heads), size(Group));
+                sizes.head_dimension = size(Features);
+                // Values have a loop of their own if their heads have other features.
+                sizes.value_dimension = of_role(Columns).next().and_then(|(_, &extent)| {
+                    NonZeroU32::new(u32::try_from(extent).expect("invariant: a head has less than 2^32 features"))
+                });
+                let depends_on_part = sizes.causal || sizes.relative.is_some();
+                sizes.query_parts = if depends_on_part { parts_of(Positions) } else { 1 };
+                if let Some(dropout) = &mut sizes.dropout {
+                    dropout.position_parts = parts_of(Positions);
+                    (dropout.head_parts, dropout.group_parts) = (parts_of(Heads), parts_of(Group));
+                }
             }
-            OperatorKind::CrossEntropyGradient { normalizer } => Kernel::CrossEntropyGradient {
-                rows,
-                classes: features,
-                normalizer,
-                parts: parts(Extent::Features),
-                scaled: false,
-            },
-            OperatorKind::Route { top } => Kernel::Route { tokens: rows * positions, experts, top },
-            OperatorKind::RouteGradient { top } => Kernel::RouteGradient { tokens: rows * positions, experts, top },
-            OperatorKind::Dispatch(slots) => Kernel::Dispatch(mixture(slots)),
-            OperatorKind::DispatchGradient(slots) => Kernel::DispatchGradient(mixture(slots)),
-            OperatorKind::Combine(slots) => Kernel::Combine(mixture(slots)),
-            OperatorKind::CombineInputGradient(slots) => Kernel::CombineInputGradient(mixture(slots)),
-            OperatorKind::CombineGateGradient(slots) => Kernel::CombineGateGradient(mixture(slots)),
-            OperatorKind::Lstm { initial } => Kernel::Lstm(recurrence(initial)),
-            OperatorKind::LstmGradient { initial, outputs, last } => {
-                Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
+            Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => {
+                (*rows, *parts, *columns) = (size(Rows), size(Parts), size(Features));
             }
-            OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
-            OperatorKind::Scan { rule, chunk } => Kernel::Scan(scan(rule, chunk)),
-            OperatorKind::ScanGradient { rule, chunk } => Kernel::ScanGradient(scan(rule, chunk)),
-            OperatorKind::Planned { kind, gradient } => Kernel::Planned(self.planned_work(kind, gradient, extents)),
-            OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
-            OperatorKind::Scale { times, square } => Kernel::Scale { elements: elements(), times, square },
-            OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
-            OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
-            OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },
+            Kernel::Route { tokens, experts, .. } | Kernel::RouteGradient { tokens, experts, .. } => {
+                (*tokens, *experts) = (size(Rows) * size(Positions), size(Experts));
+            }
+            Kernel::Dispatch(mixture)
+            | Kernel::DispatchGradient(mixture)
+            | Kernel::Combine(mixture)
+            | Kernel::CombineInputGradient(mixture)
+            | Kernel::CombineGateGradient(mixture) => {
+                (mixture.tokens, mixture.experts) = (size(Rows) * size(Positions), size(Experts));
+                // An operator states the slots for one sample of all ranks.
+                mixture.capacity = size(Rows) * (mixture.capacity / parts_of(Positions));
+                mixture.hidden = size(Features);
+            }
+            Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } | Kernel::LstmWeightGradient(sizes) => {
+                (sizes.batch, sizes.sequence, sizes.hidden) = (size(Rows), size(Positions), size(Features));
+            }
+            Kernel::Scan(sizes) | Kernel::ScanGradient(sizes) => {
+                (sizes.batch, sizes.positions) = (size(Rows), size(Positions));
+                (sizes.key_heads, sizes.group) = (size(Heads), size(Group));
+                (sizes.key_dimension, sizes.value_dimension) = (size(Features), size(Columns));
+            }
+            Kernel::Planned(work) => self.plan(work, extents),
+            // The compiler emits these with their sizes. No graph has them.
+            Kernel::RunningStatistics { .. }
+            | Kernel::Sgd { .. }
+            | Kernel::AdamW { .. }
+            | Kernel::LambDirection { .. }
+            | Kernel::LambStep { .. }
+            | Kernel::MuonDirection { .. }
+            | Kernel::Orthogonalise { .. }
+            | Kernel::MuonStep { .. }
+            | Kernel::Average { .. }
+            | Kernel::Difference { .. }
+            | Kernel::OuterStep { .. }
+            | Kernel::Compress { .. }
+            | Kernel::Decompress { .. }
+            | Kernel::UpdateControl { .. }
+            | Kernel::Sum { .. }
+            | Kernel::Accumulate { .. }
+            | Kernel::Narrow { .. }
+            | Kernel::Zero { .. }
+            | Kernel::SumOfSquares { .. }
+            | Kernel::Slice { .. }
+            | Kernel::Interleave { .. }
+            | Kernel::Deinterleave { .. }
+            | Kernel::TakeColumns { .. }
+            | Kernel::PutColumns { .. } => debug_assert!(false, "invariant: an operator is no work of the compiler's own"),
         }
+        kernel
     }
 
-    /// Returns the planned work of a rank that has `extents` of the loops. Every dimension of the
-    /// operands has a loop.
-    fn planned_work(&self, kind: PlannedKind, gradient: bool, extents: &[usize]) -> Planned {
+    /// Sets the amount of planned work of a rank that has `extents` of the loops. Every dimension
+    /// of the operands has a loop.
+    fn plan(&self, work: &mut Planned, extents: &[usize]) {
         let elements = |operand: &Operand| operand.axes.iter().flatten().map(|axis| extents[axis.0]).product();
-        let mut reads = [0; MOST_PLANNED_READS];
-        for (place, operand) in reads.iter_mut().zip(&self.inputs) {
-            *place = elements(operand);
+        for (elements_read, operand) in work.reads.iter_mut().zip(&self.inputs) {
+            *elements_read = elements(operand);
         }
-        let counted = self.loops.iter().zip(extents).filter(|(one, _)| one.role != Extent::Parts);
-        Planned {
-            kind,
-            gradient,
-            summed: self.pass == Pass::WeightGradient,
-            reads,
-            written: elements(self.outputs.first().expect("invariant: an operator has a result")),
-            // Products that are larger than this have no plan anyway.
-            steps: counted.fold(1, |product, (_, &extent)| usize::saturating_mul(product, extent)),
-        }
+        work.written = elements(self.outputs.first().expect("invariant: an operator has a result"));
+        work.summed = self.pass == Pass::WeightGradient;
+        let counted = self.loops.iter().zip(extents).filter(|(walked, _)| walked.role != Extent::Parts);
+        // Products that are larger than this have no plan anyway.
+        work.steps = counted.fold(1, |product, (_, &extent)| usize::saturating_mul(product, extent));
     }
 }

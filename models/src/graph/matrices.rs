@@ -2,7 +2,8 @@
 
 use super::loops::Extent;
 use super::operator::Operator;
-use super::{Graph, OperatorKind, Role, TensorId};
+use super::{Graph, Role, TensorId};
+use crate::kernel::Kernel;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How a parameter's dimensions form matrices. The first dimensions after those that count the
@@ -31,8 +32,8 @@ impl Graph {
         let mut predictions = BTreeSet::new();
         // A loss comes after what makes its logits.
         for operator in self.operators.iter().rev() {
-            let is_bias = operator.kind == OperatorKind::BiasAdd && predictions.contains(&operator.outputs[0].tensor);
-            if is_bias || operator.kind.is_loss() {
+            let is_bias = matches!(operator.kind, Kernel::BiasAdd { .. }) && predictions.contains(&operator.outputs[0].tensor);
+            if is_bias || operator.makes_loss() {
                 predictions.insert(operator.inputs[0].tensor);
             }
         }
@@ -41,7 +42,7 @@ impl Graph {
     }
 
     fn hidden_matrix(&self, operator: &Operator) -> Option<(TensorId, HiddenMatrix)> {
-        if !matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::ExpertMatmul) {
+        if !matches!(operator.kind, Kernel::Matmul { .. } | Kernel::ExpertMatmul { .. }) {
             return None;
         }
         let weight = operator.inputs.get(1)?;

@@ -1,8 +1,8 @@
 //! Operators: loops, and which of them walks which dimension of which operand.
 
-use super::kind::OperatorKind;
 use super::loops::{Loop, LoopId};
 use super::tensor::TensorId;
+use crate::kernel::Kernel;
 
 /// Index of an operator in [`Graph::operators`](super::Graph::operators).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,8 +34,9 @@ pub enum Pass {
 pub struct Operator {
     /// Name of its module as users of the model know it, such as `layer1.0.conv1`.
     pub name: String,
-    /// The computation.
-    pub kind: OperatorKind,
+    /// The computation. Its sizes are 0, and the slots of a mixture those for one sample:
+    /// [`Operator::kernel`] sets the sizes of one rank.
+    pub kind: Kernel,
     /// Loop dimensions.
     pub loops: Vec<Loop>,
     /// Tensors that are read, in the order of the kernel.
@@ -53,11 +54,11 @@ pub struct Operator {
 impl Operator {
     /// Returns the extents of the loops over all ranks.
     pub fn extents(&self) -> Vec<usize> {
-        self.loops.iter().map(|one| one.extent).collect()
+        self.loops.iter().map(|dimension| dimension.extent).collect()
     }
 
     /// Returns the loop of a name.
     pub fn find_loop(&self, name: &str) -> Option<LoopId> {
-        self.loops.iter().position(|one| one.name == name).map(LoopId)
+        self.loops.iter().position(|dimension| dimension.name == name).map(LoopId)
     }
 }

@@ -1,9 +1,14 @@
 //! The fields of a `config.json`, and which of them have been read.
 
+mod names;
+
+pub(super) use names::is_neutral;
+
 use super::{Unknown, python_json};
 use crate::dropout::DropoutRate;
 use crate::families::{MOST, NormEpsilon};
 use miette::Diagnostic;
+use names::{NEUTRAL, may_decide};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use thiserror::Error;
@@ -70,201 +75,9 @@ pub enum ConfigError {
     },
 }
 
-/// Parts of names of fields that may decide sizes, operators or results. Other fields that no
-/// reader knows are of tokenizers, generation and tools, and are noted.
-const DECIDING: [&str; 50] = [
-    "act",
-    "attention",
-    "attn",
-    "audio",
-    "bias",
-    "block",
-    "cap",
-    "chunk",
-    "conv",
-    "depth",
-    "dim",
-    "dropout",
-    "embed",
-    "eps",
-    "expert",
-    "factor",
-    "ffn",
-    "freq",
-    "gate",
-    "group",
-    "head",
-    "hidden",
-    "hybrid",
-    "image",
-    "kernel",
-    "layer",
-    "linear",
-    "lora",
-    "mamba",
-    "mlp",
-    "moe",
-    "mtp",
-    "multiplier",
-    "nextn",
-    "norm",
-    "num",
-    "pattern",
-    "position",
-    "rank",
-    "ratio",
-    "rope",
-    "rotary",
-    "rout",
-    "scal",
-    "shared",
-    "size",
-    "sparse",
-    "state",
-    "vocab",
-    "window",
-];
-
-fn may_decide(field: &str) -> bool {
-    let name = field.to_ascii_lowercase();
-    DECIDING.iter().any(|part| name.contains(part))
-}
-
-/// Whether a value says that something is not there.
-pub(super) fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(list) => list.is_empty(),
-        Value::Object(object) => object.is_empty(),
-        _ => false,
-    }
-}
-
 fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
-
-/// Whether a field changes neither time nor memory nor results, in models of any type.
-pub(super) fn is_neutral(field: &str) -> bool {
-    NEUTRAL.contains(&field)
-}
-
-/// Fields that change neither time nor memory nor results of training: names, ids of special
-/// tokens, generation settings, and how weights are drawn. Also the data type: the plan sets the
-/// precision.
-const NEUTRAL: [&str; 111] = [
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_from_model_config",
-    "_name_or_path",
-    "auto_map",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token",
-    "bos_token_id",
-    "cache_config",
-    "cache_implementation",
-    "classifier_dropout",
-    "compile_config",
-    "constraints",
-    "continuous_batching_config",
-    "decoder_start_token_id",
-    "disable_compile",
-    "diversity_penalty",
-    "do_sample",
-    "dola_layers",
-    "dtype",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "eos_token",
-    "eos_token_id",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "force_words_ids",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "generation_config",
-    "guidance_scale",
-    "hf_device_map",
-    "hidden_states",
-    "id2label",
-    "image_processor_type",
-    "initializer_factor",
-    "initializer_range",
-    "is_assistant",
-    "is_encoder_decoder",
-    "label2id",
-    "length_penalty",
-    "license",
-    "low_memory",
-    "max_cache_len",
-    "max_length",
-    "max_new_tokens",
-    "max_time",
-    "min_length",
-    "min_new_tokens",
-    "min_p",
-    "model_max_length",
-    "model_type",
-    "name_or_path",
-    "no_repeat_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "num_beam_groups",
-    "num_beams",
-    "num_labels",
-    "_num_labels",
-    "num_return_sequences",
-    "output_logits",
-    "output_past",
-    "output_scores",
-    "pad_token",
-    "pad_token_id",
-    "padding_side",
-    "penalty_alpha",
-    "prefill_chunk_size",
-    "prefix",
-    "problem_type",
-    "processor_class",
-    "prompt_lookup_num_tokens",
-    "pruned_heads",
-    "remove_invalid_values",
-    "renormalize_logits",
-    "repetition_penalty",
-    "return_dict",
-    "return_dict_in_generate",
-    "sep_token_id",
-    "sequence_bias",
-    "stop_strings",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tf_legacy_loss",
-    "tie_encoder_decoder",
-    "token_healing",
-    "tokenizer_class",
-    "tokenizer_name",
-    "top_k",
-    "top_p",
-    "torch_compile",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "truncation_side",
-    "typical_p",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_bfloat16",
-    "use_cache",
-    "use_mtp",
-    "use_return_dict",
-    "watermarking_config",
-];
 
 /// Parses a configuration that says its type.
 pub(super) fn parse(text: &str) -> Result<Map<String, Value>, ConfigError> {
@@ -279,6 +92,16 @@ pub(super) fn parse_any(text: &str) -> Result<Map<String, Value>, ConfigError> {
     match value {
         Value::Object(object) => Ok(object),
         _ => Err(not_a_config("it is not an object".into())),
+    }
+}
+
+/// Whether a value says that something is not there.
+pub(super) fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        _ => false,
     }
 }
 

@@ -261,7 +261,7 @@ pub(super) fn bamba(fields: &mut Fields) -> Result<Model, ConfigError> {
     let ffn_bias = fields.flag_or("mlp_bias", false)?;
     fields.default_rotary_share(0.5);
     let decoder = common(fields, &Defaults { sequence: 262_144, epsilon: 1e-5, kv_heads: Some(8), ..LLAMA })?;
-    let kind = |layer: usize| match with_attention.iter().any(|one| *one == layer) {
+    let kind = |layer: usize| match with_attention.iter().any(|index| *index == layer) {
         true => LayerKind::Attention,
         false => LayerKind::Linear,
     };

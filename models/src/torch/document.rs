@@ -171,7 +171,7 @@ impl Document {
 
     /// Whether the trace has two lengths of a sequence.
     pub(super) fn has_sequence(&self) -> bool {
-        let mut lengths: Vec<Option<u64>> = self.measured.iter().map(|one| one.sequence).collect();
+        let mut lengths: Vec<Option<u64>> = self.measured.iter().map(|length| length.sequence).collect();
         lengths.dedup();
         lengths.len() > 1 && !self.assumed.iter().any(|line| line.starts_with("the sequence is fixed"))
     }

@@ -119,12 +119,12 @@ impl<'a> Translator<'a> {
         let results = operator.results.iter().map(|value| self.sample(value)).collect::<Result<Vec<_>, _>>()?;
         let reads = self.reads(operator)?;
         if self.loss.is_behind(first) {
-            self.known.extend(results.into_iter().map(|one| Known::Constant { shape: one.shape }));
+            self.known.extend(results.into_iter().map(|result| Known::Constant { shape: result.shape }));
             return Ok(());
         }
         if self.loss.is_term(first) {
             self.loss_term(operator, &reads)?;
-            self.known.extend(results.into_iter().map(|one| Known::Constant { shape: one.shape }));
+            self.known.extend(results.into_iter().map(|result| Known::Constant { shape: result.shape }));
             return Ok(());
         }
         self.blocks.enter(operator);

@@ -14,6 +14,7 @@ use crate::objective;
 use crate::space::{DeviceKinds, Objective, Request, Space, optimizer_tensors, world_size};
 use foretell_models::GraphOptions;
 use foretell_program::{Compiler, Layout};
+use foretell_simulator::gpu::StateKind;
 use foretell_simulator::{MemoryRates, Quantile};
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
@@ -68,7 +69,7 @@ impl<'a> Bounds<'a> {
         if space.global_batch == 0 {
             return Err(PlannerError::no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
         }
-        let rates = kinds.kinds.iter().map(|&kind| costs.memory_rates(kind, request.base));
+        let rates = kinds.kinds.iter().map(|&kind| costs.memory_rates(kind, StateKind::of_plan(request.base)));
         let memory_rates = rates.reduce(MemoryRates::least).unwrap_or(MemoryRates::ARENA);
         let all_kinds = 0..topology.device_kinds().len();
         let least = |time: &dyn Fn(usize) -> Seconds| {

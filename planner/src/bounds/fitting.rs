@@ -197,7 +197,7 @@ impl Bounds<'_> {
             let time = stages.pipelines.iter().map(of_replica).fold(0.0, f64::max);
             Some((time, StageBlocks { cuts: cuts.to_vec(), recomputed }))
         };
-        let faster = |one: (f64, StageBlocks), other: (f64, StageBlocks)| if other.0 < one.0 { other } else { one };
+        let faster = |left: (f64, StageBlocks), right: (f64, StageBlocks)| if right.0 < left.0 { right } else { left };
         let candidates = self.candidate_cuts(&stages, &costs, &extra_messages)?;
         let mut best = candidates.iter().filter_map(|cuts| time(cuts)).reduce(faster)?;
         while layout.cuts.is_some() && layout.pipeline <= MOST_STAGES_WITH_MOVES {

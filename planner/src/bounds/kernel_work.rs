@@ -60,7 +60,7 @@ impl WorkOnTwoKinds {
         // Without end where the faster kind takes no time. Quotients are in one order whatever they
         // are rounded to; cross products are not.
         let gain = |pair: &[f64; 2]| pair[1] / pair[0];
-        pairs.sort_by(|one, other| gain(other).total_cmp(&gain(one)));
+        pairs.sort_by(|pair, other| gain(other).total_cmp(&gain(pair)));
         Some(Self { kernels: pairs, counts })
     }
 
@@ -158,7 +158,7 @@ fn speeds(kernels: &[Vec<f64>], reference: usize, counts: &[usize]) -> Vec<(f64,
         known.map(|times| times[reference] / times[kind]).fold(0.0, f64::max)
     };
     let mut speeds: Vec<(f64, usize)> = counts.iter().enumerate().map(|(kind, &count)| (fastest(kind), count)).collect();
-    speeds.sort_by(|one, other| other.0.total_cmp(&one.0));
+    speeds.sort_by(|speed, other| other.0.total_cmp(&speed.0));
     speeds
 }
 
@@ -178,7 +178,7 @@ mod tests {
         let of_list = |(list, times): (&StageProgram, &LeastTimes)| -> f64 {
             let kernels = list.instructions.iter().zip(&times.durations);
             let is_kernel = |operation: &Operation| matches!(operation, Operation::Compute { .. });
-            kernels.filter(|(one, _)| is_kernel(&one.operation)).map(|(_, duration)| duration.0 as f64).sum()
+            kernels.filter(|(kernel, _)| is_kernel(&kernel.operation)).map(|(_, duration)| duration.0 as f64).sum()
         };
         let of_lists: Vec<f64> = program.lists.iter().zip(&times).map(of_list).collect();
         program.list_of_rank.iter().map(|&list| of_lists[list as usize]).sum()

@@ -247,7 +247,7 @@ impl TruncatedModel {
         // kind of block that is differs from chain to chain, so each number counts with the least.
         let has = |kind: &usize| counts[*kind] > 0 || counts.iter().all(|&count| count == 0);
         let costs = (0..counts.len()).filter(has).map(beginning_with);
-        let cost = costs.reduce(|one, other| one.with(&other, f64::min)).expect("invariant: a period has a block");
+        let cost = costs.reduce(|left, right| left.with(&right, f64::min)).expect("invariant: a period has a block");
         ChunkCost { offloaded: self.offloaded(chunk, &counts), ..cost }
     }
 

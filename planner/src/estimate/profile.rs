@@ -1,7 +1,7 @@
 //! Properties of a model that estimates use: times of its kernels and sizes of its tensors.
 
 use crate::space::Request;
-use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, OperatorKind, Pass, Role, TensorId, differentiate};
+use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, Pass, Role, TensorId, differentiate};
 use foretell_units::Seconds;
 use std::collections::{BTreeMap, HashMap};
 
@@ -103,7 +103,8 @@ impl ModelProfile {
                     continue;
                 }
                 let elements = tensor.elements() as f64;
-                let is_of_expert = tensor.dimensions.len() > 2 && tensor.dimensions.first().map(|one| one.extent) == experts;
+                let is_of_expert =
+                    tensor.dimensions.len() > 2 && tensor.dimensions.first().map(|dimension| dimension.extent) == experts;
                 if is_of_expert {
                     self.expert_parameters += elements;
                 } else {
@@ -132,7 +133,7 @@ impl ModelProfile {
                     self.last_activations += size;
                 } else {
                     all += size;
-                    of_attention += if operator.kind.is_attention() { size } else { 0.0 };
+                    of_attention += if operator.is_attention() { size } else { 0.0 };
                 }
             }
             for input in operator.inputs.iter().filter(|input| is_activation(input.tensor)) {
@@ -161,9 +162,9 @@ fn rows_over_slots(request: &Request<'_>) -> BTreeMap<usize, f64> {
     ranks.map(|ranks| (ranks, request.costs.rows_over_slots(ranks))).filter(|&(_, rows)| rows > 1.0).collect()
 }
 
-fn is_of_experts(kind: OperatorKind) -> bool {
-    use OperatorKind::{ExpertMatmul, ExpertMatmulInputGradient, ExpertMatmulWeightGradient};
-    matches!(kind, ExpertMatmul | ExpertMatmulInputGradient | ExpertMatmulWeightGradient)
+fn is_of_experts(kind: Kernel) -> bool {
+    use Kernel::{ExpertMatmul, ExpertMatmulInputGradient, ExpertMatmulWeightGradient};
+    matches!(kind, ExpertMatmul { .. } | ExpertMatmulInputGradient { .. } | ExpertMatmulWeightGradient { .. })
 }
 
 /// Returns the seconds that a kernel takes on the slowest kind of device.
@@ -198,7 +199,7 @@ impl KernelTimes {
             }
             if operator.pass == Pass::Forward {
                 times.forward += time;
-                times.attention += if operator.kind.is_attention() { time } else { 0.0 };
+                times.attention += if operator.is_attention() { time } else { 0.0 };
             } else {
                 times.backward += time;
             }

@@ -99,9 +99,11 @@ pub fn front(job: &PlanJob<'_>) -> Result<SizePoints, PlanJobError> {
     let all = std::mem::take(&mut found.points);
     let is_beaten = |point: &SizePoint| all.iter().any(|other| beats(other, point));
     found.points = all.iter().filter(|point| !is_beaten(point)).cloned().collect();
-    found.points.sort_by(|one, other| one.devices.cmp(&other.devices).then(one.step_seconds.total_cmp(&other.step_seconds)));
+    found
+        .points
+        .sort_by(|point, other| point.devices.cmp(&other.devices).then(point.step_seconds.total_cmp(&other.step_seconds)));
     let figures = |point: &SizePoint| (point.step_seconds, point.memory_bytes, point.devices);
-    found.points.dedup_by(|one, other| figures(one) == figures(other));
+    found.points.dedup_by(|point, other| figures(point) == figures(other));
     found.complete()
 }
 

@@ -9,7 +9,7 @@
 //! plan names every operator. The test `priced_conversions_are_those_that_the_compiler_emits` keeps
 //! the two equal.
 
-use foretell_models::{Graph, Kernel, Operand, Operator, OperatorId, OperatorKind, Pass, Role, TensorId};
+use foretell_models::{Graph, Kernel, Operand, Operator, OperatorId, Pass, Role, TensorId};
 use foretell_program::{Action, Choice, Choices, Collective, Placement, moves};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,7 +73,7 @@ impl Conversions {
             let operands = operator.inputs.iter().chain(&operator.outputs).map(|operand| operand.tensor.0);
             let roots: Vec<usize> = operands.map(|tensor| root(&mut parents, tensor)).collect();
             let least = roots.iter().copied().min().expect("invariant: a sum has a result");
-            roots.into_iter().for_each(|one| parents[one] = least);
+            roots.into_iter().for_each(|root| parents[root] = least);
         }
         let mut sets: BTreeMap<usize, BTreeSet<TensorId>> = BTreeMap::new();
         for tensor in (0..graph.tensors.len()).filter(may_be_converted) {
@@ -238,7 +238,7 @@ impl Walk<'_> {
         }
         let graph = &self.choices.graph;
         let readers = &self.uses.readers[tensor.0];
-        let adds = |id: &OperatorId| graph.operators[id.0].kind == OperatorKind::Add;
+        let adds = |id: &OperatorId| matches!(graph.operators[id.0].kind, Kernel::Add { .. });
         let adds_partial_sums = |id: &OperatorId| {
             let inputs = &graph.operators[id.0].inputs;
             inputs.iter().all(|input| input.tensor == tensor || self.will_be_produced(input.tensor) == produced)
@@ -315,8 +315,8 @@ impl Walk<'_> {
     fn keep_smallest_placements(&mut self) {
         for (&tensor, state) in &mut self.states {
             let elements = |placement: Placement| -> usize { shape(self.choices, tensor, placement).iter().product() };
-            let least = state.available.iter().map(|&one| elements(one)).min().unwrap_or(0);
-            state.available.retain(|&one| elements(one) == least);
+            let least = state.available.iter().map(|&placements| elements(placements)).min().unwrap_or(0);
+            state.available.retain(|&placements| elements(placements) == least);
         }
     }
 

@@ -87,7 +87,7 @@ impl Costs {
                 let of_operator: Vec<&[Choice]> = deciding.iter().map(|id| choices.of_operator[id.0].as_slice()).collect();
                 Factor::tabulate(&sizes, scope, |values| {
                     let choice_of = |id: OperatorId| {
-                        let place = deciding.iter().position(|&one| one == id);
+                        let place = deciding.iter().position(|&deciding| deciding == id);
                         let place = place.expect("invariant: a conversion asks its deciding operators");
                         of_operator[place][values[place]]
                     };
@@ -104,9 +104,9 @@ impl Costs {
     /// Returns the problem in which a reduction counts with `thousandths` thousandths of its time.
     pub(super) fn problem(&self, thousandths: u64) -> Problem {
         let own = self.own.iter().enumerate().map(|(variable, costs)| {
-            let cost = |one: &OperatorCost| Cost {
-                time: one.work + Picoseconds(one.reduction.0 / 1000 * thousandths),
-                memory: one.memory,
+            let cost = |cost: &OperatorCost| Cost {
+                time: cost.work + Picoseconds(cost.reduction.0 / 1000 * thousandths),
+                memory: cost.memory,
             };
             Factor { scope: vec![variable], costs: costs.iter().map(cost).collect() }
         });

@@ -81,7 +81,7 @@ impl<'a> Remaining<'a> {
     /// Returns the variables that share a factor with `variable`, ascending.
     fn neighbours(&self, variable: usize) -> Vec<usize> {
         let factors = self.factors_of[variable].iter().filter_map(|&number| self.factors[number].as_ref());
-        let others = factors.flat_map(|factor| factor.scope.iter().copied()).filter(|&one| one != variable);
+        let others = factors.flat_map(|factor| factor.scope.iter().copied()).filter(|&factor| factor != variable);
         let mut neighbours: Vec<usize> = others.collect();
         neighbours.sort_unstable();
         neighbours.dedup();
@@ -90,7 +90,8 @@ impl<'a> Remaining<'a> {
 
     fn measure_table(&mut self, variable: usize) {
         let neighbours = self.neighbours(variable);
-        let table = neighbours.iter().try_fold(self.sizes[variable], |product, &one| product.checked_mul(self.sizes[one]));
+        let table =
+            neighbours.iter().try_fold(self.sizes[variable], |product, &variable| product.checked_mul(self.sizes[variable]));
         self.tables[variable] = Some(table.unwrap_or(usize::MAX));
     }
 
@@ -124,14 +125,14 @@ fn eliminate(sizes: &[usize], variable: usize, neighbours: &[usize], factors: &[
     // Distance between the costs of a variable's neighbouring values in a factor's list; 0 for a
     // variable on which it does not depend.
     let stride = |factor: &Factor, wanted: usize| {
-        let place = factor.scope.iter().position(|&one| one == wanted);
-        place.map_or(0, |place| factor.scope[place + 1..].iter().map(|&one| sizes[one]).product())
+        let place = factor.scope.iter().position(|&variable| variable == wanted);
+        place.map_or(0, |place| factor.scope[place + 1..].iter().map(|&variable| sizes[variable]).product())
     };
     let strides: Vec<(usize, Vec<usize>)> = factors
         .iter()
-        .map(|factor| (stride(factor, variable), neighbours.iter().map(|&one| stride(factor, one)).collect()))
+        .map(|factor| (stride(factor, variable), neighbours.iter().map(|&neighbour| stride(factor, neighbour)).collect()))
         .collect();
-    let own_sizes: Vec<usize> = neighbours.iter().map(|&one| sizes[one]).collect();
+    let own_sizes: Vec<usize> = neighbours.iter().map(|&neighbour| sizes[neighbour]).collect();
     let mut costs = Vec::with_capacity(own_sizes.iter().product());
     let mut best = Vec::with_capacity(costs.capacity());
     for values in combinations(&own_sizes) {

@@ -17,11 +17,11 @@ pub(super) fn solve(sizes: &[usize], factors: &[Factor], remaining: &[usize], va
     let mut of_value: Vec<Vec<Variable>> = vec![Vec::new(); sizes.len()];
     for &variable in remaining {
         of_value[variable] = (0..sizes[variable]).map(|_| problem.add_binary_var(0.0)).collect();
-        let all: Vec<(Variable, f64)> = of_value[variable].iter().map(|&one| (one, 1.0)).collect();
+        let all: Vec<(Variable, f64)> = of_value[variable].iter().map(|&value| (value, 1.0)).collect();
         problem.add_constraint(&all, ComparisonOp::Eq, 1.0);
     }
     for factor in factors.iter().filter(|factor| !factor.scope.is_empty()) {
-        let own: Vec<usize> = factor.scope.iter().map(|&one| sizes[one]).collect();
+        let own: Vec<usize> = factor.scope.iter().map(|&scoped| sizes[scoped]).collect();
         let combinations: Vec<(Vec<usize>, Variable)> = combinations(&own)
             .zip(&factor.costs)
             .filter(|(_, cost)| cost.is_possible())
@@ -29,7 +29,8 @@ pub(super) fn solve(sizes: &[usize], factors: &[Factor], remaining: &[usize], va
             .collect();
         for (place, &variable) in factor.scope.iter().enumerate() {
             for (value, &chosen) in of_value[variable].iter().enumerate() {
-                let with_value = combinations.iter().filter(|(values, _)| values[place] == value).map(|&(_, one)| (one, 1.0));
+                let with_value =
+                    combinations.iter().filter(|(values, _)| values[place] == value).map(|&(_, combination)| (combination, 1.0));
                 let terms: Vec<(Variable, f64)> = with_value.chain([(chosen, -1.0)]).collect();
                 problem.add_constraint(&terms, ComparisonOp::Eq, 0.0);
             }
@@ -41,7 +42,7 @@ pub(super) fn solve(sizes: &[usize], factors: &[Factor], remaining: &[usize], va
     })?;
     let solution = outcome.into_solution().map_err(|_| SolveError::IntegerProgram("the solver gave up".into()))?;
     for &variable in remaining {
-        let chosen = of_value[variable].iter().position(|&one| solution.var_value(one) > 0.5);
+        let chosen = of_value[variable].iter().position(|&value| solution.var_value(value) > 0.5);
         values[variable] = chosen.ok_or_else(|| SolveError::IntegerProgram("its values are not whole".into()))?;
     }
     Ok(())

@@ -12,7 +12,7 @@ pub(super) fn patterns(choices: &Choices, operators: &[OperatorId], values: &[us
         operators.iter().zip(values).map(|(&id, &value)| (id, choices.of_operator[id.0][value].part)).collect();
     let most = most_frequent(chosen.iter().map(|&(_, part)| part)).unwrap_or(ShardedPart::Whole);
     let mut patterns: BTreeMap<String, ShardedPart> = BTreeMap::from([("*".into(), most)]);
-    for of_block in chosen.chunk_by(|one, next| block(graph, one.0) == block(graph, next.0)) {
+    for of_block in chosen.chunk_by(|choice, next| block(graph, choice.0) == block(graph, next.0)) {
         let exceptions = |usual: ShardedPart| of_block.iter().filter(|(_, part)| *part != usual).count();
         let own = most_frequent(of_block.iter().map(|&(_, part)| part)).unwrap_or(most);
         let usual = if exceptions(own) + 1 < exceptions(most) && has_unique_name(graph, of_block) { own } else { most };
@@ -26,7 +26,7 @@ pub(super) fn patterns(choices: &Choices, operators: &[OperatorId], values: &[us
     // operators get patterns of their own.
     for &(id, part) in &chosen {
         let name = &graph.operators[id.0].name;
-        let is_operator_name = |one: &str| graph.operators.iter().any(|operator| operator.name == one);
+        let is_operator_name = |name: &str| graph.operators.iter().any(|operator| operator.name == name);
         if is_operator_name(block(graph, id)) && patterns.contains_key(block(graph, id)) && !patterns.contains_key(name) {
             patterns.insert(name.clone(), part);
         }

@@ -83,7 +83,7 @@ fn program(context: &PricingContext<'_>, wanted: &BTreeSet<PricedCollective>) ->
     let kernel = || Operation::Compute { kernel: Kernel::Zero { elements: 1 }, accumulate: false, group: None };
     push(kernel(), 0);
     for PricedCollective { kind, group, bytes } in wanted {
-        let known = groups.iter().position(|one| one == group).unwrap_or_else(|| {
+        let known = groups.iter().position(|known| known == group).unwrap_or_else(|| {
             groups.push(group.clone());
             groups.len() - 1
         });

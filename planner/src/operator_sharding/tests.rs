@@ -55,7 +55,7 @@ fn emitted(model: &Model, plan: &Plan) -> Counts {
     let program = compile_training(model, "model", plan).expect("it can be laid out");
     let list = &program.lists[0];
     let mut counts = Counts::new();
-    for one in list.instructions.iter().filter(|one| one.micro_batch.is_some()) {
+    for one in list.instructions.iter().filter(|instruction| instruction.micro_batch.is_some()) {
         match &*one.operation {
             Operation::Compute { kernel, .. } if is_conversion(kernel) => count(&mut counts, format!("{kernel:?}")),
             Operation::Compute { kernel, .. } if list.name_of(one).ends_with(".gradient_sum") => {
@@ -75,7 +75,7 @@ fn priced(choices: &Choices, plan: &Plan, operators: &[OperatorId], values: &[us
     let graph = &choices.graph;
     let uses = TensorUses::new(graph);
     let choice_of = |id: OperatorId| {
-        let place = operators.iter().position(|&one| one == id).unwrap();
+        let place = operators.iter().position(|&operator| operator == id).unwrap();
         choices.of_operator[id.0][values[place]]
     };
     let mut counts = Counts::new();

@@ -80,7 +80,7 @@ pub struct Search {
 
 /// The best layouts of a request, and what the search did.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Planned {
+pub struct SearchResult {
     /// The best layouts, the best first. Empty only if none beats [`Request::must_beat`].
     ///
     /// [`Request::must_beat`]: crate::Request::must_beat
@@ -91,7 +91,7 @@ pub struct Planned {
     pub search: Search,
 }
 
-impl Planned {
+impl SearchResult {
     /// Joins two searches for the least time, for example with different number formats: the first
     /// candidate of the faster search, and then the fastest of both, `top` in all.
     ///

@@ -53,8 +53,8 @@ impl Searcher<'_> {
                 break;
             }
             let is_open = |manner: &Manner| !self.climbed.contains(manner);
-            let start = self.incumbents.list.iter().find(|one| is_open(&manner(&one.plan.layout)));
-            let Some(start) = start.filter(|one| one.value <= CLOSE * best) else { break };
+            let start = self.incumbents.list.iter().find(|candidate| is_open(&manner(&candidate.plan.layout)));
+            let Some(start) = start.filter(|candidate| candidate.value <= CLOSE * best) else { break };
             let (value, layout) = (start.value, start.plan.layout.clone());
             self.climbed.insert(manner(&layout));
             self.climb_from(value, layout)?;
@@ -77,7 +77,7 @@ impl Searcher<'_> {
                 if round.is_empty() || compiled == most || self.is_over() {
                     break;
                 }
-                self.tried.extend(round.iter().map(|one| one.family.layout.clone()));
+                self.tried.extend(round.iter().map(|expert| expert.family.layout.clone()));
                 let is_compiled;
                 (is_compiled, better) = self.try_neighbours(&round, value)?;
                 compiled += usize::from(is_compiled);
@@ -106,8 +106,9 @@ impl Searcher<'_> {
         self.simulate_long(long)?;
         self.report_bounded();
         let is_new = |index: LayoutIndex| index.family == PROBED && index.variant >= first_found;
-        let found = self.incumbents.list.iter().find(|one| is_new(one.index) && one.value < value * (1.0 - LEAST_GAIN));
-        Ok((is_compiled, found.map(|one| (one.value, one.plan.layout.clone()))))
+        let found =
+            self.incumbents.list.iter().find(|candidate| is_new(candidate.index) && candidate.value < value * (1.0 - LEAST_GAIN));
+        Ok((is_compiled, found.map(|candidate| (candidate.value, candidate.plan.layout.clone()))))
     }
 
     /// Returns the families one move away from a layout of this value that may be better, those
@@ -124,28 +125,28 @@ impl Searcher<'_> {
         };
         // Estimates of another manner are off by another factor, where that is known.
         let own_manner = manner(layout);
-        let corrected = |one: &Expert| {
-            let of_manner = self.corrections.get(&one.manner).filter(|_| one.manner != own_manner);
-            one.estimate * of_manner.copied().unwrap_or(correction)
+        let corrected = |expert: &Expert| {
+            let of_manner = self.corrections.get(&expert.manner).filter(|_| expert.manner != own_manner);
+            expert.estimate * of_manner.copied().unwrap_or(correction)
         };
         let families = self.bounds.space.families_near(layout);
         let near = families.into_par_iter().filter(is_open).filter_map(|family| self.estimated(&family));
-        let mut near: Vec<(f64, Expert)> = near.map(|one| (corrected(&one), one)).collect();
+        let mut near: Vec<(f64, Expert)> = near.map(|expert| (corrected(&expert), expert)).collect();
         near.retain(|(corrected, _)| *corrected <= PROMISING * value);
-        near.sort_by(|(a, one), (b, other)| one.seems_too_large.cmp(&other.seems_too_large).then(a.total_cmp(b)));
-        let mut near: Vec<Expert> = near.into_iter().map(|(_, one)| one).collect();
+        near.sort_by(|(a, left), (b, right)| left.seems_too_large.cmp(&right.seems_too_large).then(a.total_cmp(b)));
+        let mut near: Vec<Expert> = near.into_iter().map(|(_, expert)| expert).collect();
         retain_best_of_size(&mut near);
         // Each mesh once before any has its next turn.
         let mut turns: BTreeMap<MeshSizes, usize> = BTreeMap::new();
-        let turn_of = |one: &Expert| {
-            let turn = turns.entry(mesh(&one.family.layout)).or_default();
+        let turn_of = |expert: &Expert| {
+            let turn = turns.entry(mesh(&expert.family.layout)).or_default();
             *turn += 1;
             *turn
         };
         let mut in_turns: Vec<(usize, Expert)> = Vec::new();
         let numbers: Vec<usize> = near.iter().map(turn_of).collect();
         in_turns.extend(numbers.into_iter().zip(near));
-        in_turns.sort_by_key(|(turn, one)| (one.seems_too_large, *turn));
-        in_turns.into_iter().map(|(_, one)| one).collect()
+        in_turns.sort_by_key(|(turn, expert)| (expert.seems_too_large, *turn));
+        in_turns.into_iter().map(|(_, expert)| expert).collect()
     }
 }

@@ -64,9 +64,9 @@ const BETTER: f64 = 0.985;
 /// Keeps the first families of each mesh, micro-batch and manner.
 pub(super) fn retain_best_of_size(sorted: &mut Vec<Expert>) {
     let mut of_size: BTreeMap<(MeshSizes, usize, Manner), usize> = BTreeMap::new();
-    sorted.retain(|one| {
-        let layout = &one.family.layout;
-        let count = of_size.entry((mesh(layout), layout.micro_batch, one.manner)).or_default();
+    sorted.retain(|expert| {
+        let layout = &expert.family.layout;
+        let count = of_size.entry((mesh(layout), layout.micro_batch, expert.manner)).or_default();
         *count += 1;
         *count <= FAMILIES_OF_SIZE
     });
@@ -134,7 +134,7 @@ impl Searcher<'_> {
         let mut long: Vec<(f64, Layout)> = Vec::new();
         let mut long_tried = 0;
         let mut turns: BTreeMap<Manner, usize> = BTreeMap::new();
-        let manners = left.iter().map(|one| one.manner).collect::<BTreeSet<_>>().len();
+        let manners = left.iter().map(|expert| expert.manner).collect::<BTreeSet<_>>().len();
         let (mut rounds, mut compiled, mut simulated) = (0, 0, 0);
         while compiled < MOST_COMPILED && simulated < MOST_SIMULATED && long_tried < MOST_LONG_TRIED && !self.is_over() {
             let round = self.next_experts(&mut left, &mut turns, rounds);
@@ -156,7 +156,7 @@ impl Searcher<'_> {
                 if trial.is_too_large {
                     // More samples at once need no less.
                     let (sizes, samples) = (mesh(&expert.family.layout), expert.family.layout.micro_batch);
-                    left.retain(|one| mesh(&one.family.layout) != sizes || one.family.layout.micro_batch < samples);
+                    left.retain(|expert| mesh(&expert.family.layout) != sizes || expert.family.layout.micro_batch < samples);
                 }
             }
             self.incumbents.sort();
@@ -224,21 +224,21 @@ impl Searcher<'_> {
     fn next_experts(&self, left: &mut Vec<Expert>, turns: &mut BTreeMap<Manner, usize>, rounds: usize) -> Vec<Expert> {
         let mut round = Vec::new();
         while round.len() < AT_ONCE && !left.is_empty() {
-            let key = |one: &Expert| {
-                let (correction, turn) = (self.corrections.get(&one.manner), turns.get(&one.manner).copied().unwrap_or(0));
+            let key = |expert: &Expert| {
+                let (correction, turn) = (self.corrections.get(&expert.manner), turns.get(&expert.manner).copied().unwrap_or(0));
                 // Each manner once; then again those of which nothing was simulated yet.
                 let is_known = turn > 0 && (correction.is_some() || turn >= FIRST_OF_MANNER);
-                let is_long = !self.has_answer() && one.is_long();
-                let value = one.estimate * correction.copied().unwrap_or(1.0);
-                (is_known, turn.min(FIRST_OF_MANNER) * usize::from(!is_known), is_long, one.seems_too_large, value)
+                let is_long = !self.has_answer() && expert.is_long();
+                let value = expert.estimate * correction.copied().unwrap_or(1.0);
+                (is_known, turn.min(FIRST_OF_MANNER) * usize::from(!is_known), is_long, expert.seems_too_large, value)
             };
-            let order = |(place, one): &(usize, &Expert), (other_place, other): &(usize, &Expert)| {
-                let (a, b) = (key(one), key(other));
+            let order = |(place, left): &(usize, &Expert), (other_place, right): &(usize, &Expert)| {
+                let (a, b) = (key(left), key(right));
                 let coarse = (a.0, a.1, a.2, a.3).cmp(&(b.0, b.1, b.2, b.3));
                 coarse.then(a.4.total_cmp(&b.4)).then(place.cmp(other_place))
             };
-            let by_memory = |(_, one): &(usize, &Expert), (_, other): &(usize, &Expert)| {
-                one.least_memory.total_cmp(&other.least_memory).then(one.estimate.total_cmp(&other.estimate))
+            let by_memory = |(_, left): &(usize, &Expert), (_, right): &(usize, &Expert)| {
+                left.least_memory.total_cmp(&right.least_memory).then(left.estimate.total_cmp(&right.estimate))
             };
             let is_by_memory = round.is_empty() && rounds >= ROUNDS_BY_TIME && !self.has_answer();
             let all = left.iter().enumerate();

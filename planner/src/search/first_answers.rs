@@ -106,7 +106,7 @@ impl Searcher<'_> {
         };
         let mut ranked: Vec<(f64, f64, usize)> = families.par_iter().enumerate().filter_map(estimated).collect();
         // Those that seem too large come last: by how much is not known well.
-        let seems_too_large = |one: &(f64, f64, usize)| one.0 > MAY_FIT;
+        let seems_too_large = |estimate: &(f64, f64, usize)| estimate.0 > MAY_FIT;
         ranked.par_sort_unstable_by(|a, b| {
             seems_too_large(a).cmp(&seems_too_large(b)).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
         });
@@ -229,13 +229,13 @@ impl Searcher<'_> {
             let value = estimate * correction(&family).unwrap_or(1.0);
             Chosen { value, estimate, family }
         });
-        let mut corrected: Vec<Chosen> = corrected.filter(|one| one.value <= best * WORTH_OPENING).collect();
+        let mut corrected: Vec<Chosen> = corrected.filter(|expert| expert.value <= best * WORTH_OPENING).collect();
         corrected.sort_by(|a, b| a.value.total_cmp(&b.value));
         let mut corrected = corrected.into_iter();
         if taken.is_empty() {
             taken.extend(corrected.by_ref().take(count));
         }
-        ranked.families = postponed.into_iter().chain(corrected).map(|one| (one.estimate, one.family)).collect();
+        ranked.families = postponed.into_iter().chain(corrected).map(|expert| (expert.estimate, expert.family)).collect();
         taken
     }
 
@@ -286,7 +286,7 @@ impl Searcher<'_> {
     ) -> Result<(), PlannerError> {
         let (mut simulated, mut compiled) = (0, 0);
         left.sort_by(|a, b| b.turn.cmp(&a.turn).then(b.value.total_cmp(&a.value)));
-        let is_bounded = left.iter().all(|one| one.is_bounded);
+        let is_bounded = left.iter().all(|expert| expert.is_bounded);
         let most = most.unwrap_or(if is_bounded { SIMULATED_BY_BOUND } else { SIMULATED_BY_ESTIMATE });
         while simulated < most && compiled < MOST_COMPILED && !left.is_empty() && !self.is_over() {
             let round = self.next_promising(left, tried, &mut simulated);
@@ -295,12 +295,12 @@ impl Searcher<'_> {
             }
             compiled += round.len();
             let index = LayoutIndex { family: PROBED, variant: self.search.probed };
-            let queued = round
-                .iter()
-                .map(|one| vec![QueuedLayout { bound: one.value, index, layout: one.layout.clone(), is_stopped: false }]);
+            let queued = round.iter().map(|expert| {
+                vec![QueuedLayout { bound: expert.value, index, layout: expert.layout.clone(), is_stopped: false }]
+            });
             let queued: Vec<Vec<QueuedLayout>> = queued.collect();
             let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
-            let outcomes = queued.par_iter().map(|one| simulations.first(one)).collect::<Result<Vec<_>, PlannerError>>()?;
+            let outcomes = queued.par_iter().map(|layout| simulations.first(layout)).collect::<Result<Vec<_>, PlannerError>>()?;
             for (one, outcome) in round.into_iter().zip(outcomes) {
                 let Some(outcome) = outcome.outcome else { continue };
                 self.known.note(&one.layout, &outcome);
@@ -348,7 +348,7 @@ impl Searcher<'_> {
     /// before count as `simulated` now.
     fn next_promising(&self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>, simulated: &mut usize) -> Vec<Promising> {
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
-        let is_sure = left.last().is_some_and(|one| one.is_bounded);
+        let is_sure = left.last().is_some_and(|expert| expert.is_bounded);
         let at_once = if self.incumbents.is_empty() && is_sure { 1 } else { AT_ONCE };
         let mut round = Vec::new();
         while round.len() < at_once

@@ -222,8 +222,8 @@ mod tests {
             let request = Request::new(&model, "mlp", &topology, &costs, &base);
             let bounds = Bounds::new(&request).expect("a sound request");
             let found = neighbours(&bounds, &base.layout);
-            assert!(found.iter().any(|one| one.collective == CollectiveAlgorithm::Ring), "{found:?}");
-            assert_eq!(found.iter().any(|one| one.collective == CollectiveAlgorithm::Tree), has_trees, "{found:?}");
+            assert!(found.iter().any(|neighbour| neighbour.collective == CollectiveAlgorithm::Ring), "{found:?}");
+            assert_eq!(found.iter().any(|neighbour| neighbour.collective == CollectiveAlgorithm::Tree), has_trees, "{found:?}");
         }
     }
 }

@@ -19,7 +19,14 @@ pub(super) type Refits = BTreeMap<LayoutIndex, (usize, Vec<f64>)>;
 /// A manner of layouts: whether `tensor`, `context` and `expert` shard blocks, whether there is a
 /// pipeline, and whether its stages have several chunks. Estimates of one manner are off by much
 /// the same factor, and each manner is what some expert would try first.
-pub(super) type Manner = [bool; 5];
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Manner {
+    tensor: bool,
+    context: bool,
+    expert: bool,
+    pipeline: bool,
+    virtual_stages: bool,
+}
 
 /// By manner, the least simulated value over its estimate.
 pub(super) type Corrections = BTreeMap<Manner, f64>;
@@ -35,7 +42,14 @@ pub(super) fn mesh(layout: &Layout) -> MeshSizes {
 
 /// Returns the manner of a layout.
 pub(super) fn manner(layout: &Layout) -> Manner {
-    [layout.tensor, layout.context, layout.expert, layout.pipeline, layout.virtual_stages].map(|size| size > 1)
+    let Layout { tensor, context, expert, pipeline, virtual_stages, .. } = *layout;
+    Manner {
+        tensor: tensor > 1,
+        context: context > 1,
+        expert: expert > 1,
+        pipeline: pipeline > 1,
+        virtual_stages: virtual_stages > 1,
+    }
 }
 
 /// What is known of a layout that was simulated, or that was found too large on the way there.

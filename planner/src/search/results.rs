@@ -1,6 +1,6 @@
 //! The answer that a finished search gives.
 
-use super::answer::{Candidate, Planned};
+use super::answer::{Candidate, SearchResult};
 use super::incumbents::PredictedStep;
 use super::queue::NEIGHBOURS;
 use super::searcher::Searcher;
@@ -40,7 +40,7 @@ impl Searcher<'_> {
         let all: Vec<Option<(usize, PredictedStep)>> =
             places.par_iter().zip(known).enumerate().map(predict).collect::<Result<_, PlannerError>>()?;
         let all: Vec<(usize, PredictedStep)> = all.into_iter().flatten().collect();
-        let held = all.iter().map(|(place, one)| (*place, weighted(&one.memory.needed_by_stage, &one.weights)));
+        let held = all.iter().map(|(place, candidate)| (*place, weighted(&candidate.memory.needed_by_stage, &candidate.weights)));
         let too_large = held.into_iter().find(|(_, held)| most(held) > self.bounds.memory_limit);
         let Some((which, held)) = too_large else { return Ok(Some(all)) };
         for (place, predicted) in all {
@@ -59,7 +59,7 @@ impl Searcher<'_> {
 
     /// Returns the answer: the incumbents to return, by their places, with their predictions.
     /// `left` is the least bound of what was not looked at, if anything is left.
-    pub(super) fn answer(mut self, predicted: Vec<(usize, PredictedStep)>, left: Option<f64>) -> Planned {
+    pub(super) fn answer(mut self, predicted: Vec<(usize, PredictedStep)>, left: Option<f64>) -> SearchResult {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
         let candidate = |(place, predicted): (usize, PredictedStep)| {
             let prediction = predicted.prediction.with_memory(predicted.memory);
@@ -104,14 +104,14 @@ impl Searcher<'_> {
         let covered = self.search.space.iter().filter(|dimension| dimension.is_covered());
         self.search.covers = covered.map(|dimension| dimension.name.clone()).collect();
         self.search.bound_of_any_layout_seconds = self.bounds.least_step().value();
-        Planned { candidates, value: best, search: self.search }
+        SearchResult { candidates, value: best, search: self.search }
     }
 }
 
 /// Returns the memory of a run whose training and evaluation share the arena of each rank. Training
 /// decides on the hosts: only it offloads.
 fn sharing_arenas(training: MemoryUse, evaluation: MemoryUse) -> MemoryUse {
-    let larger = |one: Vec<Bytes>, other: Vec<Bytes>| one.into_iter().zip(other).map(|(a, b)| a.max(b)).collect();
+    let larger = |left: Vec<Bytes>, right: Vec<Bytes>| left.into_iter().zip(right).map(|(a, b)| a.max(b)).collect();
     MemoryUse {
         peak_by_stage: larger(training.peak_by_stage, evaluation.peak_by_stage),
         needed_by_stage: larger(training.needed_by_stage, evaluation.needed_by_stage),

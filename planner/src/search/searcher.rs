@@ -1,6 +1,6 @@
 //! The search itself: opening families, and rounds of simulations.
 
-use super::answer::{Planned, Search};
+use super::answer::{Search, SearchResult};
 use super::incumbents::Incumbents;
 use super::queue::{LayoutIndex, NEIGHBOURS, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
 use super::records::{Corrections, Known, KnownLayouts, Manner, OffloadedTooLarge, Refits};
@@ -71,7 +71,7 @@ impl<'a> Searcher<'a> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
+    pub(super) fn run(mut self) -> Result<SearchResult, PlannerError> {
         let usual = self.bounds.space.usual_families(&|| self.is_over());
         self.try_experts(&usual)?;
         // Where bounds are cheap they find the best of the usual families sooner than a climb.
@@ -143,7 +143,7 @@ impl<'a> Searcher<'a> {
 
     /// Returns `true` if bounds cost far less than simulations for layouts like the best one.
     pub(super) fn best_has_cheap_bounds(&self) -> bool {
-        self.incumbents.list.first().is_some_and(|one| self.bounds.has_cheap_bounds(&one.plan.layout))
+        self.incumbents.list.first().is_some_and(|candidate| self.bounds.has_cheap_bounds(&candidate.plan.layout))
     }
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.

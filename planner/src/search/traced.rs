@@ -4,7 +4,7 @@
 //! Such frameworks split batches and the state of parameters alone. The space is the number of
 //! ranks, the micro-batch, recomputation and ZeRO; and what hosts hold, if the user says so.
 
-use super::answer::{Candidate, Planned, Search};
+use super::answer::{Candidate, Search, SearchResult};
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
@@ -48,7 +48,7 @@ struct Looked {
 ///
 /// # Errors
 /// [`PlannerError`] if no layout fits.
-pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, PlannerError> {
+pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>, PlannerError> {
     let kind = request.topology.kind_index(DeviceId(0));
     let Some(tables) = request.costs.tables(kind) else { return Ok(None) };
     if traced_plan(request.base, request.model, request.costs, kind).is_err() {
@@ -79,7 +79,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     // Layouts that probably run out are an answer where there is no other. Among equals the first
     // in the order of layouts, which has the fewest ranks.
     let is_risky = |layout: &Fitting| layout.prediction.probably_runs_out();
-    fitting.sort_by(|one, other| is_risky(one).cmp(&is_risky(other)).then(one.value.total_cmp(&other.value)));
+    fitting.sort_by(|left, right| is_risky(left).cmp(&is_risky(right)).then(left.value.total_cmp(&right.value)));
     if let Some(risky) = fitting.iter().position(is_risky).filter(|&first| first > 0) {
         fitting.truncate(risky);
     }
@@ -96,7 +96,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
                 Err(PlannerError::out_of_memory(request, needed, limit, hint))
             }
             (None, None) => Ok(None),
-            (Some(_), _) => Ok(Some(Planned { candidates: Vec::new(), value: f64::INFINITY, search: Search::default() })),
+            (Some(_), _) => Ok(Some(SearchResult { candidates: Vec::new(), value: f64::INFINITY, search: Search::default() })),
         };
     };
     let seconds = best.prediction.step_seconds.value();
@@ -122,7 +122,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         .take(request.top.max(1))
         .map(|layout| Candidate { plan: layout.plan, prediction: layout.prediction, value: layout.value })
         .collect();
-    let planned = Planned { candidates, value, search };
+    let planned = SearchResult { candidates, value, search };
     Ok(Some(if is_cut_off { planned.cut_off() } else { planned }))
 }
 
@@ -149,7 +149,7 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) 
     let split = splits.into_iter().find(|(_, size)| size.is_some_and(|size| size > 1)).map(|(name, _)| name);
     let others = [
         ("zero", fixed.zero.is_some_and(|zero| !stages_of_zero.contains(&zero))),
-        ("recompute", fixed.recompute.as_ref().is_some_and(|one| !matches!(one, Recompute::None | Recompute::Full))),
+        ("recompute", fixed.recompute.as_ref().is_some_and(|setting| !matches!(setting, Recompute::None | Recompute::Full))),
         ("offload", fixed.offload.is_some_and(|offload| !offloads.contains(&offload))),
         ("schedule", fixed.schedule.is_some()),
         ("shard_group", fixed.shard_group.is_some()),

@@ -144,7 +144,7 @@ impl Space<'_> {
         if contradicts || !ends_match {
             return Vec::new();
         }
-        let multiple = |one: usize, other: usize| (one / greatest_common_divisor(one, other)).saturating_mul(other);
+        let multiple = |left: usize, right: usize| (left / greatest_common_divisor(left, right)).saturating_mul(right);
         // Every stage divides a micro-batch among its data-parallel ranks.
         let samples_unit = stages.iter().fold(1, |all, stage| multiple(all, stage.data));
         if !self.global_batch.is_multiple_of(samples_unit) {

@@ -13,7 +13,7 @@ impl<'a> Space<'a> {
     /// Describes the space of `request`, whose model has the forward graph `graph`.
     pub(crate) fn new(request: &'a Request<'a>, graph: &Graph, kinds: &DeviceKinds) -> Self {
         let base = request.base;
-        let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
+        let has_attention = graph.operators.iter().any(|operator| operator.is_attention());
         let model = ModelFacts {
             blocks: graph.blocks.len(),
             work: work_of_blocks(graph),
@@ -82,11 +82,11 @@ fn bucketed_gradients(graph: &Graph) -> Bytes {
 /// Returns the fewest heads of an attention operator, those of queries, or of keys if
 /// `are_of_keys`; `None` without attention.
 fn heads(graph: &Graph, are_of_keys: bool) -> Option<usize> {
-    let of_attention = graph.operators.iter().filter(|operator| operator.kind.is_attention());
+    let of_attention = graph.operators.iter().filter(|operator| operator.is_attention());
     let heads = of_attention.map(|operator| {
         let counts = |role: Extent| role == Extent::Heads || (role == Extent::Group && !are_of_keys);
-        let of_heads = operator.loops.iter().filter(|one| counts(one.role));
-        of_heads.map(|one| one.extent).product()
+        let of_heads = operator.loops.iter().filter(|dimension| counts(dimension.role));
+        of_heads.map(|head| head.extent).product()
     });
     heads.min()
 }
@@ -115,7 +115,7 @@ fn runs(request: &Request<'_>, kinds: &DeviceKinds, has_pattern: bool) -> Vec<De
         devices_of_node.extend(std::iter::repeat_n(group.devices, group.devices * group.count));
     }
     let devices: Vec<usize> = (0..places.len()).collect();
-    let runs = devices.chunk_by(|&one, &next| places[one] == places[next]);
+    let runs = devices.chunk_by(|&device, &next| places[device] == places[next]);
     runs.map(|run| DeviceRun { devices: run.len(), node: devices_of_node[run[0]], speed: speeds[run[0]] }).collect()
 }
 

@@ -114,18 +114,19 @@ mod tests {
     #[test]
     fn a_move_gives_a_factor_of_one_axis_to_another() {
         let found = near(&Layout { data: 4, tensor: 2, ..Layout::default() }, 8, 16, "schedule=1f1b");
-        let meshes: std::collections::BTreeSet<_> = found.iter().map(|one| (one.data, one.tensor, one.pipeline)).collect();
+        let meshes: std::collections::BTreeSet<_> =
+            found.iter().map(|neighbour| (neighbour.data, neighbour.tensor, neighbour.pipeline)).collect();
         let expected =
             [(1, 2, 1), (1, 2, 4), (1, 8, 1), (2, 2, 1), (2, 2, 2), (2, 4, 1), (4, 1, 1), (4, 1, 2), (4, 2, 1), (8, 1, 1)];
         assert_eq!(meshes.into_iter().collect::<Vec<_>>(), expected);
         let fixed = near(&Layout { data: 4, tensor: 2, ..Layout::default() }, 8, 16, "tensor=2");
-        assert!(!fixed.is_empty() && fixed.iter().all(|one| one.tensor == 2));
+        assert!(!fixed.is_empty() && fixed.iter().all(|neighbour| neighbour.tensor == 2));
     }
 
     #[test]
     fn the_next_micro_batch_of_an_odd_batch_is_no_double() {
         let found = near(&Layout { data: 8, ..Layout::default() }, 8, 1000, "data=8,tensor=1,pipeline=1");
-        let sizes: std::collections::BTreeSet<usize> = found.iter().map(|one| one.micro_batch).collect();
+        let sizes: std::collections::BTreeSet<usize> = found.iter().map(|neighbour| neighbour.micro_batch).collect();
         assert_eq!(sizes.into_iter().collect::<Vec<_>>(), [1, 5]);
     }
 }

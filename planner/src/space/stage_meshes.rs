@@ -47,13 +47,15 @@ pub(super) fn unequal_meshes(runs: &[DeviceRun]) -> Vec<Vec<StageLayout>> {
     let mut pipelines: Vec<Vec<Section>> = vec![Vec::new()];
     for run in runs {
         let extended = |sections: &Vec<Section>| {
-            let balanced = run.sections().into_iter().filter(|one| sections.iter().all(|other| one.is_about_as_fast_as(other)));
-            balanced.map(|one| [sections.clone(), vec![one]].concat()).collect::<Vec<_>>()
+            let balanced =
+                run.sections().into_iter().filter(|section| sections.iter().all(|other| section.is_about_as_fast_as(other)));
+            balanced.map(|section| [sections.clone(), vec![section]].concat()).collect::<Vec<_>>()
         };
         pipelines = pipelines.iter().flat_map(extended).collect();
     }
-    let is_unequal =
-        |sections: &&Vec<Section>| sections.iter().any(|one| (one.data, one.tensor) != (sections[0].data, sections[0].tensor));
+    let is_unequal = |sections: &&Vec<Section>| {
+        sections.iter().any(|section| (section.data, section.tensor) != (sections[0].data, sections[0].tensor))
+    };
     let meshes = |sections: &Vec<Section>| sections.iter().flat_map(Section::meshes).collect::<Vec<StageLayout>>();
     pipelines.iter().filter(is_unequal).map(meshes).collect()
 }

@@ -26,7 +26,8 @@ impl Space<'_> {
                 let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices.count / ranks);
                 let usual = self.meshes(context, expert).into_iter().filter(|sizes| self.is_usual_mesh(*sizes, devices));
                 for sizes in usual.take_while(|_| !is_over()) {
-                    families.extend(self.families_of_mesh(sizes, context, expert).into_iter().filter(|one| self.is_usual(one)));
+                    families
+                        .extend(self.families_of_mesh(sizes, context, expert).into_iter().filter(|family| self.is_usual(family)));
                 }
             }
         }

@@ -66,7 +66,12 @@ impl Space<'_> {
         for &zero in zeros {
             for shard_group in self.shard_groups(&family.layout, zero) {
                 for &bucket in self.different_buckets(&family.layout) {
-                    variants.extend(arrangements.iter().map(|one| Layout { zero, shard_group, bucket, ..one.clone() }));
+                    variants.extend(arrangements.iter().map(|arrangement| Layout {
+                        zero,
+                        shard_group,
+                        bucket,
+                        ..arrangement.clone()
+                    }));
                 }
             }
         }

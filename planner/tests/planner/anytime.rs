@@ -2,7 +2,7 @@
 
 use crate::common::{DGX, GptSizes, fixed, own_costs, short_gpt};
 use foretell_models::{Mlp, Model, Resnet, Stem};
-use foretell_planner::{Planned, Request, lower_bounds, plan};
+use foretell_planner::{Request, SearchResult, lower_bounds, plan};
 use foretell_program::{Layout, Plan};
 use foretell_simulator::Stop;
 use foretell_topologies::Topology;
@@ -14,7 +14,7 @@ fn models() -> [Model; 3] {
 }
 
 /// Plans a model on 16 devices, after `change`.
-fn planned(model: &Model, change: impl Fn(&mut Request<'_>)) -> Planned {
+fn planned(model: &Model, change: impl Fn(&mut Request<'_>)) -> SearchResult {
     let topology = DGX.clone().with_nodes(2).expect("there may be as many");
     let costs = own_costs(&topology, DataType::Bf16);
     let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
@@ -89,7 +89,7 @@ fn a_simpler_layout_is_preferred_within_the_margin() {
         })
     };
     let (fastest, simple) = (with_margin(0.0), with_margin(10.0));
-    let stages = |planned: &Planned| planned.candidates[0].plan.layout.pipeline;
+    let stages = |planned: &SearchResult| planned.candidates[0].plan.layout.pipeline;
     assert!(simple.search.best_seconds >= fastest.search.best_seconds);
     assert!(simple.search.lower_bound_seconds <= fastest.search.best_seconds, "a known faster layout is below the bound");
     assert!(simple.search.best_seconds <= 11.0 * fastest.search.best_seconds);
@@ -100,7 +100,7 @@ fn a_simpler_layout_is_preferred_within_the_margin() {
 #[test]
 fn headroom_keeps_memory_free() {
     let model = Model::named("gpt2").expect("in the zoo");
-    let largest = |planned: &Planned| planned.candidates[0].prediction.peak_memory_bytes.iter().copied().max();
+    let largest = |planned: &SearchResult| planned.candidates[0].prediction.peak_memory_bytes.iter().copied().max();
     let all = planned(&model, |_| {});
     let held = largest(&all).expect("some stage").value();
     let memory = DGX.device_kinds()[0].memory.value();
@@ -117,15 +117,15 @@ fn the_statement_counts_what_is_left_out() {
     let search = planned(&model, |_| {}).search;
     let counted: usize = search.space.iter().filter_map(|dimension| dimension.left_out).sum();
     assert_eq!(search.heuristic_exclusions, counted);
-    assert!(counted > 0 && search.space.iter().all(|one| !one.is_covered() || one.left_out == Some(0)));
+    assert!(counted > 0 && search.space.iter().all(|dimension| !dimension.is_covered() || dimension.left_out == Some(0)));
     let is_covered = |name: &str| search.covers.iter().any(|covered| covered == name);
     assert!(is_covered("expert") && !is_covered("bucket") && !is_covered("cuts"), "{:?}", search.covers);
     // On two nodes of eight devices 12 heads allow `tensor` to be 1, 2, 3, 4, 6 or 12. Three of
     // these divide neither the nodes nor the devices.
-    let left_out = |name: &str| search.space.iter().find(|one| one.name == name).expect("it is a dimension").left_out;
+    let left_out = |name: &str| search.space.iter().find(|dimension| dimension.name == name).expect("it is a dimension").left_out;
     assert_eq!((left_out("tensor"), left_out("bucket"), left_out("expert")), (Some(3), None, Some(0)));
     let fixed_tensor = planned(&model, |request| request.fixed = fixed("tensor=2")).search;
-    let tensor = fixed_tensor.space.iter().find(|one| one.name == "tensor").expect("it is a dimension");
+    let tensor = fixed_tensor.space.iter().find(|dimension| dimension.name == "tensor").expect("it is a dimension");
     assert_eq!((tensor.values.as_str(), tensor.left_out), ("fixed", Some(0)));
 }
 

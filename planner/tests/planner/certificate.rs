@@ -165,7 +165,7 @@ proptest! {
             predicted.fits.then(|| predicted.step_seconds.value())
         };
         // A form that offloads is in the space only where the layout does not fit without.
-        let space: Vec<Layout> = layouts(&request).expect("the model is sound").into_iter().filter(|one| one.offload.is_none()).collect();
+        let space: Vec<Layout> = layouts(&request).expect("the model is sound").into_iter().filter(|layout| layout.offload.is_none()).collect();
         let picked = drawn.iter().filter_map(|numbers| space.get(numbers[0] * 7919 % space.len().max(1))).take(OF_SPACE);
         for layout in picked {
             if let Some(step) = simulated(layout) {

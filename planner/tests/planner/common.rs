@@ -1,7 +1,7 @@
 //! Models, topologies and strategies that several tests share.
 
 use foretell_models::{DropoutRate, Gpt, Mlp, Model, Resnet, Stem};
-use foretell_planner::{Fixed, Planned};
+use foretell_planner::{Fixed, SearchResult};
 use foretell_program::{
     Axis, CollectiveAlgorithm, KernelSample, Layout, MachineIdentity, Offload, Optimizer, Overlap, Plan, Profile, Recompute,
     Sample, Schedule, compile,
@@ -76,13 +76,13 @@ pub fn simulated_step(model: &Model, plan: &Plan, topology: &Topology, costs: &C
 }
 
 /// Checks that a search has counted every layout once.
-pub fn assert_every_layout_is_counted_once(planned: &Planned) {
+pub fn assert_every_layout_is_counted_once(planned: &SearchResult) {
     let search = &planned.search;
     assert_eq!(search.layouts, search.alike + distinct_layouts(planned), "{search:?}");
 }
 
 /// Returns how many layouts with different Programs a search has counted.
-pub fn distinct_layouts(planned: &Planned) -> usize {
+pub fn distinct_layouts(planned: &SearchResult) -> usize {
     let search = &planned.search;
     search.needless + search.indivisible + search.bounded_out + search.out_of_memory + search.simulated
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{fixed, own_costs, short_gpt};
 use foretell_models::{Mlp, Model};
-use foretell_planner::{Planned, PlannerError, Request, layouts, plan};
+use foretell_planner::{PlannerError, Request, SearchResult, layouts, plan};
 use foretell_program::{Layout, Offload, Optimizer, Plan, compile};
 use foretell_topologies::Topology;
 use foretell_units::diagnostic::one_line;
@@ -49,7 +49,7 @@ fn layouts_offload_no_more_than_they_must() {
 
 /// Searches layouts of a model with 256 MiB of weights, 512 MiB of gradients and 1.5 GiB of
 /// optimizer state on two devices. An empty `host` leaves the hosts' memory unknown.
-fn search(limit: &str, host: &str, choices: &str) -> Result<Planned, PlannerError> {
+fn search(limit: &str, host: &str, choices: &str) -> Result<SearchResult, PlannerError> {
     let model = Model::Mlp(Mlp { widths: vec![4096; 9] });
     let host = if host.is_empty() { String::new() } else { format!(", host_memory: {host}") };
     let text = format!(

@@ -28,7 +28,7 @@ fn problems() -> impl Strategy<Value = Problem> {
         let factors: Vec<_> = scopes
             .into_iter()
             .map(|scope| {
-                let count = scope.iter().map(|&one| sizes[one]).product();
+                let count = scope.iter().map(|&variable| sizes[variable]).product();
                 costs(count, with_impossible).prop_map(move |costs| Factor { scope: scope.clone(), costs })
             })
             .collect();

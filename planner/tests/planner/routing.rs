@@ -2,7 +2,7 @@
 
 use crate::common::{cases, fixed};
 use foretell_models::Model;
-use foretell_planner::{Planned, Request, lower_bounds, plan};
+use foretell_planner::{Request, SearchResult, lower_bounds, plan};
 use foretell_program::{Layout, Plan, Routing, Stack, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, Prediction, predict};
 use foretell_topologies::Topology;
@@ -35,7 +35,7 @@ fn simulated(model: &Model, topology: &Topology, plan: &Plan, costs: &CostModel)
 fn a_search_ranks_layouts_by_the_fullest_rank_of_experts() {
     let topology = Topology::library("dgx-h100").expect("in the library").with_nodes(8).expect("64 devices");
     let model = mixture([8, 4096, 14336, 8, 2]);
-    let search = |routing: Routing| -> (Planned, CostModel) {
+    let search = |routing: Routing| -> (SearchResult, CostModel) {
         let (base, costs) = job(&model, &topology, 256, routing);
         let fixed = fixed("pipeline=1,context=1,recompute=none,offload=none");
         let request = Request { fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
@@ -43,8 +43,8 @@ fn a_search_ranks_layouts_by_the_fullest_rank_of_experts() {
     };
     let (balanced, _) = search(Routing::Balanced);
     let (skewed, costs) = search(Routing::Zipf(1.2));
-    let expert = |planned: &Planned| planned.candidates[0].plan.layout.expert;
-    let of = |planned: &Planned| planned.search.best_seconds;
+    let expert = |planned: &SearchResult| planned.candidates[0].plan.layout.expert;
+    let of = |planned: &SearchResult| planned.search.best_seconds;
     assert!(of(&skewed) >= of(&balanced) * (1.0 - 1e-9), "{} after {}", of(&skewed), of(&balanced));
     assert!(expert(&skewed) < expert(&balanced) || of(&skewed) > 1.01 * of(&balanced), "{}", expert(&skewed));
     assert!(skewed.search.lower_bound_seconds <= of(&skewed));

@@ -4,7 +4,7 @@ use crate::common::{
     DGX, assert_every_layout_is_counted_once, bound_cases, cases, distinct_layouts, fixed, models, own_costs, short_gpt,
 };
 use foretell_models::{LstmSeq2seq, Mlp, Model, Resnet, Stem};
-use foretell_planner::{Objective, Planned, Request, layouts, plan};
+use foretell_planner::{Objective, Request, SearchResult, layouts, plan};
 use foretell_program::{CollectiveAlgorithm, Layout, Offload, Optimizer, Plan, Recompute, Schedule, StageProgram, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
@@ -164,7 +164,7 @@ fn resnet18() -> Model {
     Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 })
 }
 
-fn search_resnet18(top: usize) -> Planned {
+fn search_resnet18(top: usize) -> SearchResult {
     let (model, costs) = (resnet18(), CostModel::new(None, &DGX));
     let base = Plan::new(Layout::default(), 64);
     plan(&Request { top, devices: 4, ..Request::new(&model, "model", &DGX, &costs, &base) }).expect("some layout fits")
@@ -196,7 +196,7 @@ fn threads_that_wait_for_each_other_do_not_deadlock() {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool of threads");
             pool.install(|| plan(&Request::new(&model, "model", &topology, &costs, &base)).expect("it can be laid out"))
         });
-        let answers: Vec<Planned> = answers.collect();
+        let answers: Vec<SearchResult> = answers.collect();
         done.send(answers.windows(2).all(|pair| pair[0] == pair[1])).expect("the test still waits");
     });
     let are_equal = is_done.recv_timeout(std::time::Duration::from_secs(300)).expect("it ends");
@@ -277,7 +277,8 @@ fn layouts_that_are_shown_differ_in_more_than_details() {
             assert_ne!(details(&one.plan.layout), details(&other.plan.layout));
         }
     }
-    let buckets = |top| search_resnet18(top).candidates.iter().any(|one| one.plan.layout.bucket != Layout::default().bucket);
+    let buckets =
+        |top| search_resnet18(top).candidates.iter().any(|candidate| candidate.plan.layout.bucket != Layout::default().bucket);
     assert!(buckets(200), "who asks for many gets them all");
 }
 
@@ -287,9 +288,9 @@ fn layouts_that_differ_only_in_vain_recomputation_are_returned_once() {
     let base = Plan::new(Layout::default(), 64);
     let planned = plan(&Request { devices: 2, top: 8, ..Request::new(&model, "mlp", &DGX, &costs, &base) }).expect("it fits");
     let seen: Vec<(Layout, Seconds)> =
-        planned.candidates.iter().map(|one| (one.plan.layout.clone(), one.prediction.step_seconds)).collect();
-    let same = |(one, step): &(Layout, Seconds), (other, other_step): &(Layout, Seconds)| {
-        step == other_step && Layout { recompute: other.recompute.clone(), ..one.clone() } == *other
+        planned.candidates.iter().map(|candidate| (candidate.plan.layout.clone(), candidate.prediction.step_seconds)).collect();
+    let same = |(left, step): &(Layout, Seconds), (right, other_step): &(Layout, Seconds)| {
+        step == other_step && Layout { recompute: right.recompute.clone(), ..left.clone() } == *right
     };
     for (place, one) in seen.iter().enumerate() {
         assert!(!seen[..place].iter().any(|other| same(one, other)), "{one:?}");

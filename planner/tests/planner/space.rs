@@ -2,7 +2,7 @@
 
 use crate::common::{DGX, GptSizes, distinct_layouts, fixed, own_costs, schedule, splitting_schedule};
 use foretell_models::Model;
-use foretell_planner::{Planned, Request, layouts, plan};
+use foretell_planner::{Request, SearchResult, layouts, plan};
 use foretell_program::{Axis, ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, Stack, compile};
 use foretell_simulator::CostModel;
 use foretell_units::diagnostic::one_line;
@@ -41,8 +41,8 @@ fn no_more_blocks_are_recomputed_than_must_be() {
         let arena_of = |recompute: &Recompute| arenas.iter().find(|(own, _)| *own == recompute).expect("in the space").1;
         assert!(arena_of(&Recompute::Full) < arena_of(&more) && arena_of(&more) < arena_of(&few), "{arenas:?}");
         let found =
-            |limit: Bytes| -> Planned { plan(&Request { memory_limit: Some(limit), ..request.clone() }).expect("one fits") };
-        let step = |planned: &Planned| planned.candidates[0].prediction.step_seconds;
+            |limit: Bytes| -> SearchResult { plan(&Request { memory_limit: Some(limit), ..request.clone() }).expect("one fits") };
+        let step = |planned: &SearchResult| planned.candidates[0].prediction.step_seconds;
         let (none, some) = (found(arena_of(&Recompute::None)), found(arena_of(&more)));
         assert_eq!(none.candidates[0].plan.layout.recompute, Recompute::None);
         assert_eq!(some.candidates[0].plan.layout.recompute, more, "{arenas:?}");

@@ -47,11 +47,13 @@ fn a_search_under_a_traced_framework_finds_what_brute_force_finds() {
         }
     }
     steps.sort_by(f64::total_cmp);
-    let found: Vec<f64> = planned.candidates.iter().map(|one| one.prediction.step_seconds.value()).collect();
+    let found: Vec<f64> = planned.candidates.iter().map(|candidate| candidate.prediction.step_seconds.value()).collect();
     assert!((found[0] / steps[0] - 1.0).abs() < 1e-9, "{found:?} beside {steps:?}");
     assert!(found.windows(2).all(|pair| pair[0] <= pair[1]), "{found:?}");
     assert!(planned.search.gap == 0.0 && planned.search.out_of_memory > 0, "{:?}", planned.search);
-    assert!(planned.candidates.iter().all(|one| one.prediction.chance_of_running_out.is_some_and(|chance| chance < 0.5)));
+    assert!(
+        planned.candidates.iter().all(|candidate| candidate.prediction.chance_of_running_out.is_some_and(|chance| chance < 0.5))
+    );
 }
 
 #[test]
@@ -95,7 +97,8 @@ fn deepspeed_is_searched_over_its_stages() {
         ..Request::new(&model, "llama", &topology, &costs, &base)
     };
     let planned = plan(&request).expect("adapters fit");
-    let zeros: std::collections::BTreeSet<usize> = planned.candidates.iter().map(|one| one.plan.layout.zero).collect();
+    let zeros: std::collections::BTreeSet<usize> =
+        planned.candidates.iter().map(|candidate| candidate.plan.layout.zero).collect();
     // Sixteen bits of 8 billion parameters leave a 24 GB card room at stages 1 and 2, or
     // partitioned.
     assert!(zeros.contains(&3) && !zeros.contains(&0), "{zeros:?}");

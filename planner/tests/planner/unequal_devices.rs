@@ -2,7 +2,7 @@
 
 use crate::common::{GptSizes, assert_every_layout_is_counted_once, distinct_layouts, fixed, own_costs, simulated_step};
 use foretell_models::{Mlp, Model};
-use foretell_planner::{Planned, Request, layouts, plan};
+use foretell_planner::{Request, SearchResult, layouts, plan};
 use foretell_program::{Layout, Optimizer, Plan, Rank, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
@@ -103,7 +103,7 @@ fn only_layouts_that_beat_the_value_of_another_search_are_returned() {
     [&found, &none].into_iter().for_each(assert_every_layout_is_counted_once);
     // A search without candidates still adds its layouts, and its bound limits what it might have.
     let larger = plan(&Request { devices: 4, ..request.clone() }).expect("it fits");
-    let both: Planned = larger.clone().counting(&none);
+    let both: SearchResult = larger.clone().counting(&none);
     assert_eq!(both.search.layouts, larger.search.layouts + none.search.layouts);
     assert_eq!(distinct_layouts(&both), distinct_layouts(&larger) + distinct_layouts(&none));
     assert!(both.search.best_seconds == larger.search.best_seconds && both.value == larger.value);

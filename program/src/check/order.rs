@@ -5,7 +5,7 @@ use super::Unsound;
 use crate::program::StageProgram;
 
 /// The order of a list's instructions in time.
-pub(super) struct Order {
+pub(super) struct HappensBefore {
     /// For each instruction and stream: the end of those instructions of the stream that have
     /// finished before the instruction starts.
     clocks: Vec<Vec<u32>>,
@@ -13,7 +13,7 @@ pub(super) struct Order {
     streams: Vec<usize>,
 }
 
-impl Order {
+impl HappensBefore {
     pub(super) fn of(list: &StageProgram) -> Result<Self, Unsound> {
         let mut known = vec![vec![0_u32; list.streams.len()]; list.streams.len()];
         let mut order = Self { clocks: Vec::new(), streams: Vec::new() };

@@ -1,7 +1,7 @@
 //! Checks that any two accesses of the same memory are ordered, if one of them is a write.
 
 use super::Unsound;
-use super::order::Order;
+use super::order::HappensBefore;
 use crate::program::{Buffer, MemoryKind, StageProgram};
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ struct Memory {
 }
 
 pub(super) fn check(list: &StageProgram) -> Result<(), Unsound> {
-    let order = Order::of(list)?;
+    let order = HappensBefore::of(list)?;
     let (mut device, mut host) = (Memory::default(), Memory::default());
     for (index, instruction) in list.instructions.iter().enumerate() {
         for (ids, writes) in [(&instruction.reads, false), (&instruction.writes, true)] {
@@ -56,7 +56,7 @@ fn lies_inside(buffer: &Buffer, list: &StageProgram) -> bool {
 
 impl Memory {
     /// Notes an access. Returns an earlier instruction that it races with.
-    fn access(&mut self, (start, end): (u64, u64), index: usize, writes: bool, order: &Order) -> Result<(), usize> {
+    fn access(&mut self, (start, end): (u64, u64), index: usize, writes: bool, order: &HappensBefore) -> Result<(), usize> {
         if start == end {
             return Ok(());
         }

@@ -76,7 +76,7 @@ fn blocks_of_chunks(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError>
     if let Some(cuts) = &plan.layout.cuts {
         if cuts.len() != positions
             || cuts.contains(&0)
-            || cuts.iter().try_fold(0usize, |sum, &one| sum.checked_add(one)) != Some(blocks)
+            || cuts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count)) != Some(blocks)
         {
             return Err(PlanError::Invalid {
                 field: "cuts",
@@ -253,7 +253,7 @@ mod tests {
             let layer = 412_316_860_416.0 * scale;
             let mut work = vec![layer; 11];
             (work[0], work[10]) = (0.0, 17_179_869_184.0 * scale);
-            assert_eq!(usual_cuts(&work, 3, 2), usual_cuts(&work.iter().map(|one| one / scale).collect::<Vec<_>>(), 3, 2));
+            assert_eq!(usual_cuts(&work, 3, 2), usual_cuts(&work.iter().map(|amount| amount / scale).collect::<Vec<_>>(), 3, 2));
             assert_eq!(usual_cuts(&work, 3, 2), [3, 2, 2, 1, 1, 2], "{scale}");
         }
     }

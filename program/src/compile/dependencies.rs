@@ -22,12 +22,12 @@ pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
     for (id, instruction) in (0..).zip(&mut program.instructions) {
         let own = Use { id, stream: instruction.stream, others: NONE };
         for buffer in instruction.reads.iter().map(root) {
-            uses.each(buffer, WRITE, |one| latest.add(one, own.stream));
+            uses.each(buffer, WRITE, |dependency| latest.add(dependency, own.stream));
             uses.remember(buffer, READ, own);
         }
         for buffer in instruction.writes.iter().map(root) {
-            uses.each(buffer, WRITE, |one| latest.add(one, own.stream));
-            uses.each(buffer, READ, |one| latest.add(one, own.stream));
+            uses.each(buffer, WRITE, |dependency| latest.add(dependency, own.stream));
+            uses.each(buffer, READ, |dependency| latest.add(dependency, own.stream));
             uses.remember(buffer, WRITE, own);
         }
         if matches!(*instruction.operation, Operation::Compute { .. }) || !overlap.allows(&instruction.operation) {

@@ -172,7 +172,7 @@ fn share_arenas(programs: &mut [Program], wanted: &[Wanted]) {
     let mut steps: Vec<&mut Program> = programs
         .iter_mut()
         .zip(wanted)
-        .filter(|(_, one)| one.purpose() == Purpose::Training)
+        .filter(|(_, program)| program.purpose() == Purpose::Training)
         .map(|(program, _)| program)
         .collect();
     for list in 0..steps.first().map_or(0, |program| program.lists.len()) {
@@ -271,7 +271,8 @@ impl Compilation<'_> {
             let (worker, pushed) = (&states[worker], pushed.get(worker).unwrap_or(&none));
             let numbers: Vec<usize> = worker.trained_buckets().collect();
             // Servers have no frozen buckets, and so number the others on their own.
-            let pushed: Vec<usize> = pushed.iter().filter_map(|bucket| numbers.iter().position(|one| one == bucket)).collect();
+            let pushed: Vec<usize> =
+                pushed.iter().filter_map(|bucket| numbers.iter().position(|number| number == bucket)).collect();
             compiled.push(self.list(lowerings.any(), crossings, list, state, Tasks::Serve(&pushed), wanted));
         }
         let lists = compiled.into_iter().map(|(list, _)| list);

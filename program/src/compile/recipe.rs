@@ -3,7 +3,7 @@
 //! knows graphs, and no meshes or buckets.
 
 use crate::plan::{NamePatterns, PlanError, Training};
-use foretell_models::{Graph, Operator, OperatorKind, Role, Tensor, TensorId};
+use foretell_models::{Graph, Kernel, Operator, Role, Tensor, TensorId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -60,8 +60,8 @@ pub(super) fn check_recipe(forward: &Graph, training: &Training) -> Result<(), P
         });
     }
     let weights = training.class_weights.len();
-    let losses = forward.operators.iter().filter(|operator| operator.kind == OperatorKind::CrossEntropy);
-    let classes = losses.filter_map(|operator| operator.loops.last()).map(|one| one.extent).next();
+    let losses = forward.operators.iter().filter(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. }));
+    let classes = losses.filter_map(|operator| operator.loops.last()).map(|loss| loss.extent).next();
     match classes {
         Some(classes) if training.weighs_classes() && classes != weights => Err(PlanError::Invalid {
             field: "training.class_weights",
@@ -100,7 +100,7 @@ pub(super) fn exempt_parameters(graph: &Graph, training: &Training) -> BTreeSet<
         return BTreeSet::new();
     }
     let is_norm = |operator: &&Operator| {
-        matches!(operator.kind, OperatorKind::BatchNorm | OperatorKind::LayerNorm(_) | OperatorKind::RmsNorm(_))
+        matches!(operator.kind, Kernel::BatchNorm { .. } | Kernel::LayerNorm { .. } | Kernel::RmsNorm { .. })
     };
     let norms = graph.operators.iter().filter(is_norm).flat_map(|operator| operator.inputs.iter().map(|input| input.tensor));
     let norms: BTreeSet<TensorId> = norms.collect();

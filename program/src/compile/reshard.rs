@@ -290,7 +290,7 @@ pub(super) fn list_ranks(mesh: &Mesh, crossings: &[Crossings]) -> Vec<ListRanks>
     let mut lists = Vec::new();
     for stage in 0..mesh.stage_count() {
         let ranks = mesh.stage_ranks(stage);
-        let may_differ = !mesh.stage(stage).is_even() || crossings.iter().any(|one| !one.of_rank.is_empty());
+        let may_differ = !mesh.stage(stage).is_even() || crossings.iter().any(|crossing| !crossing.of_rank.is_empty());
         if !may_differ {
             lists.push(ListRanks { stage, ranks });
             continue;
@@ -298,7 +298,7 @@ pub(super) fn list_ranks(mesh: &Mesh, crossings: &[Crossings]) -> Vec<ListRanks>
         let mut known: BTreeMap<(usize, Vec<Vec<Transfer>>), usize> = BTreeMap::new();
         for rank in ranks {
             let samples = mesh.stage(stage).samples(mesh.coordinates(rank));
-            let transfers = crossings.iter().map(|one| one.transfers(rank)).collect();
+            let transfers = crossings.iter().map(|crossing| crossing.transfers(rank)).collect();
             let list = *known.entry((samples, transfers)).or_insert_with(|| {
                 lists.push(ListRanks { stage, ranks: Vec::new() });
                 lists.len() - 1

@@ -13,7 +13,7 @@ use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, froz
 use crate::mesh::{Axis, Group, Mesh, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Optimizer, Plan, PlanError};
-use foretell_models::{Graph, HiddenMatrix, Operator, OperatorKind, Role, TensorId, Zigzag};
+use foretell_models::{Graph, HiddenMatrix, Kernel, Operator, Role, TensorId, Zigzag};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -390,8 +390,8 @@ fn completed_gradients(lowering: &Lowering, cuts: &Cuts, stage: usize) -> Vec<Co
             CompletedGradient { operator, output, parameter, gradient, stages }
         })
         .collect();
-    completed.sort_unstable_by_key(|one| {
-        if one.stages.len() > 1 { (true, one.parameter.0, 0) } else { (false, one.operator, one.output) }
+    completed.sort_unstable_by_key(|parameter| {
+        if parameter.stages.len() > 1 { (true, parameter.parameter.0, 0) } else { (false, parameter.operator, parameter.output) }
     });
     completed
 }
@@ -426,7 +426,7 @@ fn refuse_common_versions(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: 
             "use `staleness: 0` without `backup_workers`, or a model without batch norm",
         );
     }
-    let is_shared = |one: &CompletedGradient| one.stages.len() > 1;
+    let is_shared = |gradient: &CompletedGradient| gradient.stages.len() > 1;
     match completed_gradients(lowering, cuts, stage).into_iter().find(is_shared) {
         Some(shared) => {
             let name = &lowering.graph.tensor(shared.parameter).name;
@@ -468,7 +468,7 @@ fn running_statistics(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Pla
     let graph = &lowering.graph;
     let mut all = Vec::new();
     for operator in &graph.operators {
-        if operator.kind != OperatorKind::BatchNorm || cuts.stage(operator) != stage {
+        if !matches!(operator.kind, Kernel::BatchNorm { .. }) || cuts.stage(operator) != stage {
             continue;
         }
         let statistics = &operator.outputs[2];

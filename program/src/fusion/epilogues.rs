@@ -5,16 +5,16 @@
 //! Nor has one whose ranks produce other shards of the result than the next operator wants.
 
 use super::{Fusion, Fusions};
-use foretell_models::{Activation, Extent, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, TensorId};
+use foretell_models::{Activation, Extent, Kernel, LoopId, Operand, Operator, OperatorId, Pass, TensorId};
 
 impl Fusion<'_> {
     pub(super) fn epilogues(&mut self, fusions: Fusions) {
         for index in 0..self.graph.operators.len() {
             let id = OperatorId(index);
             match self.graph.operators[index].kind {
-                OperatorKind::Matmul { .. } => self.bias_and_activation(id, fusions),
-                OperatorKind::GeluGradient if fusions.gradients => self.gradient_through_gelu(id),
-                OperatorKind::BiasGradient if fusions.bias_gradients => self.bias_gradient(id),
+                Kernel::Matmul { .. } => self.bias_and_activation(id, fusions),
+                Kernel::GeluGradient { .. } if fusions.gradients => self.gradient_through_gelu(id),
+                Kernel::BiasGradient { .. } if fusions.bias_gradients => self.bias_gradient(id),
                 _ => {}
             }
         }
@@ -24,27 +24,26 @@ impl Fusion<'_> {
     /// output if another operator reads it.
     fn bias_and_activation(&mut self, id: OperatorId, fusions: Fusions) {
         let graph = self.graph;
-        let OperatorKind::Matmul { weight, .. } = graph.operators[id.0].kind else { return };
         let mut result = graph.operators[id.0].outputs[0].clone();
         if self.sharding.produced(result.tensor).is_partial() {
             return;
         }
-        let mut bias = None;
+        let mut added = None;
         if let [bias_id] = self.consumers[result.tensor.0][..]
             && let Some(parameter) = self.bias_of(id, bias_id, result.tensor)
         {
-            bias = Some(parameter);
+            added = Some(parameter);
             self.dropped[bias_id.0] = true;
             result.tensor = graph.operators[bias_id.0].outputs[0].tensor;
         }
         let mut argument = None;
         let activation = match self.activation_of(id, result.tensor, fusions) {
-            Some((next, OperatorKind::Relu)) if bias.is_some() => {
+            Some((next, Kernel::Relu { .. })) if added.is_some() => {
                 self.dropped[next.0] = true;
                 result.tensor = graph.operators[next.0].outputs[0].tensor;
                 Activation::Relu
             }
-            Some((next, OperatorKind::Gelu)) => {
+            Some((next, Kernel::Gelu { .. })) => {
                 let activated = Operand { tensor: graph.operators[next.0].outputs[0].tensor, ..result.clone() };
                 let is_argument_read = self.consumers[result.tensor.0].len() > 1;
                 argument = Some(std::mem::replace(&mut result, activated)).filter(|_| is_argument_read);
@@ -54,8 +53,10 @@ impl Fusion<'_> {
             _ => Activation::None,
         };
         let operator = &mut self.fused.operators[id.0];
-        operator.kind = OperatorKind::Matmul { weight, activation };
-        operator.inputs.extend(bias);
+        if let Kernel::Matmul { bias, activation: merged, .. } = &mut operator.kind {
+            (*bias, *merged) = (added.is_some(), activation);
+        }
+        operator.inputs.extend(added);
         operator.outputs = std::iter::once(result).chain(argument).collect();
     }
 
@@ -63,7 +64,7 @@ impl Fusion<'_> {
     /// columns.
     fn bias_of(&self, id: OperatorId, bias_id: OperatorId, product: TensorId) -> Option<Operand> {
         let [operator, bias] = [id, bias_id].map(|id| &self.graph.operators[id.0]);
-        let parameter = bias.inputs.get(1).filter(|_| bias.kind == OperatorKind::BiasAdd)?;
+        let parameter = bias.inputs.get(1).filter(|_| matches!(bias.kind, Kernel::BiasAdd { .. }))?;
         let columns = columns_of(operator, &operator.outputs[0], parameter.axes.len())?;
         let fits = self.are_in_one_pass(id, bias_id) && self.needs_no_conversion(product, bias_id);
         fits.then_some(Operand { tensor: parameter.tensor, axes: columns })
@@ -71,15 +72,15 @@ impl Fusion<'_> {
 
     /// The activation to merge into a product: the only reader of its result. A GELU may also have
     /// readers in other passes.
-    fn activation_of(&self, id: OperatorId, result: TensorId, fusions: Fusions) -> Option<(OperatorId, OperatorKind)> {
+    fn activation_of(&self, id: OperatorId, result: TensorId, fusions: Fusions) -> Option<(OperatorId, Kernel)> {
         let kind = |id: OperatorId| self.graph.operators[id.0].kind;
         let readers = &self.consumers[result.0];
         let forward = |&&id: &&OperatorId| self.graph.operators[id.0].pass == Pass::Forward;
         let mut of_forward = readers.iter().filter(forward);
         let (Some(&next), None) = (of_forward.next(), of_forward.next()) else { return None };
         let is_wanted = match kind(next) {
-            OperatorKind::Relu => readers.len() == 1,
-            OperatorKind::Gelu => fusions.gelu,
+            Kernel::Relu { .. } => readers.len() == 1,
+            Kernel::Gelu { .. } => fusions.gelu,
             _ => false,
         };
         (is_wanted && self.are_in_one_pass(id, next) && self.needs_no_conversion(result, next)).then(|| (next, kind(next)))
@@ -91,7 +92,7 @@ impl Fusion<'_> {
         let Some(product_id) = self.producers[upstream.tensor.0] else { return };
         let product = &self.graph.operators[product_id.0];
         let [made] = &product.outputs[..] else { return };
-        let is_product = matches!(product.kind, OperatorKind::MatmulInputGradient(_));
+        let is_product = matches!(product.kind, Kernel::MatmulInputGradient { .. });
         let is_direct = self.consumers[upstream.tensor.0][..] == [id] && self.needs_no_conversion(upstream.tensor, id);
         let argument = Operand { tensor: argument.tensor, axes: made.axes.clone() };
         let result = Operand { tensor: self.graph.operators[id.0].outputs[0].tensor, axes: made.axes.clone() };
@@ -100,6 +101,9 @@ impl Fusion<'_> {
             && self.sharding.output_placements(product_id, &result) == self.sharding.produced(result.tensor);
         if is_product && is_direct && have_equal_placements && self.are_in_one_pass(id, product_id) {
             let product = &mut self.fused.operators[product_id.0];
+            if let Kernel::MatmulInputGradient { gelu, .. } = &mut product.kind {
+                *gelu = true;
+            }
             product.inputs.push(argument);
             product.outputs = vec![result];
             self.dropped[id.0] = true;
@@ -118,7 +122,7 @@ impl Fusion<'_> {
             // same gradient.)
             let has_none = self.fused.operators[reader.0].outputs.len() == 1;
             let kind = self.graph.operators[reader.0].kind;
-            has_none && matches!(kind, OperatorKind::MatmulWeightGradient(_)) && self.are_in_one_pass(id, reader)
+            has_none && matches!(kind, Kernel::MatmulWeightGradient { .. }) && self.are_in_one_pass(id, reader)
         };
         let Some(&product_id) = self.consumers[upstream.tensor.0].iter().find(is_of_weight) else { return };
         let product = &self.graph.operators[product_id.0];
@@ -126,13 +130,18 @@ impl Fusion<'_> {
         let Some(columns) = columns_of(product, read, gradient.axes.len()) else { return };
         let gradient = Operand { tensor: gradient.tensor, axes: columns };
         let is_written_once = |tensor: TensorId| {
-            self.graph.operators.iter().flat_map(|one| &one.outputs).filter(|output| output.tensor == tensor).count() == 1
+            self.graph.operators.iter().flat_map(|operator| &operator.outputs).filter(|output| output.tensor == tensor).count()
+                == 1
         };
         let have_equal_placements = read.tensor == upstream.tensor
             && self.sharding.wanted(product_id, read) == self.sharding.wanted(id, upstream)
             && self.sharding.output_placements(product_id, &gradient) == self.sharding.produced(gradient.tensor);
         if have_equal_placements && is_written_once(weight.tensor) && is_written_once(gradient.tensor) {
-            self.fused.operators[product_id.0].outputs.push(gradient);
+            let product = &mut self.fused.operators[product_id.0];
+            if let Kernel::MatmulWeightGradient { bias, .. } = &mut product.kind {
+                *bias = true;
+            }
+            product.outputs.push(gradient);
             self.dropped[id.0] = true;
         }
     }
@@ -141,7 +150,7 @@ impl Fusion<'_> {
 /// The loops of an operand's last `count` dimensions, if a product has that many loops over
 /// columns.
 fn columns_of(product: &Operator, operand: &Operand, count: usize) -> Option<Vec<Option<LoopId>>> {
-    let columns = product.loops.iter().filter(|one| one.role == Extent::Columns).count();
+    let columns = product.loops.iter().filter(|dimension| dimension.role == Extent::Columns).count();
     let first = operand.axes.len().checked_sub(count)?;
     (columns == count).then(|| operand.axes[first..].to_vec())
 }

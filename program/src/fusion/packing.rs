@@ -3,7 +3,7 @@
 
 use super::Fusion;
 use crate::strategy::Sharding;
-use foretell_models::{Graph, Operand, OperatorId, OperatorKind};
+use foretell_models::{Graph, Kernel, Operand, OperatorId};
 
 impl Fusion<'_> {
     pub(super) fn packed_attention(&mut self) {
@@ -26,18 +26,18 @@ struct Packing {
 impl Packing {
     fn find(graph: &Graph, sharding: &Sharding, consumers: &[Vec<OperatorId>], split: OperatorId) -> Option<Self> {
         let operator = |id: OperatorId| &graph.operators[id.0];
-        if operator(split).kind != OperatorKind::Split {
+        if !matches!(operator(split).kind, Kernel::Split { .. }) {
             return None;
         }
-        let is_attention = |id: &OperatorId| matches!(operator(*id).kind, OperatorKind::Attention { .. });
+        let is_attention = |id: &OperatorId| matches!(operator(*id).kind, Kernel::Attention(_));
         let attention = consumers[operator(split).outputs.first()?.tensor.0].iter().copied().find(is_attention)?;
-        let gradient_of = |kind: fn(&OperatorKind) -> bool, forward: OperatorId| {
+        let gradient_of = |is_wanted: fn(&Kernel) -> bool, forward: OperatorId| {
             (0..graph.operators.len())
                 .map(OperatorId)
-                .find(|&id| operator(id).forward == Some(forward) && kind(&operator(id).kind))
+                .find(|&id| operator(id).forward == Some(forward) && is_wanted(&operator(id).kind))
         };
-        let gradient = gradient_of(|kind| matches!(kind, OperatorKind::AttentionGradient { .. }), attention);
-        let join = gradient_of(|kind| *kind == OperatorKind::Join, split);
+        let gradient = gradient_of(|kind| matches!(kind, Kernel::AttentionGradient(_)), attention);
+        let join = gradient_of(|kind| matches!(kind, Kernel::Join { .. }), split);
         let backward = match (gradient, join) {
             (None, None) => None,
             (gradient, join) => Some((gradient?, join?)),
@@ -49,7 +49,8 @@ impl Packing {
             let (Some(made), Some(read)) = (operator(maker).outputs.get(output), operator(reader).inputs.get(input)) else {
                 return false;
             };
-            let merged = |id: &OperatorId| *id == attention || backward.is_some_and(|(one, two)| [one, two].contains(id));
+            let merged =
+                |id: &OperatorId| *id == attention || backward.is_some_and(|(gradient, join)| [gradient, join].contains(id));
             made.tensor == read.tensor
                 && consumers[made.tensor.0].iter().all(merged)
                 && sharding.produced(made.tensor) == sharding.settled(made.tensor)
@@ -68,9 +69,9 @@ impl Packing {
     }
 
     fn apply(&self, graph: &Graph, fused: &mut Graph, dropped: &mut [bool]) {
-        let pack = |kind: &mut OperatorKind| {
-            if let OperatorKind::Attention { packed, .. } | OperatorKind::AttentionGradient { packed, .. } = kind {
-                *packed = true;
+        let pack = |kind: &mut Kernel| {
+            if let Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) = kind {
+                sizes.packed = true;
             }
         };
         // The packed tensor has the dimensions of q, with the three projections as an additional

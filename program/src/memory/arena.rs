@@ -18,7 +18,7 @@ pub(super) const NO_BLOCK: BlockId = BlockId::MAX;
 /// The chain and its holes.
 #[derive(Debug)]
 pub(super) struct Arena {
-    blocks: Vec<Block>,
+    blocks: Vec<ArenaBlock>,
     /// Indices of removed blocks.
     unused: Vec<BlockId>,
     last: BlockId,
@@ -29,7 +29,7 @@ pub(super) struct Arena {
 }
 
 #[derive(Debug)]
-struct Block {
+struct ArenaBlock {
     start: u64,
     length: u64,
     before: BlockId,
@@ -69,7 +69,7 @@ impl Arena {
             self.block_mut(last).length += missing;
             first
         } else {
-            let block = Block {
+            let block = ArenaBlock {
                 start: self.end,
                 length,
                 before: self.last,
@@ -118,7 +118,7 @@ impl Arena {
             let users_of_rest = self.block(at).users.clone();
             let (after, block_end) = (self.block(at).after, self.block(at).start + self.block(at).length);
             let rest = if at == first {
-                let rest = Block {
+                let rest = ArenaBlock {
                     start: end,
                     length: block_end - end,
                     before: first,
@@ -189,7 +189,7 @@ impl Arena {
         self.holes.remove(place);
     }
 
-    fn add(&mut self, block: Block) -> BlockId {
+    fn add(&mut self, block: ArenaBlock) -> BlockId {
         let before = block.before;
         let id = match self.unused.pop() {
             Some(id) => {
@@ -220,11 +220,11 @@ impl Arena {
         self.unused.push(id);
     }
 
-    fn block(&self, id: BlockId) -> &Block {
+    fn block(&self, id: BlockId) -> &ArenaBlock {
         &self.blocks[id as usize]
     }
 
-    fn block_mut(&mut self, id: BlockId) -> &mut Block {
+    fn block_mut(&mut self, id: BlockId) -> &mut ArenaBlock {
         &mut self.blocks[id as usize]
     }
 }

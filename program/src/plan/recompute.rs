@@ -121,7 +121,7 @@ impl fmt::Display for Recompute {
             Recompute::Full => formatter.write_str("full"),
             Recompute::FullLayers(layers) => write!(formatter, "full, {layers} layers"),
             Recompute::FullLayersOfStages(layers) => {
-                let runs = layers.chunk_by(|one, other| one == other).map(|run| match run {
+                let runs = layers.chunk_by(|layer, other| layer == other).map(|run| match run {
                     [one] => one.to_string(),
                     _ => format!("{}x{}", run.len(), run[0]),
                 });

@@ -27,8 +27,9 @@ pub(super) fn axis_is_used(
     name: &str,
 ) -> Result<(), PlanError> {
     let ranks = rules.mesh.size(axis);
-    let shards_loop =
-        |(operator, strategy): (&Operator, &Strategy)| strategy.get(axis).is_some_and(|one| operator.loops[one.0].name == name);
+    let shards_loop = |(operator, strategy): (&Operator, &Strategy)| {
+        strategy.get(axis).is_some_and(|walked| operator.loops[walked.0].name == name)
+    };
     if ranks == 1 || rules.graph.operators.iter().zip(&sharding.strategies).any(shards_loop) {
         return Ok(());
     }
@@ -47,10 +48,10 @@ pub(super) fn tensor_is_used(rules: &Rules<'_>, sharding: &Sharding) -> Result<(
         return Ok(());
     }
     let products = graph.operators.iter().filter(|operator| is_product(operator) && operator.pass == Pass::Forward);
-    let mut columns = products.flat_map(|operator| operator.loops.iter().map(move |one| (operator, one)));
+    let mut columns = products.flat_map(|operator| operator.loops.iter().map(move |dimension| (operator, dimension)));
     let indivisible = columns
-        .find(|(_, one)| one.role == Extent::Columns && one.shardable && !one.extent.is_multiple_of(ranks))
-        .map(|(operator, one)| (format!("`{}` of `{}`", one.name, operator.name), one.extent));
+        .find(|(_, column)| column.role == Extent::Columns && column.shardable && !column.extent.is_multiple_of(ranks))
+        .map(|(operator, column)| (format!("`{}` of `{}`", column.name, operator.name), column.extent));
     match indivisible {
         Some((what, value)) => Err(PlanError::Indivisible {
             what,

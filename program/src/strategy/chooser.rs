@@ -9,7 +9,7 @@ use super::{Sharding, Strategy, checks, order};
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Layout, PlanError};
-use foretell_models::{EXPERTS, Extent, Graph, Operand, Operator, OperatorId, OperatorKind, Role};
+use foretell_models::{EXPERTS, Extent, Graph, Kernel, Operand, Operator, OperatorId, Role};
 
 pub(super) fn choose(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Result<Sharding, PlanError> {
     let rules = Rules::new(graph, mesh, layout);
@@ -52,12 +52,12 @@ impl Chooser<'_> {
             Some(forward) => self.sharding.strategies[forward.0],
             None => self.strategy(id, operator)?,
         };
-        if operator.kind == OperatorKind::Add {
+        if matches!(operator.kind, Kernel::Add { .. }) {
             self.sharding.fixed[id.0] = self.sums().common_partial_sum(operator);
         }
         self.sharding.strategies[id.0] = strategy;
         self.sharding.rings[id.0] = match operator.forward {
-            Some(forward) if operator.kind.is_attention() => self.sharding.rings[forward.0],
+            Some(forward) if operator.is_attention() => self.sharding.rings[forward.0],
             Some(_) => None,
             None => self.rules.ring(operator, strategy),
         };
@@ -84,9 +84,8 @@ impl Chooser<'_> {
                 Some(chosen) => Some(chosen),
                 None => self.tensor_rule().tensor_loop(operator)?,
             };
-            let mut chosen = followed.filter(|&one| rules.can_add_tensor(operator, one, &strategy));
-            let is_positional =
-                is_positional_along_one_axis(operator) && operator.kind.positional_role() == Some(Extent::Positions);
+            let mut chosen = followed.filter(|&walked| rules.can_add_tensor(operator, walked, &strategy));
+            let is_positional = is_positional_along_one_axis(operator) && operator.positional_role() == Some(Extent::Positions);
             if chosen.is_none() && rules.sequence_parallel && !is_positional {
                 chosen = rules.sequence_loop(operator, rules.sequence_parts());
             }

@@ -2,7 +2,7 @@
 //! it, so that none moves positions between ranks.
 
 use crate::plan::Layout;
-use foretell_models::{Graph, InputKind, Operator, OperatorKind, Role, SEQUENCE, Tensor, Zigzag};
+use foretell_models::{Graph, InputKind, Kernel, Operator, Role, SEQUENCE, Tensor, Zigzag};
 
 /// The zigzag order of a graph's sequence. `None` where positions are stored in their own order:
 /// because the layout says so, because no attention is causal, or because some operator or the
@@ -13,18 +13,23 @@ pub(super) fn zigzag(graph: &Graph, layout: &Layout) -> Option<Zigzag> {
         return None;
     }
     let along_sequence = || graph.operators.iter().filter(|operator| operator.find_loop(SEQUENCE).is_some());
-    if !along_sequence().all(|operator| operator.kind.follows_order_of_positions()) {
+    if !along_sequence().all(|operator| operator.follows_order_of_positions()) {
         return None;
     }
     // Samples of numbers are stored as they are read.
     let is_of_numbers = |tensor: &&Tensor| matches!(tensor.role, Role::Input(InputKind::Images | InputKind::Features));
-    if graph.tensors.iter().filter(is_of_numbers).any(|tensor| tensor.dimensions.iter().any(|one| one.name == SEQUENCE)) {
+    if graph
+        .tensors
+        .iter()
+        .filter(is_of_numbers)
+        .any(|tensor| tensor.dimensions.iter().any(|dimension| dimension.name == SEQUENCE))
+    {
         return None;
     }
     // All attention is causal then, and to the keys of its own sequence.
-    let mut attention = along_sequence().filter(|operator| matches!(operator.kind, OperatorKind::Attention { .. }));
+    let mut attention = along_sequence().filter(|operator| matches!(operator.kind, Kernel::Attention(_)));
     let first = attention.next()?;
-    let extent = |operator: &Operator| operator.find_loop(SEQUENCE).map(|one| operator.loops[one.0].extent);
+    let extent = |operator: &Operator| operator.find_loop(SEQUENCE).map(|walked| operator.loops[walked.0].extent);
     let positions = extent(first)?;
     if !attention.all(|operator| extent(operator) == Some(positions)) {
         return None;

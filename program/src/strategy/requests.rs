@@ -33,7 +33,7 @@ impl Requests {
         }
         let is_evaluation = graph.operators.iter().all(|operator| operator.pass == Pass::Forward);
         let (mut matching, mut tried, mut used) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for (index, operator) in graph.operators.iter().enumerate().filter(|(_, one)| one.pass == Pass::Forward) {
+        for (index, operator) in graph.operators.iter().enumerate().filter(|(_, operator)| operator.pass == Pass::Forward) {
             let block = &graph.blocks[operator.block].name;
             let Some(choice) = operators.of(&operator.name, block) else { continue };
             matching.extend(operators.matching(&operator.name, block));
@@ -98,8 +98,7 @@ pub(crate) fn choices(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Resul
 fn requested_loop(rules: &Rules<'_>, operator: &Operator, part: ShardedPart) -> Result<Option<Option<LoopId>>, PlanError> {
     // The outputs of logit statistics have a slot for each rank's part of the classes, and
     // spreading experts is a choice of its own.
-    let is_decided =
-        operator.kind.works_on_parts_of_classes() || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
+    let is_decided = operator.works_on_parts_of_classes() || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
     if is_decided {
         return Ok(None);
     }
@@ -111,7 +110,9 @@ fn requested_loop(rules: &Rules<'_>, operator: &Operator, part: ShardedPart) -> 
 /// The first shardable loop of the kind that `part` names; `None` if there is none, or for
 /// [`ShardedPart::Whole`].
 fn loop_of(operator: &Operator, part: ShardedPart) -> Option<LoopId> {
-    let of_role = |roles: &[Extent]| operator.loops.iter().position(|one| one.shardable && roles.contains(&one.role)).map(LoopId);
+    let of_role = |roles: &[Extent]| {
+        operator.loops.iter().position(|dimension| dimension.shardable && roles.contains(&dimension.role)).map(LoopId)
+    };
     let last = || operator.outputs.first().and_then(|output| *output.axes.last()?);
     let found = match part {
         ShardedPart::Whole => None,
@@ -119,7 +120,7 @@ fn loop_of(operator: &Operator, part: ShardedPart) -> Option<LoopId> {
         ShardedPart::Outputs => of_role(&[Extent::Columns]).or_else(last),
         ShardedPart::Inputs => of_role(&[Extent::Contracted, Extent::Vocabulary]),
     };
-    found.filter(|one| operator.loops[one.0].shardable)
+    found.filter(|walked| operator.loops[walked.0].shardable)
 }
 
 fn refused(pattern: &str, part: ShardedPart, ranks: usize) -> PlanError {

@@ -4,7 +4,7 @@
 use super::{Strategy, consumers, producers};
 use crate::mesh::{Axis, StageMesh};
 use crate::plan::{ContextMethod, Layout, PlanError};
-use foretell_models::{BATCH, EXPERTS, Extent, Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, SEQUENCE};
+use foretell_models::{Attention, BATCH, EXPERTS, Extent, Graph, Kernel, LoopId, Operand, Operator, OperatorId, SEQUENCE};
 
 /// The rules for a graph on a mesh. Nothing here depends on earlier choices.
 pub(super) struct Rules<'a> {
@@ -53,7 +53,7 @@ impl<'a> Rules<'a> {
     fn context_loop(&self, operator: &Operator) -> Result<Option<LoopId>, PlanError> {
         let ranks = self.mesh.size(Axis::Context);
         let sequence = self.sequence_loop(operator, ranks);
-        let (ContextMethod::AllToAll, Some(_), OperatorKind::Attention { relative: None, .. }) =
+        let (ContextMethod::AllToAll, Some(_), Kernel::Attention(Attention { relative: None, .. })) =
             (self.context_method, sequence, operator.kind)
         else {
             return Ok(sequence);
@@ -65,7 +65,7 @@ impl<'a> Rules<'a> {
                 hint: "use `tensor: 1`, or `context_method: ring`".into(),
             });
         }
-        let heads = operator.loops.iter().position(|one| one.role == Extent::Heads).map(LoopId);
+        let heads = operator.loops.iter().position(|dimension| dimension.role == Extent::Heads).map(LoopId);
         let heads = heads.filter(|heads| operator.loops[heads.0].shardable);
         match heads.map(|heads| (heads, operator.loops[heads.0].extent)) {
             Some((heads, extent)) if extent.is_multiple_of(ranks) => Ok(Some(heads)),
@@ -124,7 +124,7 @@ impl<'a> Rules<'a> {
 
     /// The loop over experts, if it can be sharded.
     pub(super) fn expert_loop(&self, operator: &Operator) -> Option<LoopId> {
-        operator.find_loop(EXPERTS).filter(|one| operator.loops[one.0].shardable)
+        operator.find_loop(EXPERTS).filter(|walked| operator.loops[walked.0].shardable)
     }
 
     /// The loop over positions, if it can be sharded into this many parts.
@@ -167,9 +167,9 @@ impl<'a> Rules<'a> {
     /// over a sequence of the same length has no mask, and works too). Relative positions and
     /// windows are not supported.
     pub(super) fn ring(&self, operator: &Operator, strategy: Strategy) -> Option<LoopId> {
-        let OperatorKind::Attention { relative: None, window: None, packed: false, .. } = operator.kind else { return None };
+        let Kernel::Attention(Attention { relative: None, window: None, packed: false, .. }) = operator.kind else { return None };
         let queries = strategy.get(Axis::Context)?;
-        let keys = operator.loops.iter().position(|one| one.role == Extent::Keys).map(LoopId)?;
+        let keys = operator.loops.iter().position(|dimension| dimension.role == Extent::Keys).map(LoopId)?;
         let have_equal_lengths = operator.loops[keys.0].extent == operator.loops[queries.0].extent;
         (self.context_method == ContextMethod::Ring && have_equal_lengths).then_some(keys)
     }
@@ -178,5 +178,5 @@ impl<'a> Rules<'a> {
 /// Whether an operator's kernel depends on the rank's part of a sequence, and takes its index along
 /// one axis only.
 pub(super) fn is_positional_along_one_axis(operator: &Operator) -> bool {
-    operator.kind.positional_role().is_some() && !operator.kind.is_positional_along_several_axes()
+    operator.positional_role().is_some() && !operator.is_positional_along_several_axes()
 }

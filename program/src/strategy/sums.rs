@@ -5,7 +5,7 @@ use super::requests::Requests;
 use super::rules::Rules;
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
-use foretell_models::{LoopId, Operand, Operator, OperatorKind, Pass, Role, SEQUENCE, TensorId};
+use foretell_models::{Kernel, LoopId, Operand, Operator, Pass, Role, SEQUENCE, TensorId};
 
 /// The rules for partial sums, given the choices so far.
 pub(super) struct Sums<'a> {
@@ -39,7 +39,7 @@ impl<'a> Sums<'a> {
             operator.inputs.iter().all(has_placements)
         };
         let has_only_additions = !consumers[tensor.0].is_empty()
-            && readers().all(|operator| operator.kind == OperatorKind::Add)
+            && readers().all(|operator| matches!(operator.kind, Kernel::Add { .. }))
             && readers().all(adds_equal_sums);
         if has_only_additions {
             return produced;
@@ -66,7 +66,7 @@ impl<'a> Sums<'a> {
         }
         let parts = self.rules.sequence_parts();
         let dimensions = &self.rules.graph.tensor(tensor).dimensions;
-        dimensions.iter().position(|one| one.name == SEQUENCE && one.extent.is_multiple_of(parts))
+        dimensions.iter().position(|dimension| dimension.name == SEQUENCE && dimension.extent.is_multiple_of(parts))
     }
 
     /// The dimension of a tensor that all forward readers want sharded over `tensor`, if the plan
@@ -160,7 +160,7 @@ impl<'a> Sums<'a> {
                 let output = output.expect("invariant: a tensor is among its producer's results");
                 Some(strategy.placements(output, Placement::Partial))
             }
-            (Some(producer), None) if producer.kind == OperatorKind::Add && producer.pass != Pass::Forward => {
+            (Some(producer), None) if matches!(producer.kind, Kernel::Add { .. }) && producer.pass != Pass::Forward => {
                 open.push(OpenSum { tensor, terms: producer.inputs.iter(), agreement: Agreement::Open });
                 None
             }

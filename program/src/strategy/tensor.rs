@@ -6,7 +6,7 @@ use super::{Sharding, is_product};
 use crate::mesh::Axis;
 use crate::placement::Placement;
 use crate::plan::PlanError;
-use foretell_models::{Extent, LoopId, Operator, OperatorKind, Pass, Role, SEQUENCE, TensorId};
+use foretell_models::{Extent, Kernel, LoopId, Operator, Pass, Role, SEQUENCE, TensorId};
 
 /// The rule for `tensor`, given the choices so far.
 pub(super) struct TensorRule<'a> {
@@ -42,11 +42,11 @@ impl TensorRule<'_> {
         let rules = self.rules;
         let shardable_of_role = |role: Extent| {
             let mut loops = (0..operator.loops.len()).map(LoopId);
-            loops.find(|&one| operator.loops[one.0].role == role && rules.can_shard(operator, one))
+            loops.find(|&dimension| operator.loops[dimension.0].role == role && rules.can_shard(operator, dimension))
         };
-        if operator.kind.works_on_parts_of_classes() {
+        if operator.works_on_parts_of_classes() {
             // The outputs have a slot for each rank's part of the classes.
-            let classes = operator.loops.iter().position(|one| one.role == Extent::Features).map(LoopId);
+            let classes = operator.loops.iter().position(|dimension| dimension.role == Extent::Features).map(LoopId);
             return classes.filter(|&classes| rules.can_shard(operator, classes));
         }
         let followed = operator.inputs.iter().find_map(|input| {
@@ -56,13 +56,13 @@ impl TensorRule<'_> {
             // A product gathers a sharded sequence and shards its columns, if it can. Attention
             // gathers it, too.
             let gathers_sequence = operator.loops[walked.0].name == SEQUENCE
-                && (operator.kind.is_attention() || is_product(operator) && shardable_of_role(Extent::Columns).is_some());
+                && (operator.is_attention() || is_product(operator) && shardable_of_role(Extent::Columns).is_some());
             (rules.can_shard(operator, walked) && !gathers_sequence).then_some(walked)
         });
         if followed.is_some() {
             return followed;
         }
-        if operator.kind == OperatorKind::Embedding {
+        if matches!(operator.kind, Kernel::Embedding { .. }) {
             // Each rank looks up the tokens in its rows, and leaves zeros for the others to the
             // sum.
             return shardable_of_role(Extent::Vocabulary);
@@ -103,7 +103,7 @@ impl TensorRule<'_> {
                 if !self.rules.can_shard(operator, walked) {
                     return false;
                 }
-                if operator.loops[walked.0].role == Extent::Contracted || operator.kind.works_on_parts_of_classes() {
+                if operator.loops[walked.0].role == Extent::Contracted || operator.works_on_parts_of_classes() {
                     is_summed = true;
                     continue;
                 }

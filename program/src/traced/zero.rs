@@ -11,6 +11,7 @@
 //! `deepspeed/runtime/zero/`. Each buffer names the function that makes it.
 
 mod gradient_stages;
+mod modules;
 mod offload;
 mod parameter_stage;
 

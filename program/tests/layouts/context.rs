@@ -31,7 +31,11 @@ fn ring_attention_shifts_parts_and_holds_less_than_gathering() {
         let whole = 2 * 4096 * 32 * precision.size().count();
         let held = |stage: &StageProgram, kind: &str| {
             let mut touched = std::collections::BTreeSet::new();
-            for one in stage.instructions.iter().filter(|one| one.operation.kind() == kind && one.phase == Phase::Forward) {
+            for one in stage
+                .instructions
+                .iter()
+                .filter(|instruction| instruction.operation.kind() == kind && instruction.phase == Phase::Forward)
+            {
                 touched.extend(one.reads[1..3].iter().copied().filter(|&read| *stage.name_of(one) == *stage.buffer(read).name));
             }
             touched.iter().map(|&id| stage.buffer(id).bytes.count()).sum::<u64>()
@@ -70,7 +74,7 @@ fn sequences_are_in_zigzag_order_where_all_operators_can_follow_it() {
     let ring = Layout { context: 3, context_method: ContextMethod::Ring, ..Layout::default() };
     for layout in [Layout { context: 3, ..Layout::default() }, Layout { tensor: 2, sequence_parallel: true, ..ring }] {
         let found = orders(&program(&decoder, layout, 2));
-        assert!(found.len() > 10 && found.iter().all(|&one| Some(one) == Zigzag::new(3, 24)), "{found:?}");
+        assert!(found.len() > 10 && found.iter().all(|&zigzag| Some(zigzag) == Zigzag::new(3, 24)), "{found:?}");
     }
     let none = |model: &Model, layout: Layout| assert_eq!(orders(&program(model, layout, 2)), []);
     none(&decoder, Layout { context: 3, context_order: ContextOrder::Contiguous, ..Layout::default() });

@@ -35,9 +35,12 @@ fn dropout_knows_its_samples_and_its_part_of_the_sequence() {
     // Three dropouts (embedding, attention, perceptron), forward and backward, in two
     // micro-batches.
     assert_eq!(found.len(), 3 * 2 * 2);
-    assert!(found.iter().all(|one| (one.samples, one.positions, one.parts, one.features) == (3, 2, 4, 16)), "{found:?}");
-    assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");
-    assert_eq!(found.iter().map(|one| one.site.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
+    assert!(
+        found.iter().all(|dropout| (dropout.samples, dropout.positions, dropout.parts, dropout.features) == (3, 2, 4, 16)),
+        "{found:?}"
+    );
+    assert_eq!(found.iter().filter(|dropout| dropout.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");
+    assert_eq!(found.iter().map(|dropout| dropout.site.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
     assert!(dropouts(&compiled.evaluation).is_empty());
     assert!(dropouts(&compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("a plan that fits").training).is_empty());
 }
@@ -78,20 +81,20 @@ fn attention_dropout_knows_its_part_of_positions_and_heads() {
         let plan = Plan::new(layout, 12);
         let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("a plan that fits");
         // Forward, recomputed and backward, in two layers and two micro-batches.
-        let found: Vec<_> = attentions(&compiled.training).iter().map(|one| one.dropout.expect("a dropout")).collect();
+        let found: Vec<_> = attentions(&compiled.training).iter().map(|operator| operator.dropout.expect("a dropout")).collect();
         assert_eq!(found.len(), 3 * 2 * 2 * steps);
-        assert!(found.iter().all(|one| (one.position_parts, one.head_parts, one.group_parts) == (2, 2, 1)));
-        assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), found.len() / 2);
+        assert!(found.iter().all(|dropout| (dropout.position_parts, dropout.head_parts, dropout.group_parts) == (2, 2, 1)));
+        assert_eq!(found.iter().filter(|dropout| dropout.first_sample == 6).count(), found.len() / 2);
         for site in [0, 1] {
             assert_eq!(
-                found.iter().filter(|one| one.site.site == site).count(),
+                found.iter().filter(|dropout| dropout.site.site == site).count(),
                 found.len() / 2,
                 "each layer has a site of its own"
             );
         }
-        assert!(attentions(&compiled.evaluation).iter().all(|one| one.dropout.is_none()));
+        assert!(attentions(&compiled.evaluation).iter().all(|operator| operator.dropout.is_none()));
         let without = compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("a plan that fits");
-        assert!(attentions(&without.training).iter().all(|one| one.dropout.is_none()));
+        assert!(attentions(&without.training).iter().all(|operator| operator.dropout.is_none()));
         // Dropout has no matrix-product FLOPs.
         let flops = |compiled: &Compiled| (compiled.training.model_flops, compiled.training.hardware_flops);
         assert_eq!(flops(&compiled), flops(&without));
@@ -113,7 +116,10 @@ fn dropout_between_tensor_parallel_products_keeps_its_input_sharded() {
     });
     let plan = Plan::new(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, 2);
     let found = dropouts(&compile(&vgg, "vgg", &plan).expect("a plan that fits").training);
-    assert!(found.iter().any(|one| (one.samples, one.positions, one.parts, one.features) == (2, 32, 2, 1)), "{found:?}");
+    assert!(
+        found.iter().any(|dropout| (dropout.samples, dropout.positions, dropout.parts, dropout.features) == (2, 32, 2, 1)),
+        "{found:?}"
+    );
     let small = Model::Vgg(Vgg {
         depth: 11,
         batch_norm: false,

@@ -56,8 +56,8 @@ fn an_exchange_at_the_end_of_a_round_begins_during_the_backward_pass() {
         let compiled = compile(&model, "m", &plan).expect("it compiles");
         let list = &compiled.step_programs()[1].lists[0];
         let first = |is: &dyn Fn(&Instruction) -> bool| list.instructions.iter().position(is).expect("one");
-        let exchange = first(&|one| matches!(*one.operation, Operation::Collective { .. }));
-        let last = list.instructions.iter().rposition(|one| one.phase == Phase::Backward).expect("one");
+        let exchange = first(&|instruction| matches!(*instruction.operation, Operation::Collective { .. }));
+        let last = list.instructions.iter().rposition(|instruction| instruction.phase == Phase::Backward).expect("one");
         assert_eq!(exchange < last, is_early);
     }
 }

@@ -9,7 +9,7 @@ fn tensor_shards_each_expert_or_spreads_experts_over_its_ranks() {
     let compiled = |layout: Layout| {
         let program = compile(&model, "model", &Plan::new(layout, 2)).expect("a plan that fits").training;
         let list = &program.lists[0];
-        let kernels = list.instructions.iter().filter_map(|one| match *one.operation {
+        let kernels = list.instructions.iter().filter_map(|instruction| match *instruction.operation {
             Operation::Compute { kernel, .. } => Some(kernel),
             _ => None,
         });
@@ -24,7 +24,7 @@ fn tensor_shards_each_expert_or_spreads_experts_over_its_ranks() {
         let all_to_alls: Vec<Vec<Axis>> = list
             .instructions
             .iter()
-            .filter_map(|one| match *one.operation {
+            .filter_map(|instruction| match *instruction.operation {
                 Operation::Collective { kind: Collective::AllToAll, role: CollectiveRole::Expert, group, .. } => {
                     Some(list.groups[group.0 as usize].axes.clone())
                 }

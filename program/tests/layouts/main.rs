@@ -31,7 +31,7 @@ fn gpt(fields: &str) -> Model {
 }
 
 fn count(stage: &StageProgram, kind: &str) -> usize {
-    stage.instructions.iter().filter(|one| one.operation.kind() == kind).count()
+    stage.instructions.iter().filter(|instruction| instruction.operation.kind() == kind).count()
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn two_linear_layers_on_a_two_by_two_mesh_have_three_all_reduces() {
     // The output of the second layer is partial over `tensor`: one all-reduce. Gradients are
     // partial over `data`: one bucket of sharded parameters, one of whole ones.
     assert_eq!(count(stage, "all_reduce"), 3, "{program}");
-    let weight = |name: &str| stage.buffers.iter().find(|one| *one.name == *name).expect("a weight").shape.to_vec();
+    let weight = |name: &str| stage.buffers.iter().find(|buffer| *buffer.name == *name).expect("a weight").shape.to_vec();
     assert_eq!(weight("0.weight"), [8, 8], "columns are sharded");
     assert_eq!(weight("2.weight"), [4, 8], "then rows");
     assert_eq!(weight("2.bias"), [4], "the bias after the sum is whole");

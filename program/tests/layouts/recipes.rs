@@ -11,8 +11,8 @@ fn with(training: Training, optimizer: Optimizer, layout: Layout) -> StageProgra
 
 /// The elements of all persistent buffers of a role.
 fn kept(list: &StageProgram, role: BufferRole) -> usize {
-    let buffers = list.buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
-    buffers.map(|one| one.shape.iter().product::<usize>()).sum()
+    let buffers = list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none() && buffer.role == role);
+    buffers.map(|buffer| buffer.shape.iter().product::<usize>()).sum()
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn exempt_parameters_are_updated_apart_from_those_that_decay() {
         let no_decay = DecayExemptions { biases, norms: false, names: names.iter().copied().collect() };
         let list = with(Training { weight_decay, no_decay, ..Training::default() }, Optimizer::AdamW, Layout::default());
         let elements = |wanted: bool| -> usize {
-            let of_kernel = |one: &Instruction| match *one.operation {
+            let of_kernel = |instruction: &Instruction| match *instruction.operation {
                 Operation::Compute { kernel: Kernel::AdamW { elements, exempt, .. }, .. } if exempt == wanted => elements,
                 _ => 0,
             };
@@ -83,8 +83,8 @@ fn a_weighted_loss_has_its_own_kernels_and_divides_by_weight() {
     let list = with(training, Optimizer::Sgd, Layout { data: 2, ..Layout::default() });
     assert_eq!((count(&list, "weighted_cross_entropy"), count(&list, "weighted_cross_entropy_gradient")), (4, 4));
     assert_eq!((count(&list, "cross_entropy"), count(&list, "update_control")), (0, 1));
-    let weighted = |one: &Instruction| {
-        matches!(*one.operation, Operation::Compute { kernel: Kernel::UpdateControl { predictions: 8, .. }, .. })
+    let weighted = |instruction: &Instruction| {
+        matches!(*instruction.operation, Operation::Compute { kernel: Kernel::UpdateControl { predictions: 8, .. }, .. })
     };
     assert!(list.instructions.iter().any(weighted));
     let smoothed = with(Training { label_smoothing: 0.1, ..Training::default() }, Optimizer::Sgd, Layout::default());
@@ -122,9 +122,9 @@ fn adapters_cause_no_second_sum_of_a_wide_gradient() {
             let layout = Layout { tensor: 2, sequence_parallel, ..Layout::default() };
             let plan = Plan { training, ..Plan::new(layout, 1) };
             let list = compile(&model, "model", &plan).expect("a plan that fits").training.lists.swap_remove(0);
-            let is_wide_sum = |one: &&Instruction| {
-                matches!(*one.operation, Operation::Collective { kind: Collective::AllReduce | Collective::ReduceScatter, bytes, .. }
-                    if one.phase == Phase::Backward && bytes >= Bytes::new(8 * 64 * 4))
+            let is_wide_sum = |instruction: &&Instruction| {
+                matches!(*instruction.operation, Operation::Collective { kind: Collective::AllReduce | Collective::ReduceScatter, bytes, .. }
+                    if instruction.phase == Phase::Backward && bytes >= Bytes::new(8 * 64 * 4))
             };
             list.instructions.iter().filter(is_wide_sum).count()
         };

@@ -52,8 +52,8 @@ fn results_that_a_policy_keeps_are_not_recomputed() {
         let layout = Layout { micro_batch: 4, tensor, recompute, sequence_parallel: tensor > 1, ..Layout::default() };
         let program = program(&model, layout, 4);
         let list = &program.lists[0];
-        let second_runs = list.instructions.iter().filter(|one| one.phase == Phase::Recompute);
-        let kernels = second_runs.filter_map(|one| match &*one.operation {
+        let second_runs = list.instructions.iter().filter(|instruction| instruction.phase == Phase::Recompute);
+        let kernels = second_runs.filter_map(|run| match &*run.operation {
             Operation::Compute { kernel, .. } => Some(*kernel),
             _ => None,
         });

@@ -16,16 +16,16 @@ fn served(staleness: &str, compression: &str) -> Program {
 
 /// The bytes of each message of an update, sent or received, in order.
 fn pushes(list: &StageProgram) -> Vec<usize> {
-    let bytes = |one: &Instruction| match *one.operation {
+    let bytes = |instruction: &Instruction| match *instruction.operation {
         Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count() as usize),
         _ => None,
     };
-    list.instructions.iter().filter(|one| one.phase == Phase::Update).filter_map(bytes).collect()
+    list.instructions.iter().filter(|instruction| instruction.phase == Phase::Update).filter_map(bytes).collect()
 }
 
 fn persistent(list: &StageProgram) -> usize {
-    let kept = list.buffers.iter().filter(|one| one.persistent && one.parent.is_none());
-    kept.map(|one| one.bytes.count() as usize).sum()
+    let kept = list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
+    kept.map(|buffer| buffer.bytes.count() as usize).sum()
 }
 
 #[test]

@@ -7,8 +7,8 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
     let model = gpt(r#""layers": 2, "hidden": 16, "heads": 2, "vocab": 32, "sequence": 8"#);
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.lists {
-        let shared = stage.instructions.iter().filter(|one| {
-            matches!(*one.operation, Operation::Collective { kind: Collective::AllReduce, group, .. }
+        let shared = stage.instructions.iter().filter(|instruction| {
+            matches!(*instruction.operation, Operation::Collective { kind: Collective::AllReduce, group, .. }
                 if stage.groups[group.0 as usize].stages == [0, 1])
         });
         assert_eq!(shared.count(), 1);
@@ -26,8 +26,9 @@ fn each_stage_of_zero_shards_its_state() {
         compile(&model, "model", &plan).expect("a plan that fits").training
     };
     let kept = |program: &Program, role| -> u64 {
-        let buffers = program.lists[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
-        buffers.map(|one| one.bytes.count()).sum()
+        let buffers =
+            program.lists[0].buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none() && buffer.role == role);
+        buffers.map(|buffer| buffer.bytes.count()).sum()
     };
     use foretell_program::BufferRole::{Gradient, OptimizerState, Parameter};
     let whole = program(0);
@@ -35,8 +36,9 @@ fn each_stage_of_zero_shards_its_state() {
         let program = program(zero);
         [Parameter, Gradient, OptimizerState].map(|role| kept(&whole, role) as f64 / kept(&program, role) as f64)
     };
-    let is_about =
-        |ratios: [f64; 3], expected: [f64; 3]| ratios.iter().zip(expected).all(|(one, two)| (one / two - 1.0).abs() < 0.02);
+    let is_about = |ratios: [f64; 3], expected: [f64; 3]| {
+        ratios.iter().zip(expected).all(|(ratio, other)| (ratio / other - 1.0).abs() < 0.02)
+    };
     assert!(is_about(ratios(1), [1.0, 1.0, 4.0]), "{:?}", ratios(1));
     assert!(is_about(ratios(2), [1.0, 4.0, 4.0]), "{:?}", ratios(2));
     assert!(is_about(ratios(3), [4.0, 4.0, 4.0]), "{:?}", ratios(3));
@@ -58,8 +60,9 @@ fn zero_shards_over_every_axis_that_shards_tokens() {
         let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(layout, batch) };
         let program = compile(model, "model", &plan).expect("a plan that fits").training;
         let buffers = program.lists[0].buffers.iter();
-        let kept = buffers.filter(|one| one.role == foretell_program::BufferRole::OptimizerState && one.parent.is_none());
-        kept.map(|one| one.bytes.value()).sum()
+        let kept =
+            buffers.filter(|buffer| buffer.role == foretell_program::BufferRole::OptimizerState && buffer.parent.is_none());
+        kept.map(|buffer| buffer.bytes.value()).sum()
     };
     let sharded = Layout { zero: 1, micro_batch: 2, ..Layout::default() };
     let ratio =
@@ -92,29 +95,33 @@ fn offloaded_optimizer_state_is_staged_bucket_by_bucket() {
         assert_eq!(resident.host_arenas(), [Bytes::ZERO]);
         assert_eq!(offloaded.host_arenas(), [Bytes::new(state)]);
         let kept = |program: &Program| -> u64 {
-            let buffers = program.lists[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none());
-            buffers.filter(|one| one.memory == MemoryKind::Device).map(|one| one.bytes.count()).sum()
+            let buffers = program.lists[0].buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
+            buffers.filter(|buffer| buffer.memory == MemoryKind::Device).map(|buffer| buffer.bytes.count()).sum()
         };
         assert_eq!(kept(&resident.training) - kept(&offloaded.training), state);
         let list = &offloaded.training.lists[0];
         for memory in [MemoryKind::Device, MemoryKind::Host] {
-            let bytes = list.instructions.iter().filter_map(|one| match *one.operation {
+            let bytes = list.instructions.iter().filter_map(|instruction| match *instruction.operation {
                 Operation::Copy { to, bytes } if to == memory => Some(bytes.count()),
                 _ => None,
             });
             assert_eq!(bytes.sum::<u64>(), state, "the whole state comes in and goes out");
         }
-        let staging =
-            list.buffers.iter().filter(|one| one.role == BufferRole::OptimizerState && !one.persistent && one.parent.is_none());
+        let staging = list
+            .buffers
+            .iter()
+            .filter(|buffer| buffer.role == BufferRole::OptimizerState && !buffer.persistent && buffer.parent.is_none());
         assert_eq!(
-            staging.map(|one| one.bytes.count()).collect::<Vec<_>>(),
+            staging.map(|buffer| buffer.bytes.count()).collect::<Vec<_>>(),
             [state / 8; 3],
             "the device has staging buffers for three buckets"
         );
         // The fourth bucket comes in while the second goes out: it waits only until its staging
         // buffer is copied out.
         let copies = |memory| {
-            list.instructions.iter().filter(move |one| matches!(*one.operation, Operation::Copy { to, .. } if to == memory))
+            list.instructions
+                .iter()
+                .filter(move |instruction| matches!(*instruction.operation, Operation::Copy { to, .. } if to == memory))
         };
         let fourth = copies(MemoryKind::Device).nth(3 * states as usize).expect("eight buckets");
         let first_out = copies(MemoryKind::Host).nth(states as usize - 1).expect("eight buckets");
@@ -133,8 +140,13 @@ fn overlapped_gathers_of_parameters_precede_the_last_product() {
         let layout = Layout { data: 4, zero, bucket: foretell_units::Bytes::new(40_000), ..Layout::default() };
         let plan = Plan { overlap: Overlap { parameters, ..Overlap::default() }, ..Plan::new(layout, 16) };
         let program = compile(&model, "model", &plan).expect("a plan that fits").training;
-        let all = program.lists[0].instructions.iter().enumerate().filter(|(_, one)| one.operation.kind() == "all_gather");
-        let last_product = program.lists[0].instructions.iter().rposition(|one| one.operation.kind().starts_with("matmul"));
+        let all = program.lists[0]
+            .instructions
+            .iter()
+            .enumerate()
+            .filter(|(_, instruction)| instruction.operation.kind() == "all_gather");
+        let last_product =
+            program.lists[0].instructions.iter().rposition(|instruction| instruction.operation.kind().starts_with("matmul"));
         let precede: Vec<bool> = all.map(|(index, _)| Some(index) < last_product).collect();
         precede
     };
@@ -155,7 +167,7 @@ fn parameters_of_the_next_block_are_gathered_ahead() {
     };
     let gathers: Vec<usize> =
         (0..stage.instructions.len()).filter(|&index| stage.instructions[index].operation.kind() == "all_gather").collect();
-    let attention = first(&|one| one.operation.kind().starts_with("attention"));
+    let attention = first(&|instruction| instruction.operation.kind().starts_with("attention"));
     // Before the first attention, the parameters of the embedding and of the first two layers are
     // gathered.
     assert!(gathers.iter().filter(|&&index| index < attention).count() >= 3, "{program}");
@@ -212,7 +224,7 @@ fn offloaded_activations_leave_after_their_pass_and_return_early() {
         compile(&model, "model", &Plan::new(layout, 4)).expect("a plan that fits")
     };
     let moved = |list: &StageProgram, memory| -> u64 {
-        let bytes = |one: &Instruction| match *one.operation {
+        let bytes = |instruction: &Instruction| match *instruction.operation {
             Operation::Copy { to, bytes } if to == memory => bytes.count(),
             _ => 0,
         };
@@ -234,11 +246,16 @@ fn offloaded_activations_leave_after_their_pass_and_return_early() {
             assert!(with.arena.value() < bound * without.arena.value(), "{recompute:?}, stage {} of {pipeline}", with.stage);
             assert!(with.host_arena.count() <= out && without.host_arena == Bytes::ZERO);
             // The activations of a block come in beside the gradients of the block after it.
-            let ahead = with.instructions.iter().enumerate().filter_map(|(index, one)| {
-                let Operation::Copy { to: MemoryKind::Device, .. } = *one.operation else { return None };
+            let ahead = with.instructions.iter().enumerate().filter_map(|(index, copy)| {
+                let Operation::Copy { to: MemoryKind::Device, .. } = *copy.operation else { return None };
                 let later = &with.instructions[index + 1..];
-                let reader = later.iter().position(|other| other.reads.contains(&one.writes[0])).expect("a reader");
-                Some(later[..reader].iter().filter(|one| matches!(*one.operation, Operation::Compute { .. })).count())
+                let reader = later.iter().position(|other| other.reads.contains(&copy.writes[0])).expect("a reader");
+                Some(
+                    later[..reader]
+                        .iter()
+                        .filter(|instruction| matches!(*instruction.operation, Operation::Compute { .. }))
+                        .count(),
+                )
             });
             let mut ahead: Vec<usize> = ahead.collect();
             ahead.sort_unstable();

@@ -45,7 +45,7 @@ fn grouped_keys_are_sharded_with_their_queries() {
         // Megatron's four in each layer, and two of the sharded vocabulary: those of the embedding
         // and of the head's input gradient.
         assert_eq!(count(stage, "all_reduce"), 2 * 4 + 2, "{program}");
-        let query = stage.buffers.iter().find(|one| one.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
+        let query = stage.buffers.iter().find(|buffer| buffer.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
         assert_eq!(*query.shape, *shape);
     }
 }
@@ -61,8 +61,8 @@ fn sequence_parallelism_splits_megatrons_all_reduces_in_two() {
     assert_eq!(count(stage, "reduce_scatter"), 3 * 4 + 2, "{program}");
     assert!(count(stage, "all_gather") >= 3 * 4 + 2, "{program}");
     let activations = |stage: &StageProgram| {
-        let norms = stage.instructions.iter().filter(|one| one.operation.kind() == "layer_norm");
-        norms.map(|one| stage.buffer(one.writes[0]).shape.clone()).collect::<Vec<_>>()
+        let norms = stage.instructions.iter().filter(|instruction| instruction.operation.kind() == "layer_norm");
+        norms.map(|norm| stage.buffer(norm.writes[0]).shape.clone()).collect::<Vec<_>>()
     };
     assert!(activations(stage).iter().all(|shape| shape[..] == [1, 4, 32]), "norms have half of the sequence: {program}");
     // The gradients of whole parameters are partial sums over `tensor`, too.
@@ -80,7 +80,7 @@ fn activations_never_wait_behind_the_sum_of_norm_gradients() {
         // `data`.
         let roles = |along: &[Axis]| {
             let is_it = |group: &foretell_program::Group| group.axes == along;
-            let of_group = stage.instructions.iter().filter_map(move |one| match *one.operation {
+            let of_group = stage.instructions.iter().filter_map(move |instruction| match *instruction.operation {
                 Operation::Collective { group, role, .. } if is_it(&stage.groups[group.0 as usize]) => Some(role),
                 _ => None,
             });

@@ -114,7 +114,11 @@ fn a_late_peer_makes_a_bubble_and_no_slow_communication() {
     // Ranks 0 and 1 all-reduce together. Rank 1 arrives 1 ms late, and both continue at the same
     // time.
     measured.clone_from(&predicted);
-    let reduce = program.lists[0].instructions.iter().position(|one| one.operation.kind() == "all_reduce").expect("there is one");
+    let reduce = program.lists[0]
+        .instructions
+        .iter()
+        .position(|instruction| instruction.operation.kind() == "all_reduce")
+        .expect("there is one");
     let late = Picoseconds(1_000_000_000);
     for rank in [0, 1] {
         let own = Arc::make_mut(&mut measured.ranks[rank]);

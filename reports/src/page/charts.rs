@@ -121,7 +121,7 @@ mod tests {
             unreachable!("made as layouts")
         };
         let front: Vec<(f64, u64)> =
-            points.iter().filter(|one| one.is_on_front).map(|one| (one.step_seconds, one.memory_bytes)).collect();
+            points.iter().filter(|point| point.is_on_front).map(|point| (point.step_seconds, point.memory_bytes)).collect();
         assert_eq!(front, [(3.0, 2), (2.0, 4), (1.0, 9)]);
     }
 }

@@ -41,11 +41,11 @@ struct RankRows {
 struct Row {
     label: String,
     origin: &'static str,
-    blocks: Vec<Block>,
+    blocks: Vec<Bar>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct Bar {
     start: f64,
     end: f64,
     activity: Activity,
@@ -71,11 +71,11 @@ const fn text_colour(activity: Activity) -> RGBColor {
 
 impl TimelinePlot {
     pub(crate) fn of(program: &Program, timelines: &[&Timeline]) -> Self {
-        let known = timelines.iter().map(|one| one.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
+        let known = timelines.iter().map(|timeline| timeline.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
         let shown = shown_ranks(program, known, MOST_RANKS);
         let note = (shown.len() < known).then(|| format!("{} of {known} ranks: the first of each stage", shown.len()));
         let ranks = shown.iter().map(|&rank| RankRows { label: rank.to_string(), rows: rows(program, timelines, rank) });
-        let steps = timelines.iter().map(|one| (origin_name(one.origin), one.step().into())).collect();
+        let steps = timelines.iter().map(|timeline| (origin_name(timeline.origin), timeline.step().into())).collect();
         Self { ranks: ranks.filter(|rank| !rank.rows.is_empty()).collect(), steps, note }
     }
 
@@ -173,7 +173,7 @@ impl TimelinePlot {
 
 fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
     let stage = program.list_of(rank);
-    let all: Vec<Vec<Vec<Block>>> = timelines
+    let all: Vec<Vec<Vec<Bar>>> = timelines
         .iter()
         .map(|timeline| timeline.rank(rank).map_or_else(Vec::new, |spans| blocks_by_stream(stage, spans)))
         .collect();
@@ -189,12 +189,12 @@ fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
     rows
 }
 
-fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Block>> {
+fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Bar>> {
     let mut streams = vec![Vec::new(); stage.streams.len()];
     for span in &timeline.spans {
         let Some(instruction) = stage.instructions.get(span.instruction.0 as usize) else { continue };
         let Some(stream) = streams.get_mut(instruction.stream.0 as usize) else { continue };
-        stream.push(Block {
+        stream.push(Bar {
             start: Seconds::from(span.start).value(),
             end: Seconds::from(span.end).value(),
             activity: Activity::of(instruction),
@@ -202,15 +202,15 @@ fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Bl
         });
     }
     for stream in &mut streams {
-        stream.sort_by(|one, other| one.start.total_cmp(&other.start));
+        stream.sort_by(|left, right| left.start.total_cmp(&right.start));
     }
     streams
 }
 
 /// Converts blocks to pixels. Merges neighbours of one kind that touch on the screen, so the size
 /// of a plot depends on the screen and not on the number of instructions.
-fn pixels(blocks: &[Block], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Block)> {
-    let mut result: Vec<(i32, i32, Block)> = Vec::new();
+fn pixels(blocks: &[Bar], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Bar)> {
+    let mut result: Vec<(i32, i32, Bar)> = Vec::new();
     for block in blocks {
         let (from, to) = (x(block.start), x(block.end).max(x(block.start) + 1));
         match result.last_mut() {

@@ -34,7 +34,7 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
         *total = (total.0 + time, total.1 + host, total.2 + 1);
     }
     let mut totals: Vec<_> = totals.into_iter().collect();
-    totals.sort_by(|one, two| two.1.0.total_cmp(&one.1.0));
+    totals.sort_by(|total, other| other.1.0.total_cmp(&total.1.0));
     let prediction = compiled.predict(&run).map_err(|refusal| refusal.to_string())?;
     println!(
         "{row_id} with {count} micro-batches; all {} take {}, measured {:?}",

@@ -110,6 +110,6 @@ fn limited(mut runs: Vec<(Row, Run)>) -> Vec<(Row, Run)> {
         *count <= MOST_OF_GROUP || of_source[&row.table] <= SMALL_SOURCE
     };
     let mut kept: Vec<_> = runs.into_iter().filter(|(row, run)| is_kept(row, run)).collect();
-    kept.sort_by(|(one, _), (other, _)| one.row_id.cmp(&other.row_id));
+    kept.sort_by(|(left, _), (right, _)| left.row_id.cmp(&right.row_id));
     kept
 }

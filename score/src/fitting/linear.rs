@@ -139,7 +139,7 @@ impl Linear<'_> {
             for (column, offset) in self.jacobian.iter().zip(&refit.offsets) {
                 column.iter().for_each(|(row, slope)| refitted[*row] += slope * offset);
             }
-            let change = refitted.iter().zip(&refit.residuals).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
+            let change = refitted.iter().zip(&refit.residuals).map(|(left, right)| (left - right).abs()).fold(0.0, f64::max);
             refit.residuals = refitted;
             if change < CONVERGED {
                 break;

@@ -330,8 +330,8 @@ mod tests {
         let own: Vec<&str> = found
             .iter()
             .flatten()
-            .filter(|one| matches!(one.owner, Owner::Stack(_)) && !one.is_tied())
-            .map(|one| one.name.as_str())
+            .filter(|parameter| matches!(parameter.owner, Owner::Stack(_)) && !parameter.is_tied())
+            .map(|parameter| parameter.name.as_str())
             .collect();
         assert_eq!(own, ["elementwise", "product_scale", "traffic:routing", "memory_buffers"]);
     }

@@ -67,7 +67,7 @@ pub(super) fn stack_interval(own: &[f64], all: &[(f64, f64)]) -> [f64; 2] {
 
 /// Returns the 10th and 90th percentile of weighted logarithms, as factors.
 pub(super) fn interval(mut ratios: Vec<(f64, f64)>) -> [f64; 2] {
-    ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
+    ratios.sort_by(|ratio, other| ratio.0.total_cmp(&other.0));
     [quantile(&ratios, 0.1).min(-0.005).exp(), quantile(&ratios, 0.9).max(0.005).exp()]
 }
 
@@ -180,8 +180,8 @@ fn significant(value: f64) -> String {
 /// Returns the linearised fit as JSON: its parameters, its rows, and the slopes as (row, parameter,
 /// slope). `benches/hyperparameters.py` reads it.
 pub fn fit_json(cases: &[Case], fit: &Fit) -> String {
-    let parameter = |(one, offset): (&Parameter, &f64)| {
-        let Parameter { owner, name, spread, factor, .. } = one;
+    let parameter = |(parameter, offset): (&Parameter, &f64)| {
+        let Parameter { owner, name, spread, factor, .. } = parameter;
         serde_json::json!({"owner": format!("{owner:?}"), "name": name, "spread": spread, "kin": factor, "offset": offset})
     };
     let parameters: Vec<_> = fit.parameters.iter().zip(&fit.offsets).map(parameter).collect();

@@ -78,7 +78,7 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles, progress: Pr
         let row_weights = robust_weights(&state.residuals, weights);
         let factor = normal_factor(&jacobian, &row_weights, parameters)?;
         let mut gradient: Vec<f64> =
-            parameters.iter().zip(&state.offsets).map(|(one, offset)| offset * one.precision()).collect();
+            parameters.iter().zip(&state.offsets).map(|(parameter, offset)| offset * parameter.precision()).collect();
         for (index, column) in jacobian.iter().enumerate() {
             gradient[index] += column.iter().map(|(row, slope)| row_weights[*row] * slope * state.residuals[*row]).sum::<f64>();
         }

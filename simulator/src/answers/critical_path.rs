@@ -164,17 +164,18 @@ impl Path<'_> {
             let other = self.program.lists[list].peers.get(peer.0 as usize)?.of(mesh, rank);
             let theirs = self.list(other);
             let peers = &self.program.lists[theirs].peers;
-            let is_ours = |one: &&Messages| peers.get(one.peer.0 as usize).is_some_and(|peer| peer.of(mesh, other) == rank);
+            let is_ours =
+                |message: &&Messages| peers.get(message.peer.0 as usize).is_some_and(|peer| peer.of(mesh, other) == rank);
             let messages = messages(&self.lists[theirs]).iter().find(is_ours)?;
             Some((other, *messages.instructions.get(nth as usize)? as usize))
         };
         let partners: Vec<(Rank, usize)> = match self.lists[list].actions[instruction] {
             Action::Compute | Action::Load | Action::Copy => Vec::new(),
             Action::Send { peer, nth } => {
-                opposite(self.lists[list].sends[peer as usize].peer, nth, |one| &one.receives).into_iter().collect()
+                opposite(self.lists[list].sends[peer as usize].peer, nth, |list| &list.receives).into_iter().collect()
             }
             Action::Receive { peer, nth } => {
-                opposite(self.lists[list].receives[peer as usize].peer, nth, |one| &one.sends).into_iter().collect()
+                opposite(self.lists[list].receives[peer as usize].peer, nth, |list| &list.sends).into_iter().collect()
             }
             Action::Collective { group, nth } => {
                 let group = &self.program.lists[list].groups[group as usize];
@@ -182,19 +183,19 @@ impl Path<'_> {
                 members
                     .filter_map(|member| {
                         let other = self.list(member);
-                        let number = self.program.lists[other].groups.iter().position(|one| one == group)?;
+                        let number = self.program.lists[other].groups.iter().position(|known| known == group)?;
                         Some((member, *self.lists[other].collectives[number].get(nth as usize)? as usize))
                     })
                     .collect()
             }
         };
         let start = |&(rank, instruction): &(Rank, usize)| self.timeline.ranks[rank.0].spans[instruction].start;
-        let latest = partners.into_iter().max_by_key(|one| (start(one), std::cmp::Reverse(one.0)));
+        let latest = partners.into_iter().max_by_key(|partner| (start(partner), std::cmp::Reverse(partner.0)));
         // Only a member that started strictly later was waited for, so on a tie the path stays on
         // its own rank. A member that started after this instruction ended was not waited for
         // either: a buffered message may be received late.
         let end = self.timeline.ranks[rank.0].spans[instruction].end;
-        latest.filter(|one| start(one) > start(&own) && start(one) <= end).unwrap_or(own)
+        latest.filter(|member| start(member) > start(&own) && start(member) <= end).unwrap_or(own)
     }
 
     fn summary(&self, segments: Vec<PathSegment>) -> CriticalPath {
@@ -219,7 +220,7 @@ impl Path<'_> {
         }
         let mut by_kind: Vec<(String, Seconds)> =
             by_kind.into_iter().map(|(kind, time)| (kind.to_string(), time.into())).collect();
-        by_kind.sort_by(|one, two| two.1.value().total_cmp(&one.1.value()));
+        by_kind.sort_by(|left, right| right.1.value().total_cmp(&left.1.value()));
         CriticalPath { segments, by_kind, by_time, between: self.timeline.step().saturating_sub(total).into() }
     }
 }

@@ -46,23 +46,23 @@ impl Prediction {
     /// Each step is predicted from a common start. Ranks that do not wait for each other within a
     /// cycle lose no time by that, as long as the same ranks are slow in every step.
     pub fn of_cycle(steps: Vec<(Self, usize)>) -> Option<Self> {
-        let kinds: Vec<StepKind> = steps.iter().map(|(one, count)| one.as_kind(*count)).collect();
+        let kinds: Vec<StepKind> = steps.iter().map(|(step, count)| step.as_kind(*count)).collect();
         let total = kinds.iter().map(|kind| kind.steps).sum::<usize>() as f64;
         let mean =
-            |of: &dyn Fn(&Self) -> Seconds| steps.iter().map(|(one, count)| of(one) * (*count as f64 / total)).sum::<Seconds>();
-        let step = mean(&|one| one.step_seconds);
-        let outer = [mean(&|one| one.step_seconds_p05), mean(&|one| one.step_seconds_p95)];
-        let inner = [mean(&|one| one.step_seconds_p10), mean(&|one| one.step_seconds_p90)];
+            |of: &dyn Fn(&Self) -> Seconds| steps.iter().map(|(step, count)| of(step) * (*count as f64 / total)).sum::<Seconds>();
+        let step = mean(&|step| step.step_seconds);
+        let outer = [mean(&|step| step.step_seconds_p05), mean(&|step| step.step_seconds_p95)];
+        let inner = [mean(&|step| step.step_seconds_p10), mean(&|step| step.step_seconds_p90)];
         let breakdown_seconds = Breakdown {
-            compute: mean(&|one| one.breakdown_seconds.compute),
-            exposed_communication: mean(&|one| one.breakdown_seconds.exposed_communication),
-            bubble: mean(&|one| one.breakdown_seconds.bubble),
-            data: mean(&|one| one.breakdown_seconds.data),
-            optimizer: mean(&|one| one.breakdown_seconds.optimizer),
+            compute: mean(&|step| step.breakdown_seconds.compute),
+            exposed_communication: mean(&|step| step.breakdown_seconds.exposed_communication),
+            bubble: mean(&|step| step.breakdown_seconds.bubble),
+            data: mean(&|step| step.breakdown_seconds.data),
+            optimizer: mean(&|step| step.breakdown_seconds.optimizer),
         };
-        let uncalibrated: BTreeSet<String> = steps.iter().flat_map(|(one, _)| &one.uncalibrated).cloned().collect();
-        let events = steps.iter().map(|(one, _)| one.events).sum();
-        let calibrated = steps.iter().all(|(one, _)| one.calibrated);
+        let uncalibrated: BTreeSet<String> = steps.iter().flat_map(|(step, _)| &step.uncalibrated).cloned().collect();
+        let events = steps.iter().map(|(step, _)| step.events).sum();
+        let calibrated = steps.iter().all(|(step, _)| step.calibrated);
         let (first, _) = steps.into_iter().next()?;
         let mut whole = first.with_step(step, inner);
         [whole.step_seconds_p05, whole.step_seconds_p95] = outer;

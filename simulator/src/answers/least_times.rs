@@ -68,7 +68,7 @@ pub fn least_times(
         for turn in 0..most {
             let found = least_times_on(program, costs, bucket, |stage| kinds[stage][turn % kinds[stage].len()])?;
             fastest = Some(match fastest {
-                Some(before) => before.into_iter().zip(found).map(|(one, other)| one.faster(other)).collect(),
+                Some(before) => before.into_iter().zip(found).map(|(left, right)| left.faster(right)).collect(),
                 None => found,
             });
         }

@@ -83,10 +83,10 @@ pub fn load(
         .links
         .iter()
         .map(|(&link, &seconds)| LinkLoad { link: topology.links()[link].name.clone(), busy: share(seconds) })
-        .filter(|one| one.busy > 0.0)
+        .filter(|link| link.busy > 0.0)
         .collect();
     // Stable, so that links of one load keep the topology's order.
-    links.sort_by(|one, other| other.busy.total_cmp(&one.busy));
+    links.sort_by(|link, other| other.busy.total_cmp(&link.busy));
     links.truncate(MOST_LINKS);
     Ok(Load { servers: work.servers.iter().map(server).collect(), links })
 }
@@ -94,8 +94,8 @@ pub fn load(
 impl Load {
     /// The load if each step takes `1 / pace` times as long.
     pub(super) fn at_pace(mut self, pace: f64) -> Self {
-        self.servers.iter_mut().for_each(|one| one.busy = (one.busy * pace).min(1.0));
-        self.links.iter_mut().for_each(|one| one.busy = (one.busy * pace).min(1.0));
+        self.servers.iter_mut().for_each(|server| server.busy = (server.busy * pace).min(1.0));
+        self.links.iter_mut().for_each(|link| link.busy = (link.busy * pace).min(1.0));
         self
     }
 }

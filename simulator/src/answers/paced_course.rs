@@ -129,7 +129,7 @@ impl State<'_> {
                     {
                         if began.is_none() {
                             counting_since = self.now;
-                            before_counting = self.progress.iter().map(|one| one.steps).collect();
+                            before_counting = self.progress.iter().map(|worker| worker.steps).collect();
                         }
                         let (since, _) = *began.get_or_insert((start, busy));
                         let known = course.staleness.len().max(staleness + 1);
@@ -163,9 +163,9 @@ impl State<'_> {
             course.load = ((busy - before) / (free - since)).min(1.0);
         }
         let counted_seconds = (self.now - counting_since).max(1e-12);
-        let steps = self.progress.iter().zip(&before_counting).map(|(one, before)| (one.steps - before) as f64);
+        let steps = self.progress.iter().zip(&before_counting).map(|(worker, before)| (worker.steps - before) as f64);
         course.worker_rates = steps.map(|steps| steps / counted_seconds).collect();
-        course.worker_seconds = self.progress.iter().map(|one| one.seconds / one.steps.max(1) as f64).collect();
+        course.worker_seconds = self.progress.iter().map(|worker| worker.seconds / worker.steps.max(1) as f64).collect();
         course
     }
 

@@ -114,7 +114,7 @@ impl<'a> Sharing<'a> {
 
     /// Ends the turn of an activity. Returns its worker if the activity ends with it.
     pub(super) fn end_turn(&mut self, id: ActivityId, generation: u32, now: f64) -> Option<u32> {
-        let one = self.running.get_mut(id as usize).filter(|one| one.generation == generation)?;
+        let one = self.running.get_mut(id as usize).filter(|activity| activity.generation == generation)?;
         (one.generation, one.has_ended) = (one.generation + 1, true);
         let (user, after) = (one.user, one.after);
         let ended = (after <= 0.0).then_some(user.worker);

@@ -58,7 +58,7 @@ impl Activity {
 
     /// What it uses of a resource at full speed.
     pub(super) fn demand_of(&self, resource: ResourceId) -> f64 {
-        self.demands.iter().filter(|&&(one, _)| one == resource).map(|&(_, demand)| demand).sum()
+        self.demands.iter().filter(|&&(demand, _)| demand == resource).map(|&(_, demand)| demand).sum()
     }
 }
 
@@ -127,14 +127,14 @@ impl PacedSteps {
     /// Places each flow in the queue of the busiest link on its way, if it passes a network's.
     fn queue_flows(&mut self, has_queue: &[bool]) {
         let mut busy = vec![0.0; self.capacities.len()];
-        let flows = self.workers.iter().flat_map(|worker| worker.parts.iter().flatten()).filter(|one| one.is_flow);
+        let flows = self.workers.iter().flat_map(|worker| worker.parts.iter().flatten()).filter(|worker| worker.is_flow);
         for (&(resource, demand), flow) in flows.flat_map(|flow| flow.demands.iter().map(move |demand| (demand, flow))) {
             busy[resource as usize] += demand * flow.seconds / self.capacities[resource as usize];
         }
-        for flow in self.workers.iter_mut().flat_map(|worker| worker.parts.iter_mut().flatten()).filter(|one| one.is_flow) {
+        for flow in self.workers.iter_mut().flat_map(|worker| worker.parts.iter_mut().flatten()).filter(|worker| worker.is_flow) {
             let links = flow.demands.iter().filter(|&&(link, _)| has_queue.get(link as usize) == Some(&true));
             // Of equally busy links the first.
-            let busiest = links.rev().max_by(|(one, _), (other, _)| busy[*one as usize].total_cmp(&busy[*other as usize]));
+            let busiest = links.rev().max_by(|(link, _), (other, _)| busy[*link as usize].total_cmp(&busy[*other as usize]));
             let place = |&(link, demand): &(ResourceId, f64)| QueuePlace {
                 link,
                 window: (IN_FLIGHT / demand).max(flow.seconds / MOST_TURNS),
@@ -166,7 +166,8 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 /// A rank is a server's if its list has no passes and loads nothing.
 pub(super) fn role(program: &Program, rank: Rank) -> Role {
     let list = program.list_of(rank);
-    let loads = list.instructions.iter().any(|one| matches!(*one.operation, foretell_program::Operation::Load { .. }));
+    let loads =
+        list.instructions.iter().any(|instruction| matches!(*instruction.operation, foretell_program::Operation::Load { .. }));
     match list.passes.is_empty() && !loads {
         true => Role::Server,
         false => Role::Worker(program.mesh.coordinates(rank).along(Axis::Data)),
@@ -204,7 +205,7 @@ impl Reader<'_> {
         }
         pull.extend(computing(beside_pull));
         push.extend(computing(beside_push));
-        let waiting = Some(Activity::alone(waits)).filter(|one| one.seconds > 0.0);
+        let waiting = Some(Activity::alone(waits)).filter(|part| part.seconds > 0.0);
         let parts = [pull, computing(between).into_iter().collect(), waiting.into_iter().collect(), push];
         WorkerStep { parts, ..WorkerStep::default() }
     }

@@ -51,7 +51,7 @@ impl Prediction {
         }
         let spread =
             [self.step_seconds_p10, self.step_seconds_p90].map(|bound| bound.value() / self.step_seconds.value().max(1e-12));
-        let activities: usize = steps.workers.iter().flat_map(|one| &one.parts).map(Vec::len).sum();
+        let activities: usize = steps.workers.iter().flat_map(|worker| &worker.parts).map(Vec::len).sum();
         let at_once = activities.max(pacing.workers) * (WARM_UP + STEPS);
         let most = MOST_ACTIVITIES * FEW / activities.max(FEW);
         let count = (most / at_once).clamp(1, COURSES);
@@ -67,17 +67,17 @@ impl Prediction {
         }
         // A step of all is one step of each worker, or the update that waits for several.
         let updates = pacing.updates_in(1) as f64;
-        let median = median(courses.iter().map(|one| updates / one.rate.max(1e-12)), f64::total_cmp);
+        let median = median(courses.iter().map(|course| updates / course.rate.max(1e-12)), f64::total_cmp);
         let median = median.expect("invariant: there is a course");
         // Over many steps their variation averages out; the error of the model itself does not.
         let [fast, slow] = spread.map(|factor| Seconds::new(median * factor));
-        let mean = |worker: usize| courses.iter().map(|one| one.worker_seconds[worker]).sum::<f64>() / courses.len() as f64;
+        let mean = |worker: usize| courses.iter().map(|course| course.worker_seconds[worker]).sum::<f64>() / courses.len() as f64;
         let own =
             |choose: fn(f64, f64) -> f64| (0..pacing.workers).map(mean).reduce(choose).expect("invariant: there is a worker");
-        let rate = |worker: usize| courses.iter().map(|one| one.worker_rates[worker]).sum::<f64>() / courses.len() as f64;
+        let rate = |worker: usize| courses.iter().map(|course| course.worker_rates[worker]).sum::<f64>() / courses.len() as f64;
         let paces = PacedPrediction {
             staleness: StalenessDistribution::of_counts(&staleness),
-            server_load: courses.iter().map(|one| one.load).sum::<f64>() / courses.len() as f64,
+            server_load: courses.iter().map(|course| course.load).sum::<f64>() / courses.len() as f64,
             worker_seconds: [own(f64::min), own(f64::max)],
             worker_rates: (0..pacing.workers).map(rate).collect(),
         };

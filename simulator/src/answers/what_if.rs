@@ -53,7 +53,7 @@ impl Quantity {
     ];
 
     fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|one| one.0 == self).expect("invariant: every quantity has a name").1[0]
+        Self::NAMES.iter().find(|row| row.0 == self).expect("invariant: every quantity has a name").1[0]
     }
 
     /// Whether a step still ends with a factor of 0.
@@ -158,7 +158,7 @@ impl FromStr for WhatIf {
     type Err = WhatIfError;
 
     fn from_str(text: &str) -> Result<Self, WhatIfError> {
-        let changes = text.split(',').map(|one| change(one.trim())).collect::<Result<_, _>>()?;
+        let changes = text.split(',').map(|text| change(text.trim())).collect::<Result<_, _>>()?;
         Ok(Self { changes })
     }
 }
@@ -225,11 +225,11 @@ mod tests {
 
     #[test]
     fn every_quantity_has_distinct_names() {
-        let names: Vec<&str> = Quantity::NAMES.iter().flat_map(|one| one.1.iter().copied()).collect();
+        let names: Vec<&str> = Quantity::NAMES.iter().flat_map(|row| row.1.iter().copied()).collect();
         let mut distinct = names.clone();
         distinct.sort_unstable();
         distinct.dedup();
         assert_eq!(distinct.len(), names.len());
-        assert_eq!(Quantity::NAMES.map(|one| one.0.name()).len(), 15);
+        assert_eq!(Quantity::NAMES.map(|row| row.0.name()).len(), 15);
     }
 }

@@ -73,7 +73,7 @@ impl CommunicationTable {
             curves.entry((sample.exchange, sample.reach, sample.ranks)).or_default().push(point);
         }
         for curve in curves.values_mut() {
-            curve.sort_by(|one, two| one.bytes.total_cmp(&two.bytes));
+            curve.sort_by(|left, right| left.bytes.total_cmp(&right.bytes));
             curve.dedup_by(|later, earlier| later.bytes == earlier.bytes);
         }
         (!curves.is_empty()).then_some(Self { curves })
@@ -95,7 +95,7 @@ impl CommunicationTable {
             .curves
             .iter()
             .filter(|((kind, distance, _), _)| *kind == exchange && *distance == reach)
-            .min_by(|((_, _, one), _), ((_, _, two), _)| ratio(*one).total_cmp(&ratio(*two)))?;
+            .min_by(|((_, _, curve), _), ((_, _, other), _)| ratio(*curve).total_cmp(&ratio(*other)))?;
         // The number of steps of a ring grows with the number of ranks minus one.
         let scale = (ranks as f64 - 1.0) / (measured as f64 - 1.0);
         let (first, last) = (curve.first()?, curve.last()?);
@@ -154,8 +154,10 @@ mod tests {
     fn the_processor_share_is_that_of_the_flow_and_unknown_if_not_measured() {
         let both = [sample(2, 1 << 10, 1e-5), sample(2, 1 << 20, 1e-3)];
         let table = |processor: fn(f64) -> f64| {
-            let of =
-                |one: &ExchangeSample| ExchangeSample { processor: Seconds::new(processor(one.time.median.value())), ..*one };
+            let of = |sample: &ExchangeSample| ExchangeSample {
+                processor: Seconds::new(processor(sample.time.median.value())),
+                ..*sample
+            };
             CommunicationTable::new(&both.each_ref().map(of)).expect("samples")
         };
         let share = |table: &CommunicationTable, bytes: f64| {

@@ -38,7 +38,7 @@ pub(crate) struct KindCosts {
 /// - The topology is a lab, whose CPU devices are cores of this machine, and the profile is of this
 ///   machine's cores.
 pub(crate) fn is_of(profile: &Profile, kind: &DeviceKind, topology: &Topology) -> bool {
-    let measured = || topology.device_kinds().iter().find(|one| one.name == profile.device);
+    let measured = || topology.device_kinds().iter().find(|kind| kind.name == profile.device);
     kind.name == profile.device
         || kind.base.as_ref() == Some(&profile.device)
         || measured().is_some_and(|measured| measured.is_like(kind))
@@ -68,8 +68,8 @@ impl KindCosts {
                 framework_tables: None,
             };
         };
-        let measured = profile.speeds.iter().find(|one| one.device == kind.name && one.speed > 0.0);
-        let speed = measured.map_or(kind.speed(), |one| one.speed);
+        let measured = profile.speeds.iter().find(|speed| speed.device == kind.name && speed.speed > 0.0);
+        let speed = measured.map_or(kind.speed(), |device| device.speed);
         let parameters = Parameters {
             instruction_overhead: Estimate::measured(&profile.instruction_overhead),
             stream_handoff: Estimate::measured(&profile.stream_handoff),

@@ -158,8 +158,8 @@ fn weight(distance: f64) -> f64 {
 
 impl Features {
     fn distance(&self, other: &Self) -> f64 {
-        let sizes: f64 = self.sizes.iter().zip(&other.sizes).map(|(one, two)| (one - two) * (one - two)).sum();
-        let flags = self.flags.iter().zip(&other.flags).filter(|(one, two)| one != two).count() as f64;
+        let sizes: f64 = self.sizes.iter().zip(&other.sizes).map(|(size, theirs)| (size - theirs) * (size - theirs)).sum();
+        let flags = self.flags.iter().zip(&other.flags).filter(|(flag, theirs)| flag != theirs).count() as f64;
         (sizes + flags * FLAG_DISTANCE * FLAG_DISTANCE).sqrt()
     }
 }

@@ -33,7 +33,8 @@ impl LinkEfficiency {
     /// link of the class in the topology.
     pub(crate) fn measured(profile: &Profile, topology: &Topology) -> Self {
         let efficiency = |reach, class| {
-            let messages = profile.exchanges.iter().filter(|one| one.exchange == Exchange::SendReceive && one.reach == reach);
+            let messages =
+                profile.exchanges.iter().filter(|exchange| exchange.exchange == Exchange::SendReceive && exchange.reach == reach);
             let largest = messages.max_by_key(|message| message.bytes)?;
             let rates = topology.links().iter().filter(|link| link.class == class).map(|link| link.bandwidth.value());
             let slowest = rates.fold(f64::INFINITY, f64::min);

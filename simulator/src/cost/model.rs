@@ -16,9 +16,9 @@ use super::roofline;
 use super::scale::CostScale;
 use super::uncertainty::Uncertainty;
 use crate::gpu::traced::MeasuredFramework;
-use crate::gpu::{Cluster, MemoryRates, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
-use foretell_models::{Kernel, Model};
-use foretell_program::{Phase, Plan, Profile, Reach, StorageCosts};
+use crate::gpu::{Cluster, MemoryRates, ProductFormat, ProfileError, Profiles, StackProfile, StateKind, Workload};
+use foretell_models::Kernel;
+use foretell_program::{Phase, Profile, Reach, StorageCosts};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
@@ -105,20 +105,21 @@ impl CostModel {
         self.with_profile(topology, &stack, ProductFormat::of(precision), Workload::default())
     }
 
-    /// Adds a plan's software stack, with what the plan states about the run, to the kinds of
-    /// device that have a GPU profile and were not calibrated.
+    /// Adds a software stack, as a workload has it, to the kinds of device that have a GPU profile
+    /// and were not calibrated.
     ///
     /// # Errors
     /// As [`CostModel::with_stack`].
-    pub fn with_plan(self, topology: &Topology, plan: &Plan, model: &Model) -> Result<Self, ProfileError> {
+    pub fn with_workload(
+        self,
+        topology: &Topology,
+        stack: &str,
+        format: ProductFormat,
+        workload: Workload,
+    ) -> Result<Self, ProfileError> {
         let profiles = Profiles::library()?;
-        let stack = profiles.stack(plan.stack.name())?.clone().applied(plan, profiles.unseen);
-        self.with_framework(plan.stack.name(), stack.tables.as_ref()).with_profile(
-            topology,
-            &stack,
-            ProductFormat::of_plan(plan),
-            Workload::of(plan, model),
-        )
+        let profile = profiles.stack(stack)?.clone().applied(&workload, profiles.unseen);
+        self.with_framework(stack, profile.tables.as_ref()).with_profile(topology, &profile, format, workload)
     }
 
     /// Takes the measured operators of a stack for its steps, and for no other's.
@@ -369,9 +370,9 @@ impl CostModel {
         costs.kind.cpu_quota.filter(|&share| share < 1.0).map(|_| costs.speed).filter(|&speed| speed > 0.0 && speed < 1.0)
     }
 
-    /// Returns the least device memory for each byte of a plan's buffers on a kind of device.
-    pub fn memory_rates(&self, kind: usize, plan: &Plan) -> MemoryRates {
-        self.profiled_gpu(kind).map_or(MemoryRates::ARENA, |profiled_gpu| profiled_gpu.memory_rates(plan))
+    /// Returns the least device memory for each byte of a Program's buffers on a kind of device.
+    pub fn memory_rates(&self, kind: usize, state: StateKind) -> MemoryRates {
+        self.profiled_gpu(kind).map_or(MemoryRates::ARENA, |profiled_gpu| profiled_gpu.memory_rates(state))
     }
 
     /// Returns the costs of a kind of device other than those of kernels.

@@ -6,9 +6,11 @@ use super::estimate::{Estimate, KernelCost, Source};
 use super::link_efficiency::LinkEfficiency;
 use super::parameters::{HostWaits, Parameters};
 use super::scale::CostScale;
-use crate::gpu::{Cluster, GpuCosts, MemoryRates, NodeSpread, ProductFormat, Profiles, StackProfile, StageMemory, Workload};
+use crate::gpu::{
+    Cluster, GpuCosts, MemoryRates, NodeSpread, ProductFormat, Profiles, StackProfile, StageMemory, StateKind, Workload,
+};
 use foretell_models::Kernel;
-use foretell_program::{Footprint, Phase, Plan, Slowdown, StageProgram};
+use foretell_program::{Footprint, Phase, Slowdown, StageProgram};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, NodeLink, NodeLinkKind, Topology};
 use foretell_units::{BytesPerSecond, DataType, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
@@ -176,12 +178,12 @@ impl ProfiledGpu {
         StageMemory::of_workload(list, precision, &self.workload).footprint(&self.stack, self.format, &self.workload)
     }
 
-    /// Returns the least memory of a device for each byte of a plan's buffers.
-    pub(crate) fn memory_rates(&self, plan: &Plan) -> MemoryRates {
+    /// Returns the least memory of a device for each byte of a Program's buffers.
+    pub(crate) fn memory_rates(&self, state: StateKind) -> MemoryRates {
         if self.holds_arena() {
             return MemoryRates::ARENA;
         }
-        MemoryRates::of(&self.stack, self.format, &self.workload, plan)
+        MemoryRates::of(&self.stack, self.format, &self.workload, state)
     }
 
     fn costs(&self) -> GpuCosts<'_> {

@@ -19,11 +19,11 @@ pub(super) struct BlockTimes {
 
 impl BlockTimes {
     fn new(times: &ListTimes, list: &LoweredList, instructions: &[u32], quantile: Quantile) -> Self {
-        let durations = instructions.iter().map(|&one| times.duration(list, one, quantile));
+        let durations = instructions.iter().map(|&instruction| times.duration(list, instruction, quantile));
         let launched = instructions.first().and_then(|&first| times.launched.get(first as usize));
         let host_waits = instructions.last().and_then(|&last| times.host_waits.get(last as usize));
         Self {
-            duration: durations.fold(Picoseconds::ZERO, |sum, one| sum + one),
+            duration: durations.fold(Picoseconds::ZERO, |sum, duration| sum + duration),
             launched: launched.copied().unwrap_or(Picoseconds::MAX),
             host_waits: host_waits.copied().unwrap_or(false),
         }

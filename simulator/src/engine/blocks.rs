@@ -10,7 +10,7 @@
 //!
 //! Nothing here depends on durations.
 
-use super::order::{InstructionFork, Order, Successor};
+use super::order::{InstructionFork, InstructionOrder, Successor};
 use crate::lowering::{Action, LoweredList};
 use foretell_program::Phase;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(super) struct BlockList {
     /// The blocks, stream by stream.
-    pub(super) blocks: Vec<Block>,
+    pub(super) blocks: Vec<StreamBlock>,
     /// The instructions, stream by stream.
     order: Vec<u32>,
     /// Where each stream's blocks begin; one entry more than there are streams.
@@ -39,7 +39,7 @@ pub(super) struct BlockList {
 
 /// Instructions of one stream that run without interruption by dependencies.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
+pub(super) struct StreamBlock {
     pub(super) action: Action,
     /// The first of its instructions in [`BlockList::order`].
     first: u32,
@@ -82,7 +82,7 @@ const FORKS: u32 = 1 << 31;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NextBlock<'a> {
     Unknown,
-    Block(u32),
+    StreamBlock(u32),
     Fork(&'a BlockFork),
 }
 
@@ -93,7 +93,7 @@ pub(super) struct BlockFork {
     pub(super) join: u32,
 }
 
-/// The bit of [`Block::dependent_streams`] that stands for this stream and all later ones.
+/// The bit of [`StreamBlock::dependent_streams`] that stands for this stream and all later ones.
 const LAST_BIT: u16 = 63;
 
 /// Whether consecutive kernels are joined into one block.
@@ -108,10 +108,10 @@ impl BlockList {
     /// `successor` says which instruction must follow another.
     pub(super) fn new(
         list: &LoweredList,
-        order: Order,
+        order: InstructionOrder,
         joins: Joins,
         (slot_of, slots): (&[u32], u32),
-        successor: impl Fn(&Order, u32) -> Successor,
+        successor: impl Fn(&InstructionOrder, u32) -> Successor,
     ) -> Self {
         let mut block_list = Self {
             order: Vec::new(),
@@ -148,7 +148,7 @@ impl BlockList {
             };
             block_list.successors.push(successor);
         }
-        let blocks = |instructions: &Vec<u32>| instructions.iter().map(|&one| block_of[one as usize]).collect();
+        let blocks = |instructions: &Vec<u32>| instructions.iter().map(|&instruction| block_of[instruction as usize]).collect();
         block_list.collectives = list.collectives.iter().map(blocks).collect();
         block_list.sends = list.sends.iter().map(|messages| blocks(&messages.instructions)).collect();
         block_list.receives = list.receives.iter().map(|messages| blocks(&messages.instructions)).collect();
@@ -158,7 +158,7 @@ impl BlockList {
 
     /// Adds the blocks of all streams, without their dependencies. Returns the block of each
     /// instruction.
-    fn join_instructions(&mut self, list: &LoweredList, order: &Order, joins: Joins, slot_of: &[u32]) -> Vec<u32> {
+    fn join_instructions(&mut self, list: &LoweredList, order: &InstructionOrder, joins: Joins, slot_of: &[u32]) -> Vec<u32> {
         let mut block_of = vec![0u32; list.actions.len()];
         for (stream, range) in order.streams.windows(2).enumerate() {
             // The category of the last block, if another kernel may still join it.
@@ -170,15 +170,15 @@ impl BlockList {
                 let is_kernel = joins == Joins::Kernels && matches!(action, Action::Compute);
                 let joins_last = is_kernel && dependencies.is_empty() && open == Some(category);
                 open = (is_kernel && dependents.is_empty()).then_some(category);
-                let bit = |one: &u32| 1 << list.streams[*one as usize].min(LAST_BIT);
+                let bit = |dependent: &u32| 1 << list.streams[*dependent as usize].min(LAST_BIT);
                 let slot = slot_of[instruction as usize];
-                let dependent_streams = dependents.iter().map(bit).fold(0, |all, one| all | one);
+                let dependent_streams = dependents.iter().map(bit).fold(0, |all, dependent| all | dependent);
                 match self.blocks.last_mut().filter(|_| joins_last) {
                     // Only the last instruction of a block has dependents.
                     Some(block) => {
                         (block.count, block.slot, block.dependent_streams) = (block.count + 1, slot, dependent_streams);
                     }
-                    None => self.blocks.push(Block {
+                    None => self.blocks.push(StreamBlock {
                         action,
                         first: position,
                         count: 1,
@@ -198,7 +198,7 @@ impl BlockList {
     }
 
     /// The blocks of other streams that a block depends on.
-    pub(super) fn dependencies(&self, block: &Block) -> &[BlockDependency] {
+    pub(super) fn dependencies(&self, block: &StreamBlock) -> &[BlockDependency] {
         &self.dependencies[block.first_dependency as usize..(block.first_dependency + block.dependency_count) as usize]
     }
 
@@ -207,12 +207,12 @@ impl BlockList {
         match self.successors[block as usize] {
             NO_BLOCK => NextBlock::Unknown,
             fork if fork >= FORKS => NextBlock::Fork(&self.forks[(fork - FORKS) as usize]),
-            next => NextBlock::Block(next),
+            next => NextBlock::StreamBlock(next),
         }
     }
 
     /// The instructions of a block.
-    pub(super) fn instructions(&self, block: &Block) -> &[u32] {
+    pub(super) fn instructions(&self, block: &StreamBlock) -> &[u32] {
         &self.order[block.range()]
     }
 
@@ -220,7 +220,7 @@ impl BlockList {
         self.streams.len() - 1
     }
 
-    /// The streams of a mask such as [`Block::dependent_streams`].
+    /// The streams of a mask such as [`StreamBlock::dependent_streams`].
     pub(super) fn streams_of(&self, mut mask: u64) -> impl Iterator<Item = u16> + use<> {
         let last = if mask >> LAST_BIT & 1 == 1 { self.stream_count() as u16 } else { 0 };
         mask &= !(1 << LAST_BIT);
@@ -233,7 +233,7 @@ impl BlockList {
     }
 }
 
-impl Block {
+impl StreamBlock {
     /// Where its instructions are in [`BlockList::order`].
     pub(super) fn range(&self) -> Range<usize> {
         self.first as usize..(self.first + self.count) as usize

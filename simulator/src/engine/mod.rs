@@ -27,7 +27,7 @@ use crate::lowering::{Lowered, LoweredList};
 use blocks::{BlockList, Joins};
 use foretell_program::{StageProgram, Timeline};
 use interpreter::fast_path::ForcedOrder;
-use order::Order;
+use order::InstructionOrder;
 use rayon::prelude::*;
 
 /// A lowered Program whose lists have been cut into blocks.
@@ -53,9 +53,9 @@ impl<'a> Runnable<'a> {
 }
 
 fn block_list(source: &StageProgram, list: &LoweredList, joins: Joins) -> BlockList {
-    let order = Order::new(source, list);
+    let order = InstructionOrder::new(source, list);
     let forced = ForcedOrder::new(list, &order);
-    let successor = |order: &Order, instruction| forced.successor(list, order, instruction);
+    let successor = |order: &InstructionOrder, instruction| forced.successor(list, order, instruction);
     BlockList::new(list, order, joins, (&forced.slot_of, forced.slots), successor)
 }
 

@@ -4,7 +4,7 @@ use crate::lowering::LoweredList;
 use foretell_program::StageProgram;
 
 /// The order of a list's instructions.
-pub(crate) struct Order {
+pub(crate) struct InstructionOrder {
     /// The instructions stream by stream.
     pub(super) by_stream: Vec<u32>,
     /// Where each stream begins in `by_stream`; one entry more than there are streams.
@@ -21,7 +21,7 @@ pub(crate) struct Order {
     dependent_offsets: Vec<u32>,
 }
 
-impl Order {
+impl InstructionOrder {
     pub(crate) fn new(list: &StageProgram, lowered: &LoweredList) -> Self {
         let count = list.instructions.len();
         let mut streams = vec![0u32; list.streams.len() + 1];
@@ -47,7 +47,7 @@ impl Order {
             order.position.push(*position);
             *position += 1;
             let first = order.dependencies.len();
-            for dependency in instruction.after.iter().map(|one| one.0) {
+            for dependency in instruction.after.iter().map(|id| id.0) {
                 let is_elsewhere = lowered.streams[dependency as usize] != own_stream;
                 if is_elsewhere && !order.dependencies[first..].contains(&dependency) {
                     order.dependencies.push(dependency);

@@ -179,7 +179,7 @@ impl<'a> ResolvedCosts<'a> {
                     let kernel = processor.add([(0, 1.0)], 1.0, 1.0);
                     let collective = processor.add([(0, share)], 1.0, growth(lowered, Some(kind), share));
                     processor.solve(|_, _, _| {});
-                    self.costs[index].rates_beside_kernel = Some([kernel, collective].map(|one| processor.rate(one)));
+                    self.costs[index].rates_beside_kernel = Some([kernel, collective].map(|share| processor.rate(share)));
                 }
             }
         }

@@ -44,7 +44,7 @@ impl Graph {
         let Self { kinds, edges } = self;
         // Sorts the edges by node, by counting.
         let mut offsets = vec![0u32; kinds.len() + 1];
-        edges.iter().for_each(|&(one, ..)| offsets[one as usize + 1] += 1);
+        edges.iter().for_each(|&(edge, ..)| offsets[edge as usize + 1] += 1);
         for index in 1..offsets.len() {
             offsets[index] += offsets[index - 1];
         }
@@ -96,8 +96,8 @@ impl Signatures {
         let mut hasher = FxHasher::default();
         (class, seen).hash(&mut hasher);
         let candidates = self.by_hash.entry(hasher.finish()).or_default();
-        let is_equal = |&&one: &&u32| {
-            let (before, first, end) = self.known[one as usize];
+        let is_equal = |&&colour: &&u32| {
+            let (before, first, end) = self.known[colour as usize];
             before == class && self.seen[first..end] == *seen
         };
         if let Some(&known) = candidates.iter().find(is_equal) {
@@ -161,7 +161,7 @@ mod tests {
             for &kind in &kinds {
                 graph.add_node(kind);
             }
-            let inside = |&(one, other, _): &(u32, u32, u64)| (one as usize) < kinds.len() && (other as usize) < kinds.len();
+            let inside = |&(left, right, _): &(u32, u32, u64)| (left as usize) < kinds.len() && (right as usize) < kinds.len();
             let pairs: Vec<_> = pairs.into_iter().filter(inside).collect();
             for &(one, other, kind) in &pairs {
                 graph.add_edge(one, other, kind);
@@ -170,8 +170,8 @@ mod tests {
             let seen = |node: usize| {
                 let mut seen: Vec<(u64, u32)> = pairs
                     .iter()
-                    .flat_map(|&(one, other, kind)| [(one, other, kind), (other, one, kind)])
-                    .filter(|&(one, ..)| one as usize == node)
+                    .flat_map(|&(pair, other, kind)| [(pair, other, kind), (other, pair, kind)])
+                    .filter(|&(pair, ..)| pair as usize == node)
                     .map(|(_, other, kind)| (kind, classes[other as usize]))
                     .collect();
                 seen.sort_unstable();

@@ -171,7 +171,7 @@ fn classes(lowered: &Lowered<'_>, paces: &[f64]) -> (Vec<u32>, FirstNodes) {
     for (index, hop) in lowered.hops.iter().enumerate() {
         graph.add_edge_seen_as((first.hops + index) as u32, first.hops as u32 + hop.after, after, before);
     }
-    let mut add_edge = |one: usize, other: usize, kind: EdgeKind| graph.add_edge(one as u32, other as u32, edge_kinds.of(kind));
+    let mut add_edge = |left: usize, right: usize, kind: EdgeKind| graph.add_edge(left as u32, right as u32, edge_kinds.of(kind));
     for (index, hop) in lowered.hops.iter().enumerate() {
         add_edge(first.hops + index, first.groups + hop.group as usize, EdgeKind::HopOf);
         add_edge(hop.sender as usize, first.hops + index, EdgeKind::HopFrom);

@@ -132,7 +132,7 @@ impl StageMemory {
         };
         let peaks = if rules.keeps_gathered { &self.peaks_with_gathered } else { &self.peaks };
         let peaks = peaks.iter().map(activations_and_copies);
-        let highest = peaks.max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
+        let highest = peaks.max_by(|peak, other| (peak.0 + peak.1).total_cmp(&(other.0 + other.1)));
         let (activations, copies) = highest.unwrap_or_default();
         let mut footprint = Footprint {
             parameters: bytes(self.parameters * parameter),
@@ -156,7 +156,8 @@ fn is_on_device(buffer: &Buffer) -> bool {
 /// Returns the share of a list's parameters that no instruction writes. 0 if none is written, as in
 /// evaluation.
 fn frozen_share(list: &StageProgram) -> f64 {
-    let written: BTreeSet<BufferId> = list.instructions.iter().flat_map(|one| &*one.writes).map(|&id| root(list, id)).collect();
+    let written: BTreeSet<BufferId> =
+        list.instructions.iter().flat_map(|instruction| &*instruction.writes).map(|&id| root(list, id)).collect();
     let is_parameter = |buffer: &Buffer| buffer.persistent && buffer.parent.is_none() && buffer.role == BufferRole::Parameter;
     let (mut all, mut frozen) = (0.0, 0.0);
     for (index, buffer) in list.buffers.iter().enumerate().filter(|(_, buffer)| is_parameter(buffer)) {
@@ -397,7 +398,7 @@ mod tests {
             [found.parameters, found.gradients, found.optimizer_state].map(|bytes| bytes.value() / memory.parameters)
         };
         let is_about =
-            |found: [f64; 3], expected: [f64; 3]| found.iter().zip(expected).all(|(one, two)| (one - two).abs() < 1e-3);
+            |found: [f64; 3], expected: [f64; 3]| found.iter().zip(expected).all(|(left, right)| (left - right).abs() < 1e-3);
         let gradient = stack.memory.gradient;
         assert!(is_about(state(false, MomentFormat::Single), [2.0, gradient, 12.0]));
         assert!(is_about(state(true, MomentFormat::Single), [2.0, 2.0, 8.0]));

@@ -3,7 +3,6 @@
 use super::format::ProductFormat;
 use super::stack::StackProfile;
 use super::workload::{TrainedParameters, Workload};
-use foretell_program::{Plan, Training};
 use foretell_units::{Bytes, DataType};
 
 /// Bytes of an element of a Program's gradients and of its optimizer state.
@@ -66,6 +65,17 @@ pub(super) fn is_narrow(precision: DataType) -> bool {
     precision.size() < DataType::Fp32.size()
 }
 
+/// The state of a run whose [`MemoryRates`] are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateKind {
+    /// The number format of parameters.
+    pub storage: DataType,
+    /// Whether some parameters may be frozen.
+    pub may_be_frozen: bool,
+    /// Values that the optimizer keeps for each parameter, beside a master copy.
+    pub moments: usize,
+}
+
 /// Device memory that a software stack holds at least, for each byte of a Program's buffers on the
 /// device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,20 +99,20 @@ impl MemoryRates {
     pub const ARENA: Self =
         Self { parameters: 1.0, gradients: 1.0, optimizer_state: 1.0, others: 1.0, transient: 1.0, fixed: Bytes::ZERO };
 
-    pub(crate) fn of(stack: &StackProfile, format: ProductFormat, workload: &Workload, plan: &Plan) -> Self {
+    pub(crate) fn of(stack: &StackProfile, format: ProductFormat, workload: &Workload, kind: StateKind) -> Self {
         let rules = &stack.memory;
-        let state = StateBytes::of(stack, format, workload, plan.storage());
-        let may_be_frozen = plan.training.frozen != Training::default().frozen || plan.training.lora.is_some();
+        let StateKind { storage, may_be_frozen, moments } = kind;
+        let state = StateBytes::of(stack, format, workload, storage);
         let parameter = match workload.trained {
             TrainedParameters::Adapters { .. } => state.frozen_parameter,
             TrainedParameters::All if may_be_frozen => state.frozen_parameter.min(state.parameter),
             TrainedParameters::All => state.parameter,
         };
         let held = 1.0 + rules.fragmentation;
-        let moments = plan.optimizer_states() as f64;
-        let of_optimizer = moments + if plan.has_master_copy() { 1.0 } else { 0.0 };
+        let moments = moments as f64;
+        let of_optimizer = moments + if is_narrow(storage) { 1.0 } else { 0.0 };
         Self {
-            parameters: held * parameter / plan.storage().size().value(),
+            parameters: held * parameter / storage.size().value(),
             gradients: held * state.gradient / SINGLE_PRECISION,
             optimizer_state: held * (state.master_copy + state.moment * moments) / (of_optimizer.max(1.0) * SINGLE_PRECISION),
             others: 0.0,

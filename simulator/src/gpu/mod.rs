@@ -11,8 +11,8 @@
 //! algorithm of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device, and
 //! [`MemoryRates`] a lower bound on it.
 //!
-//! Nothing here knows a model, a layout or a framework's name. Two runs differ only by their
-//! Programs and profiles.
+//! Nothing here knows a plan, a layout or a framework's name. Two runs differ only by their
+//! Programs, profiles and workloads.
 
 mod attention;
 mod category;
@@ -47,7 +47,7 @@ pub use format::ProductFormat;
 pub use kernels::KernelTime;
 pub use link::{LinkProfile, NetworkProfile};
 pub use memory::StageMemory;
-pub use memory_rates::MemoryRates;
+pub use memory_rates::{MemoryRates, StateKind};
 pub use nccl::{Algorithm, NodeSpread, Protocol};
 pub use profiles::{ProfileError, Profiles};
 pub use routing::RoutingSkew;

@@ -63,7 +63,7 @@ fn is_aligned(product: &Product) -> bool {
 /// efficiency in the device's profile.
 pub(super) fn product_time(product: &Product, format: ProductFormat, gpu: &GpuProfile, scale: f64) -> Seconds {
     let Product { batch, rows, columns, contracted, operand_bytes, output_bytes } = *product;
-    let elements = |one: usize, two: usize| batch as f64 * one as f64 * two as f64;
+    let elements = |left: usize, right: usize| batch as f64 * left as f64 * right as f64;
     let moved =
         operand_bytes * (elements(rows, contracted) + elements(columns, contracted)) + output_bytes * elements(rows, columns);
     let memory = Seconds::new(moved / (gpu.memory_bandwidth.value() * gpu.memory_efficiency));

@@ -220,7 +220,7 @@ impl Profiles {
     pub fn similar_gpu(&self, kind: &DeviceKind) -> Option<&str> {
         let peak = |kind: &DeviceKind| {
             let rates = [DataType::Bf16, DataType::Fp16].into_iter().filter_map(|format| kind.peak_rate(format));
-            rates.reduce(|one, other| if other > one { other } else { one })
+            rates.reduce(|left, right| if right > left { right } else { left })
         };
         let own_peak = peak(kind)?;
         let distance = |name: &str| {
@@ -231,7 +231,7 @@ impl Profiles {
         };
         let measured = self.devices.iter().filter(|(_, gpu)| !gpu.estimated);
         let candidates = measured.filter_map(|(name, _)| Some((name.as_str(), distance(name)?)));
-        candidates.min_by(|one, two| one.1.total_cmp(&two.1)).map(|(name, _)| name)
+        candidates.min_by(|candidate, other| candidate.1.total_cmp(&other.1)).map(|(name, _)| name)
     }
 
     /// Returns the name of the profile that stands for a stack's name, if that is another one.

@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn divisors(experts: usize) -> Vec<usize> {
-        (1..=experts).filter(|&one| experts.is_multiple_of(one)).collect()
+        (1..=experts).filter(|&ranks| experts.is_multiple_of(ranks)).collect()
     }
 
     #[test]

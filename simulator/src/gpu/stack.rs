@@ -9,9 +9,8 @@ mod run_defaults;
 use super::category::Category;
 use super::cluster::Cluster;
 use super::format::ProductFormat;
-use super::workload::Fp8Scaling;
+use super::workload::{Fp8Scaling, Workload};
 pub use costs::{AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, ProductCosts};
-use foretell_program::{OperandFormat, Plan};
 pub use limits::StackLimits;
 pub use memory_rules::MemoryRules;
 pub use run_defaults::RunDefaults;
@@ -108,13 +107,13 @@ impl StackProfile {
     /// Returns the profile as it applies to a run. `unseen` is the interval of stacks without
     /// measured runs.
     #[must_use]
-    pub fn applied(mut self, plan: &Plan, unseen: [f64; 2]) -> Self {
-        if plan.workload.products == Some(OperandFormat::Fp8ByRow) {
+    pub fn applied(mut self, workload: &Workload, unseen: [f64; 2]) -> Self {
+        if workload.fp8_scaling == Fp8Scaling::Row {
             // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen
             // bits.
             self.communication.narrow_gather = false;
         }
-        if plan.workload.unknown_stack {
+        if workload.has_unknown_stack {
             self.spread = unseen;
         }
         if self.tables.is_some() {

@@ -1,9 +1,8 @@
 //! Properties of a run that costs depend on, besides the sizes of its kernels.
 
-use super::format::ProductFormat;
 use super::routing::RoutingSkew;
 use foretell_models::{Bert, Model};
-use foretell_program::{LossKernel, MomentFormat, OperandFormat, Plan, Trained};
+use foretell_program::MomentFormat;
 
 /// Properties of a run that costs depend on, besides the sizes of its kernels.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,10 +29,9 @@ pub struct Workload {
     pub has_adapters: bool,
     /// Tokens of the fullest rank of experts. `None` if routing is balanced.
     pub routing: Option<RoutingSkew>,
+    /// True if the stack only stands in for another one without measured runs.
+    pub has_unknown_stack: bool,
 }
-
-/// Tokens whose loss is computed at a time, where it is in parts: TRL's default.
-const CHUNK_OF_LOSS: f64 = 1024.0;
 
 impl Default for Workload {
     fn default() -> Self {
@@ -49,44 +47,12 @@ impl Default for Workload {
             attended: 1.0,
             has_adapters: false,
             routing: None,
+            has_unknown_stack: false,
         }
     }
 }
 
 impl Workload {
-    /// Returns the workload of a plan's run.
-    pub fn of(plan: &Plan, model: &Model) -> Self {
-        let stated = &plan.workload;
-        Self {
-            experts_per_token: model.experts_per_token(),
-            nodes_per_token: stated.nodes_per_token,
-            trained: match stated.trains {
-                Trained::All => TrainedParameters::All,
-                Trained::Adapters => TrainedParameters::Adapters { beside_shards: plan.layout.zero == 3 },
-            },
-            fp8_scaling: match stated.products {
-                Some(OperandFormat::Fp8ByRow) => Fp8Scaling::Row,
-                _ => Fp8Scaling::Tensor,
-            },
-            has_eager_loss: stated.eager_loss,
-            logits_at_a_time: match (stated.loss, model.sample().tokens()) {
-                (LossKernel::Plain, _) | (_, None) => 1.0,
-                (_, Some((sequence, _))) => {
-                    let tokens = sequence * plan.layout.micro_batch / plan.layout.context.max(1);
-                    (CHUNK_OF_LOSS / tokens.max(1) as f64).min(1.0)
-                }
-            },
-            has_no_master_copy: stated.no_master_copy,
-            moments: stated.moments,
-            attended: match (stated.packed, model.sample().tokens()) {
-                (Some(document), Some((sequence, _))) => (document as f64 / sequence.max(1) as f64).min(1.0),
-                _ => 1.0,
-            },
-            has_adapters: plan.training.lora.is_some(),
-            routing: RoutingSkew::of(&stated.routing, model),
-        }
-    }
-
     /// Returns the rows of the fullest rank over its slots, if each rank has so many experts.
     pub fn rows_over_slots(&self, experts: usize) -> f64 {
         self.routing.as_ref().map_or(1.0, |routing| routing.over_slots(experts))
@@ -114,18 +80,6 @@ impl Workload {
             gradient + parameter + rounded + 2.0 * moments as f64 * moment
         };
         bytes(self.has_no_master_copy && is_narrow, self.moments.bytes()) / bytes(false, MomentFormat::Single.bytes())
-    }
-}
-
-impl ProductFormat {
-    /// Returns the format of a plan's matrix products.
-    pub fn of_plan(plan: &Plan) -> Self {
-        match plan.workload.products {
-            Some(OperandFormat::Fp8 | OperandFormat::Fp8ByRow) => ProductFormat::Fp8,
-            Some(OperandFormat::Mxfp8) => ProductFormat::Mxfp8,
-            Some(OperandFormat::Nvfp4) => ProductFormat::Nvfp4,
-            None => ProductFormat::of(plan.unstated_format()),
-        }
     }
 }
 

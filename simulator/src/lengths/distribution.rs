@@ -86,7 +86,7 @@ impl Lengths {
         // Multiples of the golden ratio, modulo 1, are spread evenly (Kronecker's sequence).
         let mut order: Vec<(f64, f64)> =
             lengths.iter().enumerate().map(|(index, &length)| ((index as f64 * 0.618_033_988_75).fract(), length)).collect();
-        order.sort_by(|one, other| one.0.total_cmp(&other.0));
+        order.sort_by(|left, right| left.0.total_cmp(&right.0));
         order.into_iter().map(|(_, length)| length).collect()
     }
 }

@@ -187,7 +187,7 @@ impl<'a> Draft<'a> {
             let members: Vec<[usize; 2]> = uneven[rank.list].iter().map(members).collect();
             rank.times = *known.entry((rank.list, rank.kind, members.clone())).or_insert_with(|| {
                 let members_in = |group: GroupId| {
-                    let at = uneven[rank.list].iter().position(|&one| one == group);
+                    let at = uneven[rank.list].iter().position(|&known| known == group);
                     at.and_then(|at| members.get(at)).copied().unwrap_or_default()
                 };
                 let list = (list, &lists[rank.list]);

@@ -88,7 +88,7 @@ pub(super) fn spread_by_kind(costs: &CostModel, kinds: impl Iterator<Item = usiz
 /// The longest of the costs: ranks of several kinds wait for the slowest.
 fn slowest(costs: impl Iterator<Item = CommunicationCost>) -> Option<CommunicationCost> {
     let total = |cost: &CommunicationCost| (cost.latency + cost.flow).value();
-    costs.max_by(|one, other| total(one).total_cmp(&total(other)))
+    costs.max_by(|cost, other| total(cost).total_cmp(&total(other)))
 }
 
 impl ProcessGroup {

@@ -140,7 +140,7 @@ impl LoweredList {
             list.actions.push(action);
             list.streams.push(instruction.stream.0);
             list.phases.push(instruction.phase);
-            list.micro_batches = list.micro_batches.max(instruction.micro_batch.map_or(0, |one| one + 1));
+            list.micro_batches = list.micro_batches.max(instruction.micro_batch.map_or(0, |number| number + 1));
             index_of_operations.add(index as u32, &instruction.operation);
         }
         list.operations = index_of_operations.operations;

@@ -127,7 +127,7 @@ pub(crate) fn list_times(
             Operation::Traced { .. } => unreachable!("invariant: a draft has no operators of traced frameworks"),
         };
         let rows = more_rows.get(number).copied().unwrap_or(1.0);
-        let durations = if rows > 1.0 { durations.map(|one| (Seconds::from(one) * rows).into()) } else { durations };
+        let durations = if rows > 1.0 { durations.map(|duration| (Seconds::from(duration) * rows).into()) } else { durations };
         (durations, launch_shares.map(|share| Picoseconds::from(launch * share)))
     });
     let (durations, launches): (Vec<_>, Vec<[Picoseconds; 4]>) = operations.unzip();

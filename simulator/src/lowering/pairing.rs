@@ -186,7 +186,7 @@ impl Pairing {
                     return Ok(false);
                 }
                 let receiver_list = ranks[receiver_index].list;
-                let is_from_sender = |one: &Messages| peer_of(receiver_list, one, receiver) == Some(from);
+                let is_from_sender = |message: &Messages| peer_of(receiver_list, message, receiver) == Some(from);
                 let Some(receive_peer) = lists[receiver_list].receives.iter().position(is_from_sender) else {
                     return Err(unmatched("no rank receives them".into()));
                 };

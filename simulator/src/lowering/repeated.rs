@@ -15,7 +15,7 @@ impl<T: Copy + PartialEq> Repeated<T> {
     pub(crate) fn new(values: impl IntoIterator<Item = T>) -> Self {
         let mut distinct: Vec<T> = Vec::new();
         let indices = values.into_iter().map(|value| {
-            let known = distinct.iter().position(|one| *one == value);
+            let known = distinct.iter().position(|known| *known == value);
             known.unwrap_or_else(|| {
                 distinct.push(value);
                 distinct.len() - 1

@@ -141,8 +141,8 @@ pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let points = || points.iter().filter(|(bytes, seconds)| *bytes > 0.0 && *seconds > 0.0);
     let sum = |of: &dyn Fn(f64, f64) -> f64| points().map(|&(bytes, seconds)| of(bytes / seconds, 1.0 / seconds)).sum::<f64>();
-    let (slopes, ones) = (sum(&|slope, _| slope * slope), sum(&|_, one| one * one));
-    let (both, slope, one) = (sum(&|slope, one| slope * one), sum(&|slope, _| slope), sum(&|_, one| one));
+    let (slopes, ones) = (sum(&|slope, _| slope * slope), sum(&|_, value| value * value));
+    let (both, slope, one) = (sum(&|slope, value| slope * value), sum(&|slope, _| slope), sum(&|_, value| value));
     if ones == 0.0 {
         return None;
     }

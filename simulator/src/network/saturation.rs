@@ -75,7 +75,7 @@ pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
             }
             let why_not = |neighbour: usize| loaded.number(representative_of(neighbour)).and_then(|number| why[number]);
             let counts = |neighbour: &usize| *neighbour != ROUTE_END && why_not(*neighbour) != Some(opposite);
-            let total: f64 = neighbours.iter().copied().filter(|&one| one != ROUTE_END).map(&capacity).sum();
+            let total: f64 = neighbours.iter().copied().filter(|&neighbour| neighbour != ROUTE_END).map(&capacity).sum();
             if neighbours.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
                 why[number] = Some(reason);
             }

@@ -201,7 +201,7 @@ fn maps_flows(rotation: &MeshRotation, flows: &[Flow]) -> bool {
     let mut seen: Vec<_> = flows.iter().map(seen).collect();
     seen.sort_unstable();
     // Every distinct flow must occur equally often for every number of rotations.
-    seen.chunk_by(|one, other| one.0 == other.0).all(|alike| {
+    seen.chunk_by(|left, right| left.0 == right.0).all(|alike| {
         let each = alike.len() / rotation.period();
         alike.len() == each * rotation.period() && alike.iter().enumerate().all(|(place, &(_, turns))| place / each == turns)
     })
@@ -240,7 +240,7 @@ impl LinkLoads {
         // Stable, so that parts are summed in the order of flows.
         parts.sort_by_key(|&(link, _)| link);
         let loads: Vec<(usize, f64)> = parts
-            .chunk_by(|one, other| one.0 == other.0)
+            .chunk_by(|part, other| part.0 == other.0)
             .filter_map(|parts| Some((parts.first()?.0, parts.iter().map(|&(_, part)| part).sum())))
             .collect();
         let is_fabric = |link: usize| topology.links()[link].class == LinkClass::Switch;

@@ -1,5 +1,5 @@
-//! What is known of a plan: its costs, its step, and its step on changed hardware; by its
-//! framework's own operators where these were traced, else by its Program.
+//! What is known of a plan: what its prices depend on, its costs, its step, and its step on changed
+//! hardware; by its framework's own operators where these were traced, else by its Program.
 //!
 //! It knows plans and layouts, as the layers before it must not.
 
@@ -7,6 +7,7 @@ mod changed;
 mod costs;
 mod error;
 mod prediction;
+mod pricing;
 mod remarks;
 
 pub use changed::ChangeablePlan;

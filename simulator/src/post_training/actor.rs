@@ -133,6 +133,6 @@ fn forward(compiled: &Compiled, topology: &Topology, costs: &CostModel) -> Resul
 
 /// Micro-batches of the evaluation.
 fn evaluation_passes(compiled: &Compiled) -> usize {
-    let numbers = compiled.evaluation.lists.iter().flat_map(|list| &list.instructions).filter_map(|one| one.micro_batch);
+    let numbers = compiled.evaluation.lists.iter().flat_map(|list| &list.instructions).filter_map(|list| list.micro_batch);
     numbers.max().map_or(1, |last| last as usize + 1)
 }

@@ -174,7 +174,7 @@ impl Engine {
         let mut waiting = lengths.of_engine(responses, total).into_iter();
         // What is left of each sequence that runs, the shortest last, counted from a common zero.
         let mut running: Vec<f64> = waiting.by_ref().take(most).collect();
-        let order = |one: &f64, other: &f64| other.total_cmp(one);
+        let order = |left: &f64, right: &f64| right.total_cmp(left);
         running.sort_by(order);
         let (mut passed, mut seconds, mut sequence_seconds) = (0.0f64, 0.0f64, 0.0f64);
         let mut context = self.prompt * running.len() as f64;

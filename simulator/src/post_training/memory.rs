@@ -42,7 +42,7 @@ impl PhaseMemory {
     /// What holds the most, in words.
     pub fn peak_in_words(&self) -> String {
         let largest: Vec<String> =
-            self.holders.iter().take(3).map(|one| format!("{} {}", one.holder, Bytes::new(one.bytes))).collect();
+            self.holders.iter().take(3).map(|holder| format!("{} {}", holder.holder, Bytes::new(holder.bytes))).collect();
         format!("{}: {}", self.phase, largest.join(", "))
     }
 }

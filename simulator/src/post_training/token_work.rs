@@ -3,7 +3,7 @@
 //!
 //! It must not know engines or devices.
 
-use foretell_models::{Graph, GraphOptions, Kernel, Model, ModelError, OperatorKind, Role, TensorId};
+use foretell_models::{Graph, GraphOptions, Kernel, Model, ModelError, Role, TensorId};
 use std::collections::BTreeSet;
 
 /// The dimension of a parameter that each expert has one index of.
@@ -54,13 +54,15 @@ impl TokenWork {
             let elements = tensor.elements() as f64;
             work.parameters += elements;
             // The router has a row for each expert, too, and every token reads all of it.
-            let is_of_experts = tensor.dimensions.len() > 2 && tensor.dimensions.iter().any(|one| one.name == EXPERTS);
+            let is_of_experts =
+                tensor.dimensions.len() > 2 && tensor.dimensions.iter().any(|dimension| dimension.name == EXPERTS);
             match is_of_experts {
                 true => work.experts += elements,
                 false if tables.contains(&id) => {}
                 false => work.dense += elements,
             }
-            let hidden = tensor.dimensions.iter().filter(|one| one.name == HIDDEN).map(|one| one.extent).max();
+            let hidden =
+                tensor.dimensions.iter().filter(|dimension| dimension.name == HIDDEN).map(|dimension| dimension.extent).max();
             work.hidden = work.hidden.max(hidden.unwrap_or(0));
         }
         let latent = model.as_decoder().and_then(|sizes| Some(sizes.key_value_rank? + sizes.rotary_part.unwrap_or(0)));
@@ -91,7 +93,7 @@ impl TokenWork {
 fn tables(graph: &Graph) -> BTreeSet<TensorId> {
     let is_parameter = |id: &TensorId| matches!(graph.tensor(*id).role, Role::Parameter(_));
     let read_by = |is_table: bool| -> BTreeSet<TensorId> {
-        let operators = graph.operators.iter().filter(|operator| (operator.kind == OperatorKind::Embedding) == is_table);
+        let operators = graph.operators.iter().filter(|operator| matches!(operator.kind, Kernel::Embedding { .. }) == is_table);
         operators.flat_map(|operator| operator.inputs.iter().map(|input| input.tensor)).filter(is_parameter).collect()
     };
     read_by(true).difference(&read_by(false)).copied().collect()

@@ -65,7 +65,7 @@ impl StageBuilder {
 
     pub fn collective(&mut self, kind: Collective, group: Group, bytes: u64, after: &[InstructionId]) -> InstructionId {
         let groups = &mut self.0.groups;
-        let position = groups.iter().position(|one| *one == group).unwrap_or_else(|| {
+        let position = groups.iter().position(|known| *known == group).unwrap_or_else(|| {
             groups.push(group);
             groups.len() - 1
         });
@@ -83,7 +83,7 @@ impl StageBuilder {
 
     fn peer(&mut self, stage: usize) -> PeerId {
         let peer = Peer { stage, ranks: None };
-        let position = self.0.peers.iter().position(|one| *one == peer).unwrap_or_else(|| {
+        let position = self.0.peers.iter().position(|known| *known == peer).unwrap_or_else(|| {
             self.0.peers.push(peer);
             self.0.peers.len() - 1
         });

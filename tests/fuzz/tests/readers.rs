@@ -115,7 +115,7 @@ fn no_trace_of_pytorchs_profiler_makes_its_reader_panic() {
     fuzz("kineto", "tests/fuzz/corpus/kineto", ".json", |text| {
         let Ok(trace) = KinetoTrace::parse(text) else { return false };
         let spans: usize = trace.steps.iter().map(|step| step.matched(list).spans.len()).sum();
-        spans > 0 && unmatched(&trace.steps, list).iter().all(|one| one.count > 0)
+        spans > 0 && unmatched(&trace.steps, list).iter().all(|kernel| kernel.count > 0)
     });
 }
 

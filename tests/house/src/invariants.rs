@@ -51,6 +51,12 @@ pub const INVARIANTS: &[Invariant] = &[
         says: "the simulation of events reads Programs alone",
     },
     Invariant {
+        folders: &["simulator/src/cost", "simulator/src/gpu"],
+        words: &["Plan", "Layout"],
+        except: &[],
+        says: "a Program is priced without its plan",
+    },
+    Invariant {
         folders: &["executor/kernels/src"],
         words: &["foretell_program", "foretell_topologies", "foretell_simulator"],
         except: &[],

@@ -188,7 +188,7 @@ impl CrateModules {
     fn read_item(&mut self, item: &syn::Item, path: &[String]) {
         let mut seen = Mentions { paths: Vec::new(), target: self.target };
         seen.visit_item(item);
-        let (own, foreign): (Vec<_>, Vec<_>) = seen.paths.into_iter().partition(|one| self.absolute(one, path).is_some());
+        let (own, foreign): (Vec<_>, Vec<_>) = seen.paths.into_iter().partition(|written| self.absolute(written, path).is_some());
         let mentions: Vec<_> = own.iter().filter_map(|segments| self.absolute(segments, path)).collect();
         let Some(module) = self.modules.get_mut(path) else { return };
         module.mentions.extend(mentions);

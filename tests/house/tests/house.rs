@@ -153,7 +153,7 @@ fn the_page_of_errors_lists_every_code() {
 #[test]
 fn no_message_has_its_hint_inside() {
     let is_source = |path: &&PathBuf| {
-        let has = |part: &str| path.components().any(|one| one.as_os_str() == part);
+        let has = |part: &str| path.components().any(|component| component.as_os_str() == part);
         // The one place that joins the two.
         let joins = path.ends_with("units/src/diagnostic.rs") || has("house");
         has("src") && !has("tests") && !path.ends_with("tests.rs") && !joins

@@ -187,7 +187,7 @@ impl Assembler<'_> {
     fn cross_rail(&self) -> Result<CrossRail, TopologyError> {
         let Some(name) = &self.spec.cross_rail else { return Ok(CrossRail::Spine) };
         let known = [CrossRail::Spine, CrossRail::Forward];
-        known.into_iter().find(|one| one.name() == name.value).ok_or_else(|| {
+        known.into_iter().find(|known| known.name() == name.value).ok_or_else(|| {
             let hint = suggest(&name.value, known.map(CrossRail::name));
             let problem = TopologyProblem::UnknownName { what: "way between rails", name: name.value.clone(), hint };
             TopologyError::at(name.place, problem)
@@ -196,7 +196,7 @@ impl Assembler<'_> {
 
     fn transport(&self) -> Result<Transport, TopologyError> {
         let Some(name) = &self.spec.transport else { return Ok(Transport::default()) };
-        Transport::ALL.into_iter().find(|one| one.name() == name.value).ok_or_else(|| {
+        Transport::ALL.into_iter().find(|transport| transport.name() == name.value).ok_or_else(|| {
             let hint = suggest(&name.value, Transport::ALL.map(Transport::name));
             TopologyError::at(name.place, TopologyProblem::UnknownName { what: "transport", name: name.value.clone(), hint })
         })

@@ -178,7 +178,7 @@ fn wires(buses: &[String], ends: &[(usize, String, usize)]) -> Option<Vec<Vec<us
 /// Rate of a PCI device's way to the processor, one way, less packet overhead. A card's inner link,
 /// or one behind a switch, may be faster than what lies above it.
 fn slot_of(pci: Node<'_, '_>) -> Option<String> {
-    let links = pci.ancestors().filter(|one| one.tag_name().name() == "pci");
+    let links = pci.ancestors().filter(|ancestor| ancestor.tag_name().name() == "pci");
     let rate = links.filter_map(|link| rate_of(&link)).reduce(f64::min)?;
     Some(format!("{rate:.1}GB/s"))
 }
@@ -204,7 +204,7 @@ fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
     // NCCL states megabits per second. No NIC is as fast as what some drivers claim.
     let rate = net.attribute("speed")?.parse::<f64>().ok().filter(|rate| *rate > 0.0)?;
     let is_possible = rate <= FASTEST_NIC;
-    let pci = net.ancestors().find(|one| one.tag_name().name() == "pci");
+    let pci = net.ancestors().find(|ancestor| ancestor.tag_name().name() == "pci");
     let number = pci.and_then(|pci| pci.attribute("device")).unwrap_or_default();
     let name = format!("{} (port {})", net.attribute("name").unwrap_or("a NIC"), net.attribute("port").unwrap_or("1"));
     let dev = net.attribute("dev").unwrap_or_default();
@@ -215,7 +215,7 @@ fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
         name: if net.has_attribute("name") { name } else { format!("NIC {dev} at {}", net.range().start) },
         rate: Some(rate / 1e3).filter(|_| is_possible),
         is_beside_gpu: None,
-        is_virtual: is_of_software || VIRTUAL.iter().any(|one| one.eq_ignore_ascii_case(number)),
+        is_virtual: is_of_software || VIRTUAL.iter().any(|listed| listed.eq_ignore_ascii_case(number)),
     })
 }
 

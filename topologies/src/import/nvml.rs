@@ -10,7 +10,7 @@ use crate::device::LEFT_BY_THE_PROTOCOL;
 pub(super) fn read(found: &Discovered) -> Machine {
     let mut notes = vec!["found by NVML".to_owned()];
     let first = found.gpus.first();
-    let same = |one: &super::DiscoveredGpu| Some(&one.name) == first.map(|gpu| &gpu.name);
+    let same = |found: &super::DiscoveredGpu| Some(&found.name) == first.map(|gpu| &gpu.name);
     if !found.gpus.iter().all(same) {
         notes.push("GPUs of several kinds are all taken for the first".into());
     }

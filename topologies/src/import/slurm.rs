@@ -123,7 +123,7 @@ impl SlurmNode {
 
 /// The entries of a list of trackable resources.
 fn entries(list: &str) -> Vec<(&str, &str)> {
-    list.split(',').filter_map(|one| one.rsplit_once('=')).collect()
+    list.split(',').filter_map(|field| field.rsplit_once('=')).collect()
 }
 
 /// The GPUs of a list of trackable resources as generic resources: by type, if types are stated.
@@ -139,11 +139,11 @@ fn of_tres(list: &str) -> String {
 fn gpu_types(resources: &str) -> Vec<SlurmGpus<'_>> {
     let mut types: Vec<SlurmGpus<'_>> = Vec::new();
     // `gpu:h100:8(S:0-1)` or `gpu:8`; other resources stand beside it.
-    for of_gpus in resources.split(',').filter_map(|one| one.strip_prefix("gpu:")) {
+    for of_gpus in resources.split(',').filter_map(|resource| resource.strip_prefix("gpu:")) {
         let plain = of_gpus.split('(').next().unwrap_or_default();
         let (kind, count) = plain.rsplit_once(':').map_or((None, plain), |(kind, count)| (Some(kind), count));
         let Some(count) = count.parse().ok().filter(|&count| count > 0) else { continue };
-        match types.iter_mut().find(|one| one.kind == kind) {
+        match types.iter_mut().find(|known| known.kind == kind) {
             Some(one) => one.count = one.count.saturating_add(count),
             None => types.push(SlurmGpus { kind, count }),
         }
@@ -152,5 +152,5 @@ fn gpu_types(resources: &str) -> Vec<SlurmGpus<'_>> {
 }
 
 fn count(types: &[SlurmGpus<'_>]) -> usize {
-    types.iter().fold(0, |total, one| total.saturating_add(one.count))
+    types.iter().fold(0, |total, kind| total.saturating_add(kind.count))
 }

@@ -22,7 +22,7 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
         return Err(ImportError::NoNodes { count: left_out });
     }
     if let Some(node) = nodes.iter().find(|node| node.gpu_types().len() > 1) {
-        let types: Vec<&str> = node.gpu_types().iter().map(|one| one.kind.unwrap_or("one without a name")).collect();
+        let types: Vec<&str> = node.gpu_types().iter().map(|kind| kind.kind.unwrap_or("one without a name")).collect();
         return Err(ImportError::SeveralTypes { node: node.name.clone(), types: types.join(", ") });
     }
     // Each with its number of nodes, and the least memory of one.
@@ -141,9 +141,9 @@ fn device_of_slurm(kind: Option<&str>, options: &ImportOptions, kinds: &BTreeSet
     let begins = |name: &&str| {
         !kind.is_empty() && (**name == *kind || name.starts_with(&format!("{kind}-")) || kind.starts_with(&format!("{name}-")))
     };
-    let mut found: BTreeSet<&str> = known.iter().map(|one| one.name.as_str()).filter(begins).collect();
+    let mut found: BTreeSet<&str> = known.iter().map(|kind| kind.name.as_str()).filter(begins).collect();
     if found.is_empty() && !kind.is_empty() {
-        found = known.iter().map(|one| one.name.as_str()).filter(|name| is_named(&kind, name)).collect();
+        found = known.iter().map(|kind| kind.name.as_str()).filter(|name| is_named(&kind, name)).collect();
     }
     if found.contains(kind.as_str()) {
         return Ok(kind);

@@ -4,7 +4,7 @@
 
 use super::attention_plan::{AttentionPlan, QueryBlock};
 use super::dropout::ProbabilityDropout;
-use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
+use super::head_products::{Factor, HeadBlock, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
 use super::ordered::store_in_order;
@@ -70,7 +70,7 @@ pub(super) unsafe fn forward(
                 plan.fill_bias(bias, table, head);
             }
             for &QueryBlock { row: first, position, block } in &plan.blocks {
-                let Block { count, visible, .. } = block;
+                let HeadBlock { count, visible, .. } = block;
                 let query = plan.query(image, head) + first * strides.query;
                 let rows = View::rows(q[query..].as_ptr(), strides.query);
                 // SAFETY: queries and keys are this head's rows.
@@ -215,7 +215,7 @@ pub(super) unsafe fn gradient(
             // Starts with the last block of queries, which sees the most keys. The first head's
             // block overwrites the gradients of keys and values; the others add.
             for &QueryBlock { row: first, position, block } in plan.blocks.iter().rev() {
-                let Block { count, visible, .. } = block;
+                let HeadBlock { count, visible, .. } = block;
                 let is_first = head == key_head * group && first + count == queries;
                 if is_first {
                     for target in key_targets {
@@ -283,7 +283,7 @@ pub(super) unsafe fn gradient(
 
 /// All pairs of indices; the second varies fastest.
 fn pairs(first: usize, second: usize) -> impl Iterator<Item = [usize; 2]> {
-    (0..first).flat_map(move |one| (0..second).map(move |two| [one, two]))
+    (0..first).flat_map(move |first| (0..second).map(move |two| [first, two]))
 }
 
 /// # Safety

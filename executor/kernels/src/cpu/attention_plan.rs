@@ -6,7 +6,7 @@
 //! those before a diagonal. A part of a ring is in that order already.
 
 use super::dropout::ProbabilityDropout;
-use super::head_products::Block;
+use super::head_products::HeadBlock;
 use super::ordered::in_order_of_positions;
 use foretell_models::{Attention, PositionRun, RingHalf, Zigzag, position_runs};
 
@@ -46,7 +46,7 @@ pub(super) struct QueryBlock {
     /// The position of that query in the whole, for dropout.
     pub(super) position: usize,
     /// The keys that it sees.
-    pub(super) block: Block,
+    pub(super) block: HeadBlock,
 }
 
 impl<'a> AttentionPlan<'a> {
@@ -95,13 +95,13 @@ impl<'a> AttentionPlan<'a> {
     }
 
     /// The block of `count` queries from the one that sees `first` keys before its own.
-    pub(super) fn block_at(&self, first: usize, count: usize) -> Block {
+    pub(super) fn block_at(&self, first: usize, count: usize) -> HeadBlock {
         let visible = if self.sizes.causal { (first + count).min(self.reach) } else { self.reach };
-        Block { first, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
+        HeadBlock { first, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
     }
 
     /// Number of keys that a block's first query sees, and how many more each later query sees.
-    pub(super) fn diagonal(&self, block: &Block) -> (usize, usize) {
+    pub(super) fn diagonal(&self, block: &HeadBlock) -> (usize, usize) {
         if self.sizes.causal { (block.first + 1, 1) } else { (self.reach, 0) }
     }
 

@@ -70,7 +70,7 @@ pub(super) unsafe fn multiply_blocked(
             // SAFETY: the block lies in the right factor.
             unsafe { pack_right(packed_right, right, [start, first_column], [length, count], kernel.panel_width) };
             for first_row in (0..rows).step_by(block_rows) {
-                let block = Block { first_row, rows: block_rows.min(rows - first_row), start, length };
+                let block = LeftBlock { first_row, rows: block_rows.min(rows - first_row), start, length };
                 if let Some(sliver) = sliver {
                     // SAFETY: the block lies in the left factor.
                     unsafe { pack_left(packed_left, left, &block, kernel.most_rows(), sliver) };
@@ -107,7 +107,7 @@ pub(super) unsafe fn multiply_blocked(
 }
 
 /// A block of the left factor.
-struct Block {
+struct LeftBlock {
     first_row: usize,
     rows: usize,
     start: usize,
@@ -122,7 +122,7 @@ struct Block {
 /// slivers, if it was packed; the target is valid for the block's rows and the columns.
 #[allow(clippy::too_many_arguments)]
 unsafe fn run_panel(
-    block: &Block,
+    block: &LeftBlock,
     left: View,
     packed: Option<(&[f32], usize)>,
     panel: &[f32],
@@ -197,9 +197,9 @@ unsafe fn pack_right(
 /// # Safety
 ///
 /// The block is valid, and the view's row stride is one.
-unsafe fn pack_left(packed: &mut [f32], left: View, block: &Block, most: usize, sliver: usize) {
+unsafe fn pack_left(packed: &mut [f32], left: View, block: &LeftBlock, most: usize, sliver: usize) {
     debug_assert!(left.row_stride == 1);
-    let Block { first_row, rows, start, length } = *block;
+    let LeftBlock { first_row, rows, start, length } = *block;
     if length == 0 {
         return;
     }

@@ -4,7 +4,7 @@
 use super::memory::{floats, floats_mut, numbers, numbers_mut};
 use super::vector::multiversion;
 use crate::KernelCall;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use foretell_models::Compression;
 
 /// The numbers in the largest chunk.
@@ -61,10 +61,10 @@ pub(super) unsafe fn decompress(call: &KernelCall<'_>, format: Compression) {
 }
 
 /// The 16-bit format; `None` for integers.
-fn half(format: Compression) -> Option<Half> {
+fn half(format: Compression) -> Option<SixteenBits> {
     match format {
-        Compression::Bf16 => Some(Half::Bf16),
-        Compression::Fp16 => Some(Half::Fp16),
+        Compression::Bf16 => Some(SixteenBits::Bf16),
+        Compression::Fp16 => Some(SixteenBits::Fp16),
         Compression::Int8 => None,
     }
 }

@@ -11,7 +11,7 @@
 use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
 use super::vector::multiversion;
 use crate::KernelCall;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite, PositionRun, Zigzag, position_runs};
 
 /// Most elements in a run: so many are copied, or widened to single precision, at a time.
@@ -54,7 +54,7 @@ pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
 /// # Safety
 ///
 /// The call's operands are checked and valid; y may be x.
-pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout, half: Half, scratch: &mut Scratch) {
+pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout, half: SixteenBits, scratch: &mut Scratch) {
     // SAFETY: reads and writes are valid; when y is x only y's slice is made.
     let y = unsafe { halves_mut(&call.writes[0]) };
     // SAFETY: as above.

@@ -7,7 +7,8 @@ use foretell_models::{EightBits, Kernel, WeightLayout};
 use super::CpuBackend;
 use super::memory::{Number, Scratch, floats, floats_mut, halves, numbers, numbers_mut};
 use crate::fp8::{nearest, scale_and_factor, to_single};
-use crate::half::Half;
+use crate::half::SixteenBits;
+use crate::operands::EightBitCopies;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
 impl Number for u8 {
@@ -20,7 +21,7 @@ const ROWS: usize = 64;
 /// A source matrix in single or half precision.
 enum Source<'a> {
     Single(&'a [f32]),
-    Half(Half, &'a [u16]),
+    SixteenBits(SixteenBits, &'a [u16]),
 }
 
 impl Source<'_> {
@@ -28,7 +29,7 @@ impl Source<'_> {
     fn run<'a>(&'a self, first: usize, room: &'a mut [f32]) -> &'a [f32] {
         match self {
             Source::Single(all) => &all[first..][..room.len()],
-            Source::Half(half, all) => {
+            Source::SixteenBits(half, all) => {
                 half.widen(room, &all[first..][..room.len()]);
                 room
             }
@@ -45,13 +46,13 @@ pub(super) unsafe fn quantise(
     call: &KernelCall<'_>,
     [rows, columns]: [usize; 2],
     format: EightBits,
-    [straight, transposed]: [bool; 2],
+    EightBitCopies { straight, transposed }: EightBitCopies,
     scratch: &mut Scratch,
 ) {
     // SAFETY: the read is valid, and so are the writes, which do not overlap with it or each other.
     let (source, factor) = unsafe {
-        let source = match Half::of(call.precision) {
-            Some(half) => Source::Half(half, halves(&call.reads[0])),
+        let source = match SixteenBits::of(call.precision) {
+            Some(half) => Source::SixteenBits(half, halves(&call.reads[0])),
             None => Source::Single(floats(&call.reads[0])),
         };
         (source, floats_mut(&call.writes[0]))
@@ -96,7 +97,7 @@ pub(super) unsafe fn quantise(
 /// The call's operands are checked and valid.
 pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>, decoded: Decoded) -> Result<(), BackendError> {
     let Decoded { plain, formats, shapes: [left, right] } = decoded;
-    let sizes = [left, right].map(|one| one.rows * one.columns);
+    let sizes = [left, right].map(|matrix| matrix.rows * matrix.columns);
     let width = call.precision.size().count() as usize;
     let mut scratch = std::mem::take(&mut backend.eight_bits);
     let pieces = scratch.pieces(sizes.map(|size| (size * width).div_ceil(4)));
@@ -105,7 +106,7 @@ pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>, de
         // SAFETY: the read and its factor are valid.
         let (codes, factor) = unsafe { (numbers::<u8>(&call.reads[index]), floats(&call.reads[2 + index])[0]) };
         let value = |code: usize| to_single(formats[index], code as u8) * factor;
-        match Half::of(call.precision) {
+        match SixteenBits::of(call.precision) {
             Some(half) => {
                 let table = std::array::from_fn(|code| half.nearest(value(code)));
                 // SAFETY: the piece has room for as many numbers of half its own width.

@@ -5,6 +5,14 @@ use super::memory::{floats, floats_mut};
 use super::vector::{multiply_add, multiversion};
 use crate::KernelCall;
 
+/// The form of an outer step ([`Kernel::OuterStep`](foretell_models::Kernel::OuterStep)).
+#[derive(Clone, Copy)]
+pub(super) struct OuterForm {
+    pub(super) momentum: bool,
+    pub(super) nesterov: bool,
+    pub(super) mixed: bool,
+}
+
 /// # Safety
 ///
 /// The call's operands are checked and valid.
@@ -25,7 +33,8 @@ pub(super) unsafe fn difference(call: &KernelCall<'_>) {
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn outer_step(call: &KernelCall<'_>, replicas: usize, [momentum, nesterov, mixed]: [bool; 3]) {
+pub(super) unsafe fn outer_step(call: &KernelCall<'_>, replicas: usize, form: OuterForm) {
+    let OuterForm { momentum, nesterov, mixed } = form;
     let parameters = call.hyperparameters;
     let rates = [replicas as f32, parameters.outer_learning_rate, parameters.outer_momentum];
     // SAFETY: reads and writes are valid and do not overlap; with momentum there is a third write.

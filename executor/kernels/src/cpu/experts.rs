@@ -40,7 +40,7 @@ pub(super) unsafe fn forward(
     scratch: &mut Scratch,
 ) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::forward(one, sizes(extents), false, Activation::None, kernel, scratch)) }
+    unsafe { for_each(call, experts, |call| matmul::forward(call, sizes(extents), false, Activation::None, kernel, scratch)) }
 }
 
 /// # Safety
@@ -54,7 +54,7 @@ pub(super) unsafe fn input_gradient(
     scratch: &mut Scratch,
 ) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::input_gradient(one, sizes(extents), false, kernel, scratch)) }
+    unsafe { for_each(call, experts, |call| matmul::input_gradient(call, sizes(extents), false, kernel, scratch)) }
 }
 
 /// # Safety
@@ -68,5 +68,5 @@ pub(super) unsafe fn weight_gradient(
     scratch: &mut Scratch,
 ) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::weight_gradient(one, sizes(extents), kernel, scratch)) }
+    unsafe { for_each(call, experts, |call| matmul::weight_gradient(call, sizes(extents), kernel, scratch)) }
 }

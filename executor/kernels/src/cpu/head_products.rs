@@ -10,7 +10,7 @@ use super::view::{Destination, View, ViewMut};
 /// The queries at positions `first..first + count` of a head, the keys that they see, and the
 /// number of features.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct HeadBlock {
     pub(super) first: usize,
     pub(super) count: usize,
     pub(super) visible: usize,
@@ -18,7 +18,7 @@ pub(super) struct Block {
     pub(super) causal: bool,
 }
 
-impl Block {
+impl HeadBlock {
     /// Number of keys that the block's first `queries` queries see.
     fn seen_by(&self, queries: usize) -> usize {
         if self.causal { self.first + queries } else { self.visible }
@@ -93,8 +93,14 @@ impl<'a> Factor<'a> {
 ///
 /// The queries are valid, `keys` is [`Factor::transposed`] of at least the visible rows, and
 /// `scores` overlaps neither.
-pub(super) unsafe fn scores(kernel: Option<&MicroKernel>, block: &Block, scores: &mut [f32], queries: View, keys: Factor<'_>) {
-    let Block { count, visible, features, .. } = *block;
+pub(super) unsafe fn scores(
+    kernel: Option<&MicroKernel>,
+    block: &HeadBlock,
+    scores: &mut [f32],
+    queries: View,
+    keys: Factor<'_>,
+) {
+    let HeadBlock { count, visible, features, .. } = *block;
     assert!(count * visible <= scores.len());
     let Some(kernel) = kernel else {
         // SAFETY: as this function's own contract.
@@ -139,14 +145,14 @@ pub(super) unsafe fn scores(kernel: Option<&MicroKernel>, block: &Block, scores:
 /// is valid and overlaps nothing read.
 pub(super) unsafe fn mixture(
     kernel: Option<&MicroKernel>,
-    block: &Block,
+    block: &HeadBlock,
     target: ViewMut,
     weights: &[f32],
     values: Factor<'_>,
     packed_rows: usize,
     mode: Destination,
 ) {
-    let Block { count, visible, features, .. } = *block;
+    let HeadBlock { count, visible, features, .. } = *block;
     assert!(count * visible <= weights.len());
     let Some(kernel) = kernel else {
         // SAFETY: as this function's own contract.
@@ -187,13 +193,13 @@ pub(super) unsafe fn mixture(
 /// read.
 pub(super) unsafe fn spread(
     kernel: Option<&MicroKernel>,
-    block: &Block,
+    block: &HeadBlock,
     target: ViewMut,
     weights: &[f32],
     queries: Factor<'_>,
     mode: Destination,
 ) {
-    let Block { first, count, visible, features, causal } = *block;
+    let HeadBlock { first, count, visible, features, causal } = *block;
     assert!(count * visible <= weights.len());
     let Some(kernel) = kernel else {
         // SAFETY: as this function's own contract.

@@ -110,7 +110,9 @@ impl Backend for CpuBackend {
         if let Kernel::Quantise { rows, columns, format, straight, transposed } = *call.kernel {
             let scratch = &mut self.eight_bits;
             // SAFETY: the operands are checked; the rest is this function's own contract.
-            unsafe { eight_bits::quantise(call, [rows, columns], format, [straight, transposed], scratch) };
+            unsafe {
+                eight_bits::quantise(call, [rows, columns], format, operands::EightBitCopies { straight, transposed }, scratch)
+            };
             return Ok(());
         }
         match *call.kernel {
@@ -130,7 +132,7 @@ impl Backend for CpuBackend {
             // SAFETY: as above.
             return unsafe { eight_bits::product(self, call, decoded) };
         }
-        if let Some(format) = crate::half::Half::of(call.precision) {
+        if let Some(format) = crate::half::SixteenBits::of(call.precision) {
             // SAFETY: the operands are checked; the rest is this function's own contract.
             return unsafe { half::run(self, call, format) };
         }
@@ -272,7 +274,7 @@ impl Backend for CpuBackend {
                 Kernel::Average { parts, .. } => exchange::average(call, parts),
                 Kernel::Difference { .. } => exchange::difference(call),
                 Kernel::OuterStep { replicas, momentum, nesterov, mixed, .. } => {
-                    exchange::outer_step(call, replicas, [momentum, nesterov, mixed])
+                    exchange::outer_step(call, replicas, exchange::OuterForm { momentum, nesterov, mixed })
                 }
                 Kernel::Narrow { .. } => control::narrow(call),
                 Kernel::Zero { .. } => control::zero(call),

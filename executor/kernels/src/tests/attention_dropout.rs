@@ -22,7 +22,7 @@ fn run(kernel: &Kernel, reads: &[Tensor], written: &[usize], when: When) -> Vec<
     let mut memory: Vec<Vec<f32>> = reads.iter().map(|read| singles(read)).collect();
     memory.extend(written.iter().map(|&count| vec![0.0; count]));
     let all: Vec<Operand> =
-        memory.iter_mut().map(|one| Operand { pointer: one.as_mut_ptr().cast(), bytes: 4 * one.len() }).collect();
+        memory.iter_mut().map(|buffer| Operand { pointer: buffer.as_mut_ptr().cast(), bytes: 4 * buffer.len() }).collect();
     let (reads, writes) = all.split_at(reads.len());
     let When { group_index, samples_before, step, seed } = when;
     let hyperparameters = Hyperparameters { step, seed, ..Hyperparameters::default() };
@@ -32,7 +32,7 @@ fn run(kernel: &Kernel, reads: &[Tensor], written: &[usize], when: When) -> Vec<
     // SAFETY: the operands are vectors that live until the end and do not overlap.
     unsafe { CpuBackend::new().run(&call) }.unwrap();
     let count = reads.len();
-    memory[count..].iter().map(|one| one.iter().map(|&x| f64::from(x)).collect()).collect()
+    memory[count..].iter().map(|buffer| buffer.iter().map(|&x| f64::from(x)).collect()).collect()
 }
 
 /// The share of each query's keys that is kept, and so scaled: of equal scores and values of one
@@ -151,7 +151,7 @@ fn a_part_of_attention_drops_what_the_whole_drops_there() {
                 let found = run(&Kernel::Attention(sizes), &inputs, &[sizes.query_elements(), sizes.rows()], when);
                 let near = |found: &[f64], expected: &[f64]| {
                     assert_eq!(found.len(), expected.len());
-                    found.iter().zip(expected).all(|(one, two)| (one - two).abs() < 1e-5)
+                    found.iter().zip(expected).all(|(left, right)| (left - right).abs() < 1e-5)
                 };
                 assert!(near(&found[0], &of_queries(&forward[0])), "{sizes:?} {position} {head} {member} {batch_part}");
                 let [q, k, v] = inputs;

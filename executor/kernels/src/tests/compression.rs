@@ -82,10 +82,11 @@ fn decompression_adds_the_numbers_of_all_messages() {
     on_all(|backend, format| {
         let elements = 300;
         let messages: Vec<Tensor> = (0..3).map(|seed| compressed(backend, &numbers(elements, seed), 1, format, None).0).collect();
-        let apart: Vec<Tensor> = messages.iter().map(|one| decompressed(backend, one.clone(), elements, 1, format)).collect();
+        let apart: Vec<Tensor> =
+            messages.iter().map(|message| decompressed(backend, message.clone(), elements, 1, format)).collect();
         let together = decompressed(backend, messages.concat(), elements, 3, format);
         for (index, sum) in together.iter().enumerate() {
-            let expected: f64 = apart.iter().map(|one| one[index]).sum();
+            let expected: f64 = apart.iter().map(|source| source[index]).sum();
             assert!((sum - expected).abs() <= 1e-6, "{format:?}");
         }
     });

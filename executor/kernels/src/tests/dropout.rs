@@ -91,7 +91,7 @@ fn what_is_dropped_at_different_places_and_times_has_nothing_in_common() {
     let sizes = Dropout { positions: 100, features: 100, site: site(rate(0.5)), ..WHOLE };
     let base = kept(sizes, 0, 0, 1, 0);
     let agree = |what: &str, other: &[bool]| {
-        let equal = base.iter().zip(other).filter(|(one, other)| one == other).count();
+        let equal = base.iter().zip(other).filter(|(left, right)| left == right).count();
         assert_share(what, equal, other.len().min(base.len()), 0.5);
     };
     let other = DropoutSite { site: 4, ..sizes.site };

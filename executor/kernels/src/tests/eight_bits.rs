@@ -193,7 +193,7 @@ fn rounding_to_eight_bits_moves_products_by_what_the_formats_leave_out() {
         let rounded = run(&narrow, &codes, &before, false, false, 0).remove(0);
         let exact = reference::run(&wide, &numbers, &before, false, &PARAMETERS, 0).remove(0);
         let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-        let apart = norm(&mut rounded.iter().zip(&exact).map(|(one, other)| one - other)) / norm(&mut exact.iter().copied());
+        let apart = norm(&mut rounded.iter().zip(&exact).map(|(left, right)| left - right)) / norm(&mut exact.iter().copied());
         assert!(expected.contains(&apart), "{narrow:?}: {apart}");
     }
 }

@@ -21,7 +21,7 @@ fn results(kernel: &Kernel) -> Option<[Vec<Tensor>; 2]> {
 /// Returns each element's error as a fraction of the tensor's largest magnitude.
 fn errors(computed: &Tensor, expected: &Tensor) -> Vec<f64> {
     let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
-    computed.iter().zip(expected).map(|(one, other)| (one - other).abs() / scale).collect()
+    computed.iter().zip(expected).map(|(left, right)| (left - right).abs() / scale).collect()
 }
 
 fn products() -> impl Iterator<Item = Kernel> {

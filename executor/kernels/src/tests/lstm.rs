@@ -148,7 +148,7 @@ fn gradients_through_outputs_and_the_last_state_are_slopes() {
             let written = rounded(forward(&sizes, &reads));
             let state = reads.get(2).cloned();
             let upstream =
-                [(outputs, &dy), (last, &dlast)].into_iter().filter(|(present, _)| *present).map(|(_, one)| one.clone());
+                [(outputs, &dy), (last, &dlast)].into_iter().filter(|(present, _)| *present).map(|(_, values)| values.clone());
             let kept = [reads[1].clone(), written[1].clone(), written[2].clone()];
             let zeros = |kernel: &Kernel| counts(kernel).1.into_iter().map(|count| vec![0.0; count]).collect::<Vec<_>>();
             let kernel = Kernel::LstmGradient { sizes, outputs, last };

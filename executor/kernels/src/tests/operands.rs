@@ -1,7 +1,7 @@
 //! Random operands that a kernel can meet, and what may be said of them.
 
 use super::{PARAMETERS, Tensor, eight_bits, mixture, reference};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::{operand_bytes, operand_types};
 use foretell_models::{Epsilon, Kernel};
 use foretell_units::DataType;
@@ -26,7 +26,7 @@ pub(super) fn counts(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
     let sizes = operand_bytes(kernel, DataType::Fp32);
     let types = operand_types(kernel, DataType::Fp32);
     let count = |sizes: Vec<foretell_units::Bytes>, types: Vec<DataType>| {
-        sizes.iter().zip(types).map(|(bytes, one)| (bytes.count() / one.size().count()) as usize).collect()
+        sizes.iter().zip(types).map(|(bytes, size)| (bytes.count() / size.size().count()) as usize).collect()
     };
     (count(sizes.reads, types.reads), count(sizes.writes, types.writes))
 }
@@ -128,7 +128,7 @@ pub(super) fn operands_in(kernel: &Kernel, precision: DataType, random: &mut Cha
 /// Rounds the tensors that are stored in sixteen bits.
 pub(super) fn round_to(types: &[DataType], tensors: &mut [Tensor]) {
     for (tensor, &data_type) in tensors.iter_mut().zip(types) {
-        if let Some(half) = Half::of(data_type) {
+        if let Some(half) = SixteenBits::of(data_type) {
             tensor.iter_mut().for_each(|value| *value = f64::from(half.to_single(half.nearest(*value as f32))));
         }
     }

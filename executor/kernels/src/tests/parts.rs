@@ -125,7 +125,7 @@ fn an_embedding_in_parts_adds_up_to_the_whole() {
         let rows = part * own * hidden..(part + 1) * own * hidden;
         let mut written = [vec![1.0; tokens * hidden]];
         run(kernel(own, parts), &mut [ids.clone(), table[rows.clone()].to_vec()], &mut written, part, &PARAMETERS);
-        sum.iter_mut().zip(&written[0]).for_each(|(sum, one)| *sum += one);
+        sum.iter_mut().zip(&written[0]).for_each(|(sum, part)| *sum += part);
         let mut written = [vec![1.0; own * hidden]];
         run(gradient(own, parts), &mut [whole[0].clone(), ids.clone()], &mut written, part, &PARAMETERS);
         assert_eq!(written[0], whole_gradient[0][rows]);

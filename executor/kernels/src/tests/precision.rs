@@ -8,17 +8,17 @@ use rand_chacha::ChaCha8Rng;
 use super::accuracy::{Arithmetic, further_roundings, is_fp8, largest_term, without_gelu};
 use super::isolation::test_path;
 use super::{CpuBackend, PARAMETERS, Tensor, cases, last_member, operands_in, reference, run_in};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::{Backend, BackendError, Hyperparameters, KernelCall, Operand, operand_types};
 
-const PRECISIONS: [(DataType, Half); 2] = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)];
+const PRECISIONS: [(DataType, SixteenBits); 2] = [(DataType::Bf16, SixteenBits::Bf16), (DataType::Fp16, SixteenBits::Fp16)];
 
 /// Half of the last place, relatively: what rounding once costs; and half of the smallest number's,
 /// which fp16 meets.
-fn rounding(half: Half) -> (f64, f64) {
+fn rounding(half: SixteenBits) -> (f64, f64) {
     match half {
-        Half::Bf16 => (2.0_f64.powi(-8), 0.0),
-        Half::Fp16 => (2.0_f64.powi(-11), 2.0_f64.powi(-25)),
+        SixteenBits::Bf16 => (2.0_f64.powi(-8), 0.0),
+        SixteenBits::Fp16 => (2.0_f64.powi(-11), 2.0_f64.powi(-25)),
     }
 }
 
@@ -27,18 +27,18 @@ fn rounding(half: Half) -> (f64, f64) {
 pub(super) fn assert_close(
     arithmetic: Arithmetic,
     kernel: &Kernel,
-    half: Half,
+    half: SixteenBits,
     what: &str,
     computed: &[Tensor],
     expected: &[Tensor],
     term: f64,
 ) {
-    let types = operand_types(kernel, if half == Half::Bf16 { DataType::Bf16 } else { DataType::Fp16 });
+    let types = operand_types(kernel, if half == SixteenBits::Bf16 { DataType::Bf16 } else { DataType::Fp16 });
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         let sums = arithmetic.half_precision(kernel, index);
         assert_eq!(computed.len(), expected.len());
         let scale = expected.iter().fold(term.max(1e-3), |largest, value| largest.max(value.abs()));
-        let (relative, absolute) = if Half::of(types.writes[index]).is_some() { rounding(half) } else { (0.0, 0.0) };
+        let (relative, absolute) = if SixteenBits::of(types.writes[index]).is_some() { rounding(half) } else { (0.0, 0.0) };
         // The attention's gradient reads its output, which is rounded, and sums it over up to 64
         // features; the reference has its own. On tensor cores probabilities, and their slopes, are
         // rounded before they are multiplied.
@@ -164,7 +164,7 @@ fn conforms(
 fn conforms_on(
     arithmetic: Arithmetic,
     backends: &mut [Box<dyn Backend>],
-    (precision, half): (DataType, Half),
+    (precision, half): (DataType, SixteenBits),
     kernel: &Kernel,
     reads: &[Tensor],
     before: &[Tensor],
@@ -206,7 +206,7 @@ fn blocks_of_rows_leave_what_all_rows_at_once_do() {
             let expected = expected(&kernel, &reads, &before, accumulate, 0);
             let mut backend = CpuBackend::new();
             let computed = run_in(&mut backend, DataType::Bf16, &kernel, &reads, &before, accumulate, false, 0);
-            assert_close(Arithmetic::Cpu, &kernel, Half::Bf16, "by blocks", &computed, &expected, 0.0);
+            assert_close(Arithmetic::Cpu, &kernel, SixteenBits::Bf16, "by blocks", &computed, &expected, 0.0);
         }
     }
 }
@@ -238,7 +238,7 @@ fn parts_of_a_vocabulary_are_the_same_in_sixteen_bits() {
     ] {
         let whole_types = operand_types(&kernel, DataType::Fp32).reads;
         let (mut reads, before) = operands_in(&kernel, DataType::Fp32, &mut random);
-        let indices = whole_types.iter().position(|&one| one == DataType::Int32).unwrap();
+        let indices = whole_types.iter().position(|&name| name == DataType::Int32).unwrap();
         reads[indices] = (0..rows).map(|row| (row * 7 % (parts * classes)) as f64).collect();
         for group_index in 0..parts {
             // Minus infinity, where a label is another part's, is the same in every precision.

@@ -109,7 +109,7 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
                 // Gradients multiply that once more.
                 continue;
             }
-            let half = |tensor: &mut Tensor| match crate::half::Half::of(precision) {
+            let half = |tensor: &mut Tensor| match crate::half::SixteenBits::of(precision) {
                 Some(half) => tensor.iter_mut().for_each(|x| *x = f64::from(half.to_single(half.nearest(*x as f32)))),
                 None => tensor.iter_mut().for_each(|x| *x = f64::from(*x as f32)),
             };

@@ -2,7 +2,7 @@
 //! kernel has them.
 
 use super::{PARAMETERS, Tensor};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::{Backend, CpuBackend, KernelCall, Operand, operand_types};
 use foretell_models::Kernel;
 use foretell_units::DataType;
@@ -46,7 +46,7 @@ pub(super) fn run_in(
 ) -> Vec<Tensor> {
     let types = operand_types(kernel, precision);
     let types: Vec<DataType> = types.reads[..reads.len()].iter().chain(&types.writes).copied().collect();
-    let to_bytes = |data_type: DataType, x: f64| match (Half::of(data_type), data_type) {
+    let to_bytes = |data_type: DataType, x: f64| match (SixteenBits::of(data_type), data_type) {
         (Some(half), _) => half.nearest(x as f32).to_le_bytes().to_vec(),
         (None, DataType::Fp8 | DataType::Int8) => vec![x as u8],
         (None, DataType::Int32) => (x as i32).to_le_bytes().to_vec(),
@@ -86,7 +86,7 @@ pub(super) fn run_in(
         .zip(&types[reads.len()..])
         .map(|((memory, length), &data_type)| {
             let bytes: Vec<u8> = memory.iter().flat_map(|pack| pack.to_le_bytes()).take(*length).collect();
-            match (Half::of(data_type), data_type) {
+            match (SixteenBits::of(data_type), data_type) {
                 (Some(half), _) => {
                     bytes.as_chunks::<2>().0.iter().map(|&bits| f64::from(half.to_single(u16::from_le_bytes(bits)))).collect()
                 }

@@ -7,7 +7,7 @@ use foretell_models::{Activation, Attention, Dropout, DropoutRate, DropoutSite, 
 use foretell_units::DataType;
 
 use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, dropped, integers, window};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::{Backend as _, operand_bytes, operand_types};
 
 /// The least seconds of a call, over at least a fifth of a second.
@@ -20,7 +20,7 @@ fn least_seconds(kernel: &Kernel, precision: DataType) -> f64 {
     for (index, (bytes, &data_type)) in operands.enumerate() {
         let count = (bytes.count() as usize).div_ceil(4);
         let number = |position: usize| (position * 7919 % 1000) as f32 / 1000.0 + 0.01;
-        let value = |position: usize| match (integers(kernel, index), Half::of(data_type)) {
+        let value = |position: usize| match (integers(kernel, index), SixteenBits::of(data_type)) {
             (Some(limit), _) => (position * 7919 % limit) as u32,
             (None, Some(half)) => u32::from(half.nearest(number(position))) * 0x1_0001,
             (None, None) => number(position).to_bits(),

@@ -6,7 +6,7 @@ use super::precision::assert_close;
 use super::{ProductSupport, Tensor, attention, cuda_backend, dropped, last_member, operands_in, reference, run_in};
 use crate::cuda::CudaBackend;
 use crate::cuda::tests::device::{DriverCall, TestDevice};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use foretell_models::{Attention, Kernel, RelativePositions};
 use foretell_units::DataType;
 use rand::SeedableRng as _;
@@ -35,7 +35,7 @@ fn sizes() -> Vec<Attention> {
 #[test]
 fn attention_on_tensor_cores_is_that_of_the_reference() {
     let mut random = ChaCha8Rng::seed_from_u64(9);
-    for (precision, half) in [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)] {
+    for (precision, half) in [(DataType::Bf16, SixteenBits::Bf16), (DataType::Fp16, SixteenBits::Fp16)] {
         for kernel in sizes().into_iter().flat_map(|sizes| [Kernel::Attention(sizes), Kernel::AttentionGradient(sizes)]) {
             let (reads, before) = operands_in(&kernel, precision, &mut random);
             let member = last_member(&kernel);

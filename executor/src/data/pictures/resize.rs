@@ -66,7 +66,7 @@ pub(super) fn resize(
             let first = horizontal.first().map_or(0, |taps| taps.first) * PIXEL;
             out.copy_from_slice(&source[first..first + line]);
         } else {
-            vectorised(Pass::Row { source, taps: &horizontal }, out);
+            vectorised(OutputLine::Row { source, taps: &horizontal }, out);
         }
     }
     if from.height == height {
@@ -77,14 +77,14 @@ pub(super) fn resize(
     for (taps, out) in vertical.iter().zip(result.bytes.chunks_exact_mut(line.max(1))) {
         let start = (taps.first - first_row) * line;
         let source = &narrowed.bytes[start..start + taps.weights.len() * line];
-        vectorised(Pass::Column { source, weights: &taps.weights }, out);
+        vectorised(OutputLine::Column { source, weights: &taps.weights }, out);
     }
     result
 }
 
 /// One line of output of either pass.
 #[derive(Clone, Copy)]
-enum Pass<'a> {
+enum OutputLine<'a> {
     /// Each pixel from its taps in one row.
     Row { source: &'a [u8], taps: &'a [Taps] },
     /// The weighted sum of whole rows.
@@ -93,11 +93,11 @@ enum Pass<'a> {
 
 /// Runs a pass with the widest instructions that the compiler uses on its own. The results are the
 /// same with and without them: the arithmetic is whole numbers.
-fn vectorised(pass: Pass<'_>, out: &mut [u8]) {
+fn vectorised(pass: OutputLine<'_>, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         #[target_feature(enable = "avx2")]
-        fn wide(pass: Pass<'_>, out: &mut [u8]) {
+        fn wide(pass: OutputLine<'_>, out: &mut [u8]) {
             run(pass, out);
         }
         // SAFETY: the machine was seen to have the feature.
@@ -107,10 +107,10 @@ fn vectorised(pass: Pass<'_>, out: &mut [u8]) {
 }
 
 #[inline(always)]
-fn run(pass: Pass<'_>, out: &mut [u8]) {
+fn run(pass: OutputLine<'_>, out: &mut [u8]) {
     match pass {
-        Pass::Row { source, taps } => row_pass(source, taps, out),
-        Pass::Column { source, weights } => column_pass(source, weights, out),
+        OutputLine::Row { source, taps } => row_pass(source, taps, out),
+        OutputLine::Column { source, weights } => column_pass(source, weights, out),
     }
 }
 

@@ -41,7 +41,7 @@ pub(in crate::interpreter) fn connect(
     order.sort_by_key(|&stream| match &keys[stream] {
         StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) | StreamKey::Storage => (0, 0, 0),
         StreamKey::Group(group) => {
-            (1, groups.iter().position(|one| one == group).expect("invariant: the run knows its groups"), 0)
+            (1, groups.iter().position(|known| known == group).expect("invariant: the run knows its groups"), 0)
         }
         StreamKey::SendTo(peer) => (2, rank.0, peer.0),
         StreamKey::ReceiveFrom(peer) => (2, peer.0, rank.0),

@@ -31,12 +31,12 @@ pub(super) fn channel(line: &Arc<Line>) -> Result<Channel, TransportError> {
     let mut receiving = slots(Direction::Receive);
     receiving.iter_mut().try_for_each(|slot| slot.begin(SEGMENT_BYTES, line.peer, line.stream))?;
     Ok(Channel {
-        sender: Box::new(Half { line: Arc::clone(line), slots: slots(Direction::Send), next: 0 }),
-        receiver: Box::new(Half { line: Arc::clone(line), slots: receiving, next: 0 }),
+        sender: Box::new(MpiHalf { line: Arc::clone(line), slots: slots(Direction::Send), next: 0 }),
+        receiver: Box::new(MpiHalf { line: Arc::clone(line), slots: receiving, next: 0 }),
     })
 }
 
-struct Half {
+struct MpiHalf {
     line: Arc<Line>,
     /// Used in turn.
     slots: [Slot; SLOTS],
@@ -44,9 +44,9 @@ struct Half {
     next: usize,
 }
 
-impl SendHalf for Half {
+impl SendHalf for MpiHalf {
     fn try_send(&mut self, message: &mut Outgoing<'_>) -> Result<usize, TransportError> {
-        let Half { line, slots, next } = self;
+        let MpiHalf { line, slots, next } = self;
         let slot = &mut slots[*next];
         if slot.complete()?.is_none() {
             return Ok(0);
@@ -67,9 +67,9 @@ impl SendHalf for Half {
     }
 }
 
-impl ReceiveHalf for Half {
+impl ReceiveHalf for MpiHalf {
     fn try_receive(&mut self, message: &mut Incoming<'_>) -> Result<usize, TransportError> {
-        let Half { line, slots, next } = self;
+        let MpiHalf { line, slots, next } = self;
         let slot = &mut slots[*next];
         let Some(length) = slot.complete()? else {
             line.traffic.add_received(0);
@@ -95,7 +95,7 @@ impl ReceiveHalf for Half {
     }
 }
 
-impl Endpoint for Half {
+impl Endpoint for MpiHalf {
     fn peer(&self) -> usize {
         self.line.peer
     }

@@ -7,7 +7,7 @@ use super::super::patience::Retries;
 use super::super::session::Session;
 use super::super::{Channel, Peer, StreamNumber, Transport, TransportError};
 use super::state::{CAPACITY, LinkKey, NEVER, Record, State, TICK};
-use super::{Order, SimulatedNetwork};
+use super::{Scheduling, SimulatedNetwork};
 use rand::RngExt as _;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,12 +44,12 @@ impl Transport for SimulatedTransport {
             let late = TransportError::TimedOut { rank: peer, stream, activity: "connect", waited };
             network.sleep(self.rank, retries.pause(now()).ok_or(late)?)?;
         }
-        let half = |from: usize, to: usize| -> Result<Half, TransportError> {
+        let half = |from: usize, to: usize| -> Result<SimulatedHalf, TransportError> {
             let mut secret = [7; 32];
             secret[..3].copy_from_slice(&[from as u8, to as u8, stream.0 as u8]);
             let session = Session::new(&secret, &secret)?;
             let (network, key) = (Arc::clone(&self.network), (from, to, stream));
-            Ok(Half { network, rank: self.rank, peer, key, session, opened: VecDeque::new() })
+            Ok(SimulatedHalf { network, rank: self.rank, peer, key, session, opened: VecDeque::new() })
         };
         Ok(Channel { sender: Box::new(half(self.rank, peer)?), receiver: Box::new(half(peer, self.rank)?) })
     }
@@ -80,7 +80,7 @@ impl Transport for SimulatedTransport {
     }
 }
 
-struct Half {
+struct SimulatedHalf {
     network: Arc<SimulatedNetwork>,
     rank: usize,
     peer: usize,
@@ -90,17 +90,17 @@ struct Half {
     opened: VecDeque<u8>,
 }
 
-impl Half {
+impl SimulatedHalf {
     /// The most bytes that an operation moves: with turns, as the seed says.
     fn most(&self, state: &mut State) -> usize {
         match self.network.order {
-            Order::Threads => CAPACITY,
-            Order::Turns => state.random.random_range(1..2000),
+            Scheduling::Threads => CAPACITY,
+            Scheduling::Turns => state.random.random_range(1..2000),
         }
     }
 }
 
-impl SendHalf for Half {
+impl SendHalf for SimulatedHalf {
     fn try_send(&mut self, message: &mut Outgoing<'_>) -> Result<usize, TransportError> {
         let network = Arc::clone(&self.network);
         let mut state = network.begin(self.rank, self.key)?;
@@ -123,7 +123,7 @@ impl SendHalf for Half {
     }
 }
 
-impl ReceiveHalf for Half {
+impl ReceiveHalf for SimulatedHalf {
     fn try_receive(&mut self, message: &mut Incoming<'_>) -> Result<usize, TransportError> {
         let network = Arc::clone(&self.network);
         let mut state = network.begin(self.rank, self.key)?;
@@ -150,7 +150,7 @@ impl ReceiveHalf for Half {
     }
 }
 
-impl Endpoint for Half {
+impl Endpoint for SimulatedHalf {
     fn peer(&self) -> usize {
         self.peer
     }
@@ -178,9 +178,9 @@ impl Endpoint for Half {
 
     fn wait_policy(&self) -> WaitPolicy {
         match self.network.order {
-            Order::Threads => WaitPolicy { spin: Duration::ZERO, timeout: self.network.patience() },
+            Scheduling::Threads => WaitPolicy { spin: Duration::ZERO, timeout: self.network.patience() },
             // It never blocks: `ready` lets the others run.
-            Order::Turns => WaitPolicy { spin: NEVER, timeout: self.network.patience() },
+            Scheduling::Turns => WaitPolicy { spin: NEVER, timeout: self.network.patience() },
         }
     }
 

@@ -47,7 +47,7 @@ pub(crate) enum Fault {
 
 /// Where and when a fault happens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedFault {
     pub(crate) rank: usize,
     /// The operation of the rank, or the next one that the fault can hit.
     pub(crate) at: usize,
@@ -69,7 +69,7 @@ pub(super) struct State {
     /// Operations of each rank, and their sum at the last look for an idle network.
     pub(super) operations: Vec<usize>,
     pub(super) looked_at: usize,
-    pub(super) planned: Vec<Planned>,
+    pub(super) planned: Vec<PlannedFault>,
     pub(super) links: BTreeMap<LinkKey, Link>,
     pub(super) connecting: BTreeSet<LinkKey>,
     pub(super) aborted: BTreeSet<usize>,
@@ -102,7 +102,7 @@ pub(super) struct Record {
 }
 
 impl State {
-    pub(super) fn new(size: usize, seed: u64, planned: Vec<Planned>) -> Self {
+    pub(super) fn new(size: usize, seed: u64, planned: Vec<PlannedFault>) -> Self {
         Self {
             random: ChaCha8Rng::seed_from_u64(seed),
             now: Duration::ZERO,
@@ -163,11 +163,11 @@ impl State {
         self.operations[rank] += 1;
         // A link that only receives cannot break by itself.
         let of_rank = [Fault::Crash, Fault::Stall, Fault::Suspend, Fault::Partition];
-        let is_due = |planned: &Planned| {
+        let is_due = |planned: &PlannedFault| {
             planned.rank == rank && planned.at <= self.operations[rank] && (of_rank.contains(&planned.fault) || key.0 == rank)
         };
         let Some(index) = self.planned.iter().position(is_due) else { return };
-        let Planned { fault, lasts, .. } = self.planned.remove(index);
+        let PlannedFault { fault, lasts, .. } = self.planned.remove(index);
         let until = self.now.saturating_add(lasts);
         let is_long = lasts > limit;
         match fault {

@@ -1,7 +1,7 @@
 //! Every collective compared with a naive implementation, over every transport.
 
 use super::*;
-use crate::half::Half;
+use crate::half::SixteenBits;
 
 const LENGTHS: [usize; 8] = [0, 1, 3, 5, 1023, 2048, 40_001, 300_007];
 
@@ -54,11 +54,11 @@ fn all_reduce_gives_the_same_bits_everywhere_and_every_time() {
 }
 
 /// Values rounded to sixteen bits, as bytes.
-fn half_bytes(half: Half, values: &[f32]) -> Vec<u8> {
+fn half_bytes(half: SixteenBits, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&value| half.nearest(value).to_le_bytes()).collect()
 }
 
-fn from_half_bytes(half: Half, bytes: &[u8]) -> Vec<f32> {
+fn from_half_bytes(half: SixteenBits, bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<2>().0.iter().map(|&bits| half.to_single(u16::from_le_bytes(bits))).collect()
 }
 
@@ -69,7 +69,7 @@ fn small_numbers(rank: usize, length: usize) -> Vec<f32> {
 
 #[test]
 fn half_precision_sums_are_rounded_once_per_member_that_is_added() {
-    for half in [Half::Bf16, Half::Fp16] {
+    for half in [SixteenBits::Bf16, SixteenBits::Fp16] {
         for kind in ALL_KINDS {
             for size in 1..=4 {
                 let results = on_every_rank(&world(kind, size), |transport| {
@@ -78,9 +78,9 @@ fn half_precision_sums_are_rounded_once_per_member_that_is_added() {
                     LENGTHS.map(|length| {
                         let own = half_bytes(half, &small_numbers(rank, length));
                         let mut values = own.clone();
-                        group.all_reduce(ElementType::Half(half), &mut values).unwrap();
+                        group.all_reduce(ElementType::SixteenBits(half), &mut values).unwrap();
                         let mut part = vec![0; 2 * chunk_range(length, size, rank).len()];
-                        group.reduce_scatter(ElementType::Half(half), &own, &mut part).unwrap();
+                        group.reduce_scatter(ElementType::SixteenBits(half), &own, &mut part).unwrap();
                         (values, part)
                     })
                 });
@@ -91,7 +91,7 @@ fn half_precision_sums_are_rounded_once_per_member_that_is_added() {
                         naive_sum(|rank, length| small_numbers(rank, length).iter().map(|x| x.abs()).collect(), size, length);
                     // For each member that is added, half a unit in the last place of a partial
                     // sum, which is at most the sum of magnitudes.
-                    let rounding = if half == Half::Bf16 { 2.0_f32.powi(-8) } else { 2.0_f32.powi(-11) };
+                    let rounding = if half == SixteenBits::Bf16 { 2.0_f32.powi(-8) } else { 2.0_f32.powi(-11) };
                     let close = |sums: &[f32], first: usize| {
                         sums.iter().enumerate().all(|(at, sum)| {
                             let allowed = 1.1 * rounding * (size - 1) as f32 * magnitude[first + at] + 1e-7;

@@ -8,7 +8,7 @@ use rand::RngExt as _;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::super::simulated::{Fault, NEVER, Order, Planned, SimulatedNetwork};
+use super::super::simulated::{Fault, NEVER, PlannedFault, Scheduling, SimulatedNetwork};
 use super::*;
 
 /// How long ranks wait for each other.
@@ -62,18 +62,18 @@ fn work(transport: Arc<dyn Transport>, seed: u64) -> Result<(), TransportError> 
 }
 
 /// The faults of a seed: up to four short ones, and in every other run a deadly one.
-fn plan(random: &mut ChaCha8Rng, size: usize) -> Vec<Planned> {
+fn plan(random: &mut ChaCha8Rng, size: usize) -> Vec<PlannedFault> {
     let mut planned = Vec::new();
     for _ in 0..random.random_range(0..5) {
         let fault = SHORT[random.random_range(0..SHORT.len())];
         // Nobody waits while the whole run is stopped, so that may take any time.
         let lasts = if fault == Fault::Suspend { LIMIT * random.random_range(1..1000) } else { LIMIT / 10 };
-        planned.push(Planned { rank: random.random_range(0..size), at: random.random_range(1..60), fault, lasts });
+        planned.push(PlannedFault { rank: random.random_range(0..size), at: random.random_range(1..60), fault, lasts });
     }
     if random.random_ratio(1, 2) {
         let fault = DEADLY[random.random_range(0..DEADLY.len())];
         let lasts = if random.random_ratio(1, 2) { NEVER } else { LIMIT * 2 };
-        planned.push(Planned { rank: random.random_range(0..size), at: random.random_range(1..60), fault, lasts });
+        planned.push(PlannedFault { rank: random.random_range(0..size), at: random.random_range(1..60), fault, lasts });
     }
     planned
 }
@@ -83,7 +83,7 @@ fn simulate(seed: u64) -> (Vec<Result<(), TransportError>>, Arc<SimulatedNetwork
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let size = random.random_range(2..6);
     let planned = plan(&mut random, size);
-    let network = SimulatedNetwork::new(size, Order::Turns, LIMIT, seed, planned);
+    let network = SimulatedNetwork::new(size, Scheduling::Turns, LIMIT, seed, planned);
     let transports: Vec<Arc<dyn Transport>> = (0..size).map(|rank| network.transport(rank)).collect();
     let results = on_every_rank(&transports, |transport| {
         let rank = transport.rank();

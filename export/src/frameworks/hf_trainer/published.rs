@@ -62,9 +62,9 @@ pub(super) fn configuration(zero: Value) -> Value {
 
 /// The configuration that a path names, and a sentence on it.
 pub(super) fn of_path(path: &str) -> Option<(Value, String)> {
-    let found = PUBLISHED
-        .iter()
-        .find(|one| path == one.path || path.strip_suffix(one.path).is_some_and(|before| before.ends_with('/')))?;
+    let found = PUBLISHED.iter().find(|published| {
+        path == published.path || path.strip_suffix(published.path).is_some_and(|before| before.ends_with('/'))
+    })?;
     let device = |is_host: bool| if is_host { "cpu" } else { "none" };
     let mut zero = json!({
         "stage": found.stage,

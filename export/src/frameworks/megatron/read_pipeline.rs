@@ -20,11 +20,13 @@ pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<()
     let virtual_stages = stated.size("num-virtual-stages-per-pipeline-rank")?;
     let first = stated.size("decoder-first-pipeline-num-layers")?;
     let last = stated.size("decoder-last-pipeline-num-layers")?;
-    let counts_embedding = stated.is_on("account-for-embedding-in-pipeline-split")?;
-    let counts_loss = stated.is_on("account-for-loss-in-pipeline-split")?;
+    let counted = Counted {
+        embedding: stated.is_on("account-for-embedding-in-pipeline-split")?,
+        loss: stated.is_on("account-for-loss-in-pipeline-split")?,
+    };
     if let Some(list) = stated.text("num-layer-list")? {
         // MindSpeed's own.
-        if first.or(last).or(per_chunk).or(virtual_stages).is_some() || counts_embedding || counts_loss {
+        if first.or(last).or(per_chunk).or(virtual_stages).is_some() || counted.any() {
             let reason = "`--num-layer-list` beside another choice of the stages' layers".into();
             return Err(impossible(reason, "keep one of them"));
         }
@@ -37,7 +39,7 @@ pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<()
         }
         (layout.virtual_stages, layout.cuts) = (1, Some(cuts));
     } else if let Some(text) = stated.text("pipeline-model-parallel-layout")? {
-        if first.or(last).is_some() || counts_embedding || counts_loss {
+        if first.or(last).is_some() || counted.any() {
             let reason = "`--pipeline-model-parallel-layout` beside another choice of the stages' layers".into();
             return Err(impossible(reason, "keep one of them, as Megatron demands"));
         }
@@ -60,7 +62,7 @@ pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<()
             }
             return interleave(layout);
         };
-        let of_stages = layers_of_stages(layers, stages, [first, last], [counts_embedding, counts_loss])?;
+        let of_stages = layers_of_stages(layers, stages, [first, last], counted)?;
         let per_stage = of_stages.iter().copied().max().unwrap_or(1);
         layout.virtual_stages = match (per_chunk, virtual_stages) {
             (Some(per_chunk), _) if !per_stage.is_multiple_of(per_chunk) => {
@@ -73,7 +75,7 @@ pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<()
             (Some(per_chunk), _) => per_stage / per_chunk,
             (None, virtual_stages) => virtual_stages.unwrap_or(1),
         };
-        layout.cuts = Some(cuts(&of_stages, layout.virtual_stages, [counts_embedding, counts_loss])?);
+        layout.cuts = Some(cuts(&of_stages, layout.virtual_stages, counted)?);
     }
     interleave(layout)
 }
@@ -85,14 +87,27 @@ fn interleave(layout: &mut Layout) -> Result<(), FrameworkError> {
     Ok(())
 }
 
+/// Which parts at the ends of a pipeline count as layers.
+#[derive(Clone, Copy)]
+struct Counted {
+    embedding: bool,
+    loss: bool,
+}
+
+impl Counted {
+    fn any(self) -> bool {
+        self.embedding || self.loss
+    }
+}
+
 /// The layers of each stage. The embedding and the loss count as layers where the arguments say so.
 fn layers_of_stages(
     layers: usize,
     stages: usize,
     [first, last]: [Option<usize>; 2],
-    [counts_embedding, counts_loss]: [bool; 2],
+    counted: Counted,
 ) -> Result<Vec<usize>, FrameworkError> {
-    let counted = layers.saturating_add(usize::from(counts_embedding)).saturating_add(usize::from(counts_loss));
+    let counted = layers.saturating_add(usize::from(counted.embedding)).saturating_add(usize::from(counted.loss));
     let stated = first.unwrap_or(0).saturating_add(last.unwrap_or(0));
     let others = stages.saturating_sub(usize::from(first.is_some()) + usize::from(last.is_some()));
     let rest = counted.checked_sub(stated);
@@ -118,13 +133,13 @@ fn layers_of_stages(
 }
 
 /// The blocks of each chunk, in the order of the layers. The embedding and the loss are blocks.
-fn cuts(of_stages: &[usize], virtual_stages: usize, counted: [bool; 2]) -> Result<Vec<usize>, FrameworkError> {
+fn cuts(of_stages: &[usize], virtual_stages: usize, counted: Counted) -> Result<Vec<usize>, FrameworkError> {
     if let Some(layers) = of_stages.iter().find(|layers| !layers.is_multiple_of(virtual_stages)) {
         let reason = format!("{layers} layers of a stage cannot be divided by {virtual_stages} chunks");
         return Err(impossible(reason, "choose numbers that divide, as Megatron demands"));
     }
     let chunks = of_stages.len().saturating_mul(virtual_stages);
-    let [embedding, loss] = counted.map(|is_counted| usize::from(!is_counted));
+    let [embedding, loss] = [counted.embedding, counted.loss].map(|is_counted| usize::from(!is_counted));
     let blocks = |chunk: usize| {
         let layers = of_stages[chunk % of_stages.len()] / virtual_stages;
         layers + if chunk == 0 { embedding } else { 0 } + if chunk + 1 == chunks { loss } else { 0 }
@@ -151,7 +166,7 @@ fn read_layout(text: &str) -> Result<Vec<usize>, FrameworkError> {
                 }
                 let mut count = 1;
                 if let Some(number) = rest.strip_prefix('*') {
-                    let digits = number.len() - number.trim_start_matches(|one: char| one.is_ascii_digit()).len();
+                    let digits = number.len() - number.trim_start_matches(|word: char| word.is_ascii_digit()).len();
                     count = number
                         .get(..digits)
                         .and_then(|digits| digits.parse().ok())
@@ -175,7 +190,7 @@ fn repeated(text: &str) -> Option<String> {
     let (times, rest) = match rest.strip_prefix('*') {
         None => (1, rest),
         Some(number) => {
-            let digits = number.len() - number.trim_start_matches(|one: char| one.is_ascii_digit()).len();
+            let digits = number.len() - number.trim_start_matches(|word: char| word.is_ascii_digit()).len();
             (number.get(..digits)?.parse::<usize>().ok()?, number.get(digits..)?)
         }
     };

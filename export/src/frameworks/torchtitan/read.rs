@@ -147,8 +147,8 @@ fn read_model(stated: &mut Stated) -> Result<(Option<Model>, Option<String>), Fr
     let config = stated.text("model.config")?;
     let flavor = stated.text("model.flavor")?;
     let sequence = stated.size("training.seq_len")?;
-    let is_meant = |one: &(&str, &str, &str, &str)| {
-        one.1 == module && (config.as_deref() == Some(one.2) || (config.is_none() && flavor.as_deref() == Some(one.3)))
+    let is_meant = |row: &(&str, &str, &str, &str)| {
+        row.1 == module && (config.as_deref() == Some(row.2) || (config.is_none() && flavor.as_deref() == Some(row.3)))
     };
     let known = MODELS.into_iter().chain(READ_MODELS).find(is_meant);
     let model = known.map(|(name, ..)| Model::named(name).map_err(PlanError::from)).transpose()?;

@@ -316,7 +316,7 @@ impl Layers<'_> {
             return None;
         }
         let heads = &query_heads[..query_heads.len() - 1];
-        let shape = vec![heads.iter().map(|one| one.extent).product()];
+        let shape = vec![heads.iter().map(|head| head.extent).product()];
         let row = dimension("sinks", RelativePositions::SINKS.buckets);
         Some(self.builder.parameter(name.into(), [&[row], heads].concat(), shape, WEIGHTS))
     }

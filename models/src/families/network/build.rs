@@ -164,14 +164,14 @@ impl Layers {
         if is_alike && matches!(kind, PlannedKind::Function | PlannedKind::Sum | PlannedKind::Combination) {
             let loops: Vec<Loop> = dimensions
                 .iter()
-                .map(|one| Loop { name: one.name, extent: one.extent, role: Extent::Rows, shardable: true })
+                .map(|dimension| Loop { name: dimension.name, extent: dimension.extent, role: Extent::Rows, shardable: true })
                 .collect();
             let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
             let inputs = reads.iter().map(|&tensor| (tensor, axes.clone())).collect();
             return self.builder.planned_as(name, kind, loops, inputs, (dimensions, axes), storage);
         }
         let mut loops = Vec::new();
-        let has_batch = |dimensions: &[Dimension]| dimensions.iter().any(|one| one.name == BATCH);
+        let has_batch = |dimensions: &[Dimension]| dimensions.iter().any(|dimension| dimension.name == BATCH);
         if has_batch(&dimensions) || reads.iter().any(|&read| has_batch(&self.builder.dimensions(read))) {
             loops.push(Loop { name: BATCH, extent: self.batch, role: Extent::Rows, shardable: true });
         }
@@ -198,7 +198,7 @@ impl Layers {
     /// The value with these dimensions.
     fn arranged(&mut self, name: &str, value: &Value, dimensions: Vec<Dimension>) -> TensorId {
         let own = self.builder.dimensions(value.tensor);
-        if own.iter().map(|one| one.extent).eq(dimensions.iter().map(|one| one.extent)) {
+        if own.iter().map(|dimension| dimension.extent).eq(dimensions.iter().map(|dimension| dimension.extent)) {
             return value.tensor;
         }
         let storage = self.builder.storage(value.tensor);
@@ -318,7 +318,7 @@ impl Layers {
         let mut reads = std::iter::once(x).chain(others);
         let keeps = kind.is_elementwise() || matches!(kind, NetworkWork::Norm | NetworkWork::Softmax);
         let alike = |value: &&Value| {
-            let elements = |dimensions: &[Dimension]| dimensions.iter().map(|one| one.extent).product::<usize>();
+            let elements = |dimensions: &[Dimension]| dimensions.iter().map(|dimension| dimension.extent).product::<usize>();
             value.shape == layer.shape
                 && value.shared == layer.shared
                 && elements(&self.builder.dimensions(value.tensor)) == elements(&self.plain(&layer.shape, layer.shared))

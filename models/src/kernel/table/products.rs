@@ -6,12 +6,6 @@ use crate::kernel::sizes::{Activation, WeightLayout};
 /// Operations of a GELU by its tanh approximation, or of its slope, for each element.
 pub(super) const GELU_FLOPS: f64 = 12.0;
 
-/// Flags of a product: the order of the weight, and what is fused.
-#[inline(always)]
-fn flags(weight: WeightLayout, fused: [bool; 3]) -> [bool; 4] {
-    [weight == WeightLayout::InOut, fused[0], fused[1], fused[2]]
-}
-
 /// Operations of a fused GELU, or of its slope.
 #[inline(always)]
 fn gelu_flops(is_fused: bool, rows: usize, columns: usize) -> f64 {
@@ -27,7 +21,7 @@ pub(in crate::kernel) fn matmul(
 ) -> KernelSpec {
     KernelSpec {
         // `Gelu` and `GeluKept` have the same flags. The traffic tells them apart.
-        flags: flags(weight, [bias, activation == Activation::Relu, activation.is_gelu()]),
+        flags: [weight == WeightLayout::InOut, bias, activation == Activation::Relu, activation.is_gelu()],
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: gelu_flops(activation.is_gelu(), rows, columns),
         ..KernelSpec::new("matmul", KernelFamily::Product, [rows, columns, contracted], [
@@ -44,7 +38,7 @@ pub(in crate::kernel) fn matmul_input_gradient(
     gelu: bool,
 ) -> KernelSpec {
     KernelSpec {
-        flags: flags(weight, [gelu, false, false]),
+        flags: [weight == WeightLayout::InOut, gelu, false, false],
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: gelu_flops(gelu, rows, contracted),
         ..KernelSpec::new("matmul_input_gradient", KernelFamily::Product, [rows, columns, contracted], [
@@ -62,7 +56,7 @@ pub(in crate::kernel) fn matmul_weight_gradient(
     bias: bool,
 ) -> KernelSpec {
     KernelSpec {
-        flags: flags(weight, [bias, false, false]),
+        flags: [weight == WeightLayout::InOut, bias, false, false],
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: if bias { product(&[rows, columns]) } else { 0.0 },
         ..KernelSpec::new("matmul_weight_gradient", KernelFamily::Product, [rows, columns, contracted], [
@@ -125,7 +119,7 @@ pub(in crate::kernel) fn eight_bit_matmul_weight_gradient(
     weight: WeightLayout,
 ) -> KernelSpec {
     KernelSpec {
-        flags: flags(weight, [false; 3]),
+        flags: [weight == WeightLayout::InOut, false, false, false],
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         ..KernelSpec::new("eight_bit_matmul_weight_gradient", KernelFamily::Product, [rows, columns, contracted], [
             read("dy transposed", rows * columns).eight_bits(), read("x transposed", rows * contracted).eight_bits(),

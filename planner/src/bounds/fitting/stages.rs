@@ -127,7 +127,7 @@ impl FittedStages {
         let choose = if devices == DevicesOfStage::All { f64::max } else { f64::min };
         let of_kinds = self.kinds[stage].iter().map(on_kind);
         let [all_passes, round_trip, serial] =
-            of_kinds.reduce(|one, other| [0, 1, 2].map(|index| choose(one[index], other[index])))?;
+            of_kinds.reduce(|left, right| [0, 1, 2].map(|index| choose(left[index], right[index])))?;
         Some(StageCost { all_passes, round_trip, serial, recomputed })
     }
 

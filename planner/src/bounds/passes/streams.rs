@@ -36,7 +36,7 @@ impl TimedList<'_> {
         let of_group = |group: usize| {
             let roles = [CollectiveRole::Gradients, CollectiveRole::Parameters];
             let [gradients, parameters] = roles.map(|role| self.stream_time(group, role, micro_batches));
-            gradients.with(parameters, |one, other| one + other)
+            gradients.with(parameters, |left, right| left + right)
         };
         let total = |time: &StreamTime| time.total(micro_batches as f64);
         groups.map(|(group, _)| of_group(group)).max_by(|a, b| total(a).total_cmp(&total(b))).unwrap_or_default()

@@ -145,9 +145,9 @@ impl<'a> PipelineCosts<'a> {
         let per_byte = self.copy_time_per_byte(stage);
         let offloaded = (0..self.chunks).map(|chunk| self.chunk(stage, chunk).offloaded);
         let per_micro_batch: f64 = if self.schedule.in_flight_bound(self.stages, micro_batches, self.chunks, stage) == 1 {
-            offloaded.map(|one| one.forward.max(one.bytes * per_byte) + one.backward.max(one.bytes * per_byte)).sum()
+            offloaded.map(|chunk| chunk.forward.max(chunk.bytes * per_byte) + chunk.backward.max(chunk.bytes * per_byte)).sum()
         } else {
-            offloaded.map(|one| one.bytes * per_byte).sum()
+            offloaded.map(|chunk| chunk.bytes * per_byte).sum()
         };
         micro_batches as f64 * per_micro_batch
     }

@@ -45,7 +45,7 @@ impl PipelineCuts {
         let mut chunks = Vec::new();
         let chunk_of_position = positions
             .map(|chunk| {
-                chunks.iter().position(|one| *one == chunk).unwrap_or_else(|| {
+                chunks.iter().position(|known| *known == chunk).unwrap_or_else(|| {
                     chunks.push(chunk);
                     chunks.len() - 1
                 })

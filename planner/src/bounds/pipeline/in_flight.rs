@@ -31,8 +31,8 @@ impl InFlight {
     pub(super) fn lower_bound(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
         let beginnings = schedule.beginnings(stages, micro_batches, chunks).into_iter();
         let all = beginnings.map(|orders| Self::of_orders(&orders, chunks));
-        let least = |one: Self, other: Self| {
-            let stages = one.0.into_iter().zip(other.0);
+        let least = |left: Self, right: Self| {
+            let stages = left.0.into_iter().zip(right.0);
             Self(stages.map(|([a, b], [c, d])| [a.least(c), b.least(d)]).collect())
         };
         all.reduce(least).unwrap_or(Self(Vec::new()))
@@ -92,7 +92,8 @@ impl HeldMicroBatches {
 
     /// Returns a lower bound on both.
     fn least(self, other: Self) -> Self {
-        let least = |one: Vec<usize>, other: Vec<usize>| one.into_iter().zip(other).map(|(one, other)| one.min(other)).collect();
+        let least =
+            |left: Vec<usize>, right: Vec<usize>| left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect();
         Self {
             saved: least(self.saved, other.saved),
             awaiting_weights: least(self.awaiting_weights, other.awaiting_weights),

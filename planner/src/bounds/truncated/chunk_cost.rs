@@ -1,7 +1,7 @@
 //! Least time and memory of the blocks that one stage runs in one chunk.
 
 use crate::bounds::passes::{Chain, MicroBatchMemory, PassTime, PersistentMemory, StreamTime, TimedList};
-use foretell_program::{Axis, Pass, StagePass, Task};
+use foretell_program::{Axis, ScheduledPass, StagePass, Task};
 use foretell_simulator::MemoryRates;
 
 /// The passes whose kernels are added up. [`TruncatedModel`](super::TruncatedModel) reads the first
@@ -100,7 +100,7 @@ impl ChunkCost {
 
     /// A pass that runs several times counts with the least of each number.
     fn least_passes(timed: &TimedList<'_>, counts: impl Fn(&Task) -> bool) -> Self {
-        let of_pass = |selects: &dyn Fn(StagePass) -> bool| -> Vec<&Pass> {
+        let of_pass = |selects: &dyn Fn(StagePass) -> bool| -> Vec<&ScheduledPass> {
             timed.list.passes.iter().filter(|pass| counts(&pass.task) && selects(pass.task.pass)).collect()
         };
         let least = |selects: &dyn Fn(StagePass) -> bool| {
@@ -109,7 +109,7 @@ impl ChunkCost {
         };
         let least_kernels = |own: StagePass| {
             let passes = of_pass(&|pass| pass == own).into_iter();
-            let ranges = passes.map(|one| one.instructions.start as usize..one.instructions.end as usize);
+            let ranges = passes.map(|pass| pass.instructions.start as usize..pass.instructions.end as usize);
             ranges.map(|range| timed.kernel_time(range)).reduce(f64::min).unwrap_or(0.0)
         };
         Self {
@@ -142,7 +142,7 @@ impl ChunkCost {
 
     /// Returns the cost of these blocks followed by `next` in the same chunk.
     pub(super) fn then(&self, next: &Self) -> Self {
-        let sum = |one: f64, other: f64| one + other;
+        let sum = |left: f64, right: f64| left + right;
         Self {
             forward: self.forward.then(next.forward),
             backward: next.backward.then(self.backward),

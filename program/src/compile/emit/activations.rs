@@ -172,7 +172,7 @@ fn find_leaving(stage: &Stage<'_>, task: &Task) -> Vec<Leaving> {
         Some(Leaving { tensor, last_use, blocks_after: blocks.range(last_block + 1..).count() })
     });
     let mut leaving: Vec<Leaving> = leaving.collect();
-    leaving.sort_by_key(|one| (one.last_use, one.tensor));
+    leaving.sort_by_key(|message| (message.last_use, message.tensor));
     leaving
 }
 

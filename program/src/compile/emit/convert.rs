@@ -108,9 +108,9 @@ enum ConversionStep {
 fn next_step(now: Placements, wanted: Placements) -> Option<ConversionStep> {
     let differs = |&axis: &Axis| now.get(axis) != wanted.get(axis);
     let can_shard = |axis: Axis, dimension: usize| {
-        let larger = Axis::WITHIN_STAGE.iter().skip_while(|&&one| one != axis).skip(1);
-        let nested = |placements: Placements, one: Axis| placements.get(one) == Placement::Shard(dimension);
-        !now.is_cut_finer(axis, dimension) && larger.clone().all(|&one| nested(now, one) == nested(wanted, one))
+        let larger = Axis::WITHIN_STAGE.iter().skip_while(|&&within| within != axis).skip(1);
+        let nested = |placements: Placements, axis: Axis| placements.get(axis) == Placement::Shard(dimension);
+        !now.is_cut_finer(axis, dimension) && larger.clone().all(|&larger| nested(now, larger) == nested(wanted, larger))
     };
     let is_ready = |axis: Axis| {
         let can_leave = match now.get(axis) {
@@ -143,9 +143,9 @@ fn next_step(now: Placements, wanted: Placements) -> Option<ConversionStep> {
         // keeps its placement or waits itself. Replicate along that one for now.
         None => {
             let blocker = |axis: Axis| {
-                let finer = Axis::WITHIN_STAGE.into_iter().take_while(move |&one| one != axis);
+                let finer = Axis::WITHIN_STAGE.into_iter().take_while(move |&within| within != axis);
                 [now.get(axis), wanted.get(axis)].into_iter().find_map(|placement| match placement {
-                    Placement::Shard(_) => finer.clone().find(|&one| now.get(one) == placement),
+                    Placement::Shard(_) => finer.clone().find(|&finer| now.get(finer) == placement),
                     _ => None,
                 })
             };
@@ -167,7 +167,10 @@ mod tests {
 
     fn placements() -> impl Strategy<Value = Placements> {
         proptest::collection::vec(placement(), Axis::WITHIN_STAGE.len()).prop_map(|all| {
-            Axis::WITHIN_STAGE.iter().zip(all).fold(Placements::default(), |placements, (&axis, one)| placements.with(axis, one))
+            Axis::WITHIN_STAGE
+                .iter()
+                .zip(all)
+                .fold(Placements::default(), |placements, (&axis, placement)| placements.with(axis, placement))
         })
     }
 

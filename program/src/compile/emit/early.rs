@@ -45,7 +45,7 @@ impl<'a> StageEmitter<'a> {
         let complete: Vec<(usize, usize)> = complete.map(last_reader).collect();
         self.early.waiting.extend(complete);
         let is_ready = |&(_, last): &(usize, usize)| last <= place;
-        let ready: Vec<(usize, usize)> = self.early.waiting.extract_if(.., |one| is_ready(one)).collect();
+        let ready: Vec<(usize, usize)> = self.early.waiting.extract_if(.., |bucket| is_ready(bucket)).collect();
         for (bucket, _) in ready {
             let Self { stage, list, persistent, gradients, exchange, .. } = self;
             let mut update = Update { list, stage, persistent, gradients, exchange: exchange.as_ref() };

@@ -6,7 +6,7 @@
 use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use crate::mesh::Group;
 use crate::program::{
-    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, MemoryKind, Metric, Operation, Pass, Peer, PeerId, Phase,
+    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, MemoryKind, Metric, Operation, Peer, PeerId, Phase, ScheduledPass,
     StageProgram, StateContents, Stream, index_or_push,
 };
 use crate::schedule::Task;
@@ -165,7 +165,7 @@ impl ListBuilder {
     /// Ends a pass that began when the list had `first` instructions.
     pub(super) fn end_pass(&mut self, task: Task, first: u32) {
         let instructions = first..self.len();
-        self.program.passes.push(Pass { task, instructions });
+        self.program.passes.push(ScheduledPass { task, instructions });
     }
 
     /// Appends an instruction to the stream of its operation.

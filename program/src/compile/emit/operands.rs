@@ -79,7 +79,7 @@ impl StageEmitter<'_> {
             let is_there = outputs
                 .iter()
                 .map(|output| output.tensor)
-                .filter(|&one| stage.lowering.is_activation(one))
+                .filter(|&output| stage.lowering.is_activation(output))
                 .all(|tensor| self.live.contains(tensor, micro_batch) || self.offloaded.contains(tensor, micro_batch));
             if !is_there {
                 self.operator(id, micro_batch, Phase::Recompute);

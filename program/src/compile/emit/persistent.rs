@@ -259,7 +259,7 @@ impl PersistentBuffers {
             by_axes.entry(stage.summed_axes(running.statistics_placements)).or_default().push(running);
         }
         for (axes, members) in by_axes {
-            let elements: usize = members.iter().map(|one| one.shape.iter().product::<usize>()).sum();
+            let elements: usize = members.iter().map(|member| member.shape.iter().product::<usize>()).sum();
             let root = list.add_persistent("batch statistics", BufferRole::Sum, vec![elements], DataType::Fp32);
             let mut offset = 0;
             for running in members {

@@ -94,7 +94,7 @@ fn stays_in_block(lowering: &Lowering, tensor: TensorId, block: usize) -> bool {
 fn kept_operators(lowering: &Lowering, recompute: &Recompute) -> Vec<bool> {
     let graph = &lowering.graph;
     let kept = match recompute {
-        Recompute::Selective => return graph.operators.iter().map(|operator| !operator.kind.is_attention()).collect(),
+        Recompute::Selective => return graph.operators.iter().map(|operator| !operator.is_attention()).collect(),
         Recompute::AllBut(kept) => *kept,
         _ => return vec![false; graph.operators.len()],
     };
@@ -106,12 +106,12 @@ fn kept_operators(lowering: &Lowering, recompute: &Recompute) -> Vec<bool> {
     let mut products = vec![0usize; graph.blocks.len()];
     let mut is_before_attention = vec![false; graph.blocks.len()];
     let forward = || graph.operators.iter().filter(|operator| operator.pass == Pass::Forward);
-    forward().filter(|one| one.kind.is_attention()).for_each(|one| is_before_attention[one.block] = true);
+    forward().filter(|operator| operator.is_attention()).for_each(|operator| is_before_attention[operator.block] = true);
     let mut is_kept = |operator: &Operator| {
         if operator.pass != Pass::Forward {
             return false;
         }
-        if operator.kind.is_attention() {
+        if operator.is_attention() {
             is_before_attention[operator.block] = false;
         }
         let is_product = is_product(operator);
@@ -119,7 +119,7 @@ fn kept_operators(lowering: &Lowering, recompute: &Recompute) -> Vec<bool> {
         let is_odd = products[operator.block] % 2 == 1;
         let keeps_product =
             kept.products || (kept.odd_products && is_odd) || (kept.projections && is_before_attention[operator.block]);
-        (kept.attention && operator.kind.is_attention()) || (is_product && keeps_product) || (kept.sums && is_summed(operator))
+        (kept.attention && operator.is_attention()) || (is_product && keeps_product) || (kept.sums && is_summed(operator))
     };
     graph.operators.iter().map(&mut is_kept).collect()
 }

@@ -260,9 +260,9 @@ impl Repeats {
         self.left.buffers = self.left.buffers.saturating_sub(recorded.buffers.len());
         first_buffers[segment + 1] = program.buffers.len() as u32;
         let buffer = |reference: &BufferReference| BufferId(first_buffers[reference.segment as usize] + reference.number);
-        program
-            .buffers
-            .extend(recorded.buffers.iter().map(|(one, parent)| Buffer { parent: parent.as_ref().map(buffer), ..one.clone() }));
+        program.buffers.extend(
+            recorded.buffers.iter().map(|(original, parent)| Buffer { parent: parent.as_ref().map(buffer), ..original.clone() }),
+        );
         let mut operands = recorded.operands.as_slice();
         let mut take = |count: u32| {
             let (own, rest) = operands.split_at(count as usize);

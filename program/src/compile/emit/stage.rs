@@ -130,9 +130,9 @@ impl<'a> Stage<'a> {
         let operator = self.operator(id);
         let strategy = self.lowering.sharding.strategy(id);
         // The axes of the batch are no matter: a rank knows its samples without a group.
-        let cuts_dropout_samples = |axis: Axis| operator.kind.has_dropout() && self.sample_axes(id).any(|one| one == axis);
+        let cuts_dropout_samples = |axis: Axis| operator.has_dropout() && self.sample_axes(id).any(|cut| cut == axis);
         let cuts_positions =
-            |axis: Axis| strategy.get(axis).is_some_and(|one| operator.kind.depends_on_part_of(operator.loops[one.0].role));
+            |axis: Axis| strategy.get(axis).is_some_and(|walked| operator.depends_on_part_of(operator.loops[walked.0].role));
         Axis::WITHIN_STAGE.into_iter().filter(|&axis| cuts_positions(axis) || cuts_dropout_samples(axis)).collect()
     }
 

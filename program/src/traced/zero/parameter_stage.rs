@@ -13,6 +13,7 @@
 
 use super::super::rank_state::RankState;
 use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, TracedCollective};
+use super::modules::{MODULES_OF_ADAPTED_EXPERT, MODULES_OF_EXPERT, WEIGHTS_OF_EXPERTS, modules_named};
 use super::{
     MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, offload,
     optimizer_group, single_gradients,
@@ -20,15 +21,6 @@ use super::{
 use foretell_models::operator_tables::{ParameterRole, TableParameter};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Modules of an expert that is modules of its own: three layers, an activation, and itself. Where
-/// the table has two weights of all experts in place of these modules, they are counted by weight.
-const MODULES_OF_EXPERT: u64 = 5;
-const WEIGHTS_OF_EXPERTS: u64 = 2;
-/// The same with adapters on each of the three layers, which calls four modules more then: the
-/// layer below (`base_layer`), two products, and dropout, which runs at a rate of zero too
-/// (`forward` in `peft/tuners/lora/layer.py`).
-const MODULES_OF_ADAPTED_EXPERT: u64 = MODULES_OF_EXPERT + 3 * 4;
 
 /// Parameters that are gathered by one collective.
 #[derive(Clone, Copy, Debug, Default)]
@@ -400,17 +392,6 @@ impl ParameterStage {
         emitter.send(RankEvent::Moves { name, bytes: tensors * shard * self.width, launches });
         let large = bucket.into_iter().filter_map(|bucketed| bucketed.allocation);
         copy.into_iter().chain(large).for_each(|id| emitter.release(id));
-    }
-}
-
-/// The modules that a name of a table stands for, given the number of experts. An expert has an
-/// activation beside the layers that have names. With adapters, a layer's names are as many as the
-/// modules that it calls.
-fn modules_named(module: &str, experts: u64) -> u64 {
-    match (module.contains(".*"), module.ends_with(".*")) {
-        (true, true) => 2 * experts,
-        (true, false) => experts,
-        (false, _) => 1,
     }
 }
 

@@ -59,10 +59,12 @@ impl Curve {
         let (time, most) = peak.unwrap_or((Picoseconds::ZERO, Bytes::ZERO));
         let mut holders = residency.holders(time);
         let others = holders.split_off(holders.len().min(MOST_HOLDERS));
-        let mut holders: Vec<(String, String, usize, u64)> =
-            holders.into_iter().map(|one| (one.name, purpose(one.role).to_owned(), one.count, one.bytes.count())).collect();
+        let mut holders: Vec<(String, String, usize, u64)> = holders
+            .into_iter()
+            .map(|holder| (holder.name, purpose(holder.role).to_owned(), holder.count, holder.bytes.count()))
+            .collect();
         if !others.is_empty() {
-            let bytes: Bytes = others.iter().map(|one| one.bytes).sum();
+            let bytes: Bytes = others.iter().map(|other| other.bytes).sum();
             holders.push((format!("{} others", others.len()), String::new(), others.len(), bytes.count()));
         }
         let points = thinned(&curve);

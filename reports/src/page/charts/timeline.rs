@@ -61,7 +61,7 @@ const HOST: usize = 8;
 
 impl TimelineChart {
     pub(super) fn of(program: &Program, timelines: &[&Timeline]) -> Self {
-        let known = timelines.iter().map(|one| one.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
+        let known = timelines.iter().map(|timeline| timeline.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
         let shown = shown_ranks(program, known, MOST_RANKS);
         let communications = Communications::of(program);
         let mut names = Names::default();
@@ -77,10 +77,13 @@ impl TimelineChart {
         if shown.len() < known {
             notes.push(format!("{} of {known} ranks: the first of each stage", shown.len()));
         }
-        let longest = timelines.iter().map(|one| nanoseconds(one.step())).max().unwrap_or(0);
+        let longest = timelines.iter().map(|timeline| nanoseconds(timeline.step())).max().unwrap_or(0);
         notes.extend(coarsened(&mut rows, longest, &mut names));
         Self {
-            steps: timelines.iter().map(|one| (origin_name(one.origin), Seconds::from(one.step()).value())).collect(),
+            steps: timelines
+                .iter()
+                .map(|timeline| (origin_name(timeline.origin), Seconds::from(timeline.step()).value()))
+                .collect(),
             kinds: KINDS.to_vec(),
             names: names.list,
             rows,
@@ -135,7 +138,7 @@ fn spent(program: &Program, communications: &Communications, timeline: &Timeline
                 Some(instruction) => names.of(list, instruction),
                 None => names.place("end of the step"),
             },
-            micro_batch: instruction.and_then(|one| one.micro_batch),
+            micro_batch: instruction.and_then(|instruction| instruction.micro_batch),
         }
     };
     let spans = pieces.iter().map(span).collect();
@@ -176,7 +179,7 @@ fn streams(program: &Program, timelines: &[&Timeline], rank: Rank, names: &mut N
 
 fn kind_of(instruction: &Instruction) -> usize {
     let activity = Activity::of(instruction);
-    Activity::ALL.iter().position(|one| *one == activity).unwrap_or(HOST)
+    Activity::ALL.iter().position(|listed| *listed == activity).unwrap_or(HOST)
 }
 
 /// Rounds down: half a nanosecond is invisible, and ends meet the starts that follow.

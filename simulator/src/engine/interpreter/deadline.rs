@@ -18,7 +18,7 @@ pub(super) struct RemainingTimes {
 impl RemainingTimes {
     pub(super) fn new(deadline: &Deadline, block_lists: &[BlockList]) -> Self {
         let of_list = |(block_list, known): (&BlockList, &Vec<(u32, Picoseconds)>)| {
-            let remaining = |last: u32| known.binary_search_by_key(&last, |&(one, _)| one).ok().map(|at| known[at].1);
+            let remaining = |last: u32| known.binary_search_by_key(&last, |&(time, _)| time).ok().map(|at| known[at].1);
             // Instructions before the last of a block have ended before the block has.
             let of_block = |block| {
                 let last = block_list.instructions(block).last();

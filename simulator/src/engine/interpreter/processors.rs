@@ -253,8 +253,8 @@ impl Interpreter<'_> {
         }
         let (list, times) = self.lowered.list_and_times(task.rank as usize);
         let quantile = self.scenario.quantile;
-        let ends = instructions.iter().scan(Picoseconds::ZERO, |sum, &one| {
-            *sum += times.duration(list, one, quantile);
+        let ends = instructions.iter().scan(Picoseconds::ZERO, |sum, &instruction| {
+            *sum += times.duration(list, instruction, quantile);
             Some(at_pace(*sum, state.pace).0 as f64)
         });
         recorder.progress(task.rank, instructions, ends, done, time_of);

@@ -1,6 +1,6 @@
 //! Records the span of each instruction of a run.
 
-use crate::engine::blocks::{Block, BlockList};
+use crate::engine::blocks::{BlockList, StreamBlock};
 use crate::lowering::Lowered;
 use foretell_program::{InstructionId, Span};
 use foretell_units::Picoseconds;
@@ -21,14 +21,14 @@ impl Recorder {
     }
 
     /// Records the start of a block.
-    pub(super) fn begin(&mut self, rank: u32, block_list: &BlockList, block: &Block, now: Picoseconds) {
+    pub(super) fn begin(&mut self, rank: u32, block_list: &BlockList, block: &StreamBlock, now: Picoseconds) {
         if let Some(&first) = block_list.instructions(block).first() {
             self.spans[rank as usize][first as usize].start = now;
         }
     }
 
     /// Records the end of a block.
-    pub(super) fn end(&mut self, rank: u32, block_list: &BlockList, block: &Block, now: Picoseconds) {
+    pub(super) fn end(&mut self, rank: u32, block_list: &BlockList, block: &StreamBlock, now: Picoseconds) {
         if let Some(&last) = block_list.instructions(block).last() {
             self.spans[rank as usize][last as usize].end = now;
         }

@@ -52,7 +52,7 @@ impl Memory<'_> {
     /// reads from being optimised away.
     pub(super) fn prefetch(&self, rank: u32) -> u64 {
         let Some(state) = self.ranks.get(rank as usize) else { return 0 };
-        let word = |one: Option<&Picoseconds>| one.map_or(0, |time| time.0);
+        let word = |stored: Option<&Picoseconds>| stored.map_or(0, |time| time.0);
         let progress = self.progress.get(state.first_stream as usize).map_or(0, |progress| u64::from(progress.0));
         let communicator = self.communicators.get(state.first_communicator as usize).copied().map_or(0, u64::from);
         let processor = self.processors.get(rank as usize).map_or(0, |processor| u64::from(processor.generation));

@@ -4,7 +4,7 @@ use super::event::{Communication, Event, Task};
 use super::state::Progress;
 use super::{Interpreter, at_pace};
 use crate::cost::Parameters;
-use crate::engine::blocks::Block;
+use crate::engine::blocks::StreamBlock;
 use crate::engine::order::NO_SLOT;
 use crate::lowering::Action;
 use foretell_units::Picoseconds;
@@ -100,7 +100,7 @@ impl<'a> Interpreter<'a> {
     }
 
     /// The blocks that may begin when a block has ended.
-    fn following(&self, rank: u32, block: &Block, now: Picoseconds) -> Following {
+    fn following(&self, rank: u32, block: &StreamBlock, now: Picoseconds) -> Following {
         let block_list = self.ranks[rank as usize].block_list;
         let mut following = Following::Nothing;
         for stream in block_list.streams_of(dependent_streams(block)).chain([block.stream]) {
@@ -177,7 +177,7 @@ impl<'a> Interpreter<'a> {
         is_started
     }
 
-    pub(super) fn block(&self, task: Task) -> &'a Block {
+    pub(super) fn block(&self, task: Task) -> &'a StreamBlock {
         &self.ranks[task.rank as usize].block_list.blocks[task.block as usize]
     }
 
@@ -204,6 +204,6 @@ impl<'a> Interpreter<'a> {
 }
 
 /// A bit for each stream with a dependent of a block.
-fn dependent_streams(block: &Block) -> u64 {
+fn dependent_streams(block: &StreamBlock) -> u64 {
     if block.slot == NO_SLOT { 0 } else { block.dependent_streams }
 }

@@ -27,7 +27,7 @@ pub(super) fn rounded(bytes: u64) -> u64 {
 
 /// A piece of a segment.
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct SegmentBlock {
     size: u64,
     pool: u32,
     is_free: bool,
@@ -38,7 +38,7 @@ struct Block {
 /// The allocator's state.
 #[derive(Debug, Default)]
 pub(super) struct CachingAllocator {
-    blocks: Vec<Block>,
+    blocks: Vec<SegmentBlock>,
     /// Free blocks by pool: the pool's number, size, and which.
     free: BTreeSet<(u32, u64, u32)>,
     held: FxHashMap<u64, u32>,
@@ -76,7 +76,7 @@ impl CachingAllocator {
         let rest = self.blocks[index as usize].size - size;
         if if is_small { rest >= ROUNDING } else { rest > SMALL } {
             let next = self.blocks[index as usize].next;
-            let tail = self.add(Block { size: rest, pool, is_free: true, previous: Some(index), next });
+            let tail = self.add(SegmentBlock { size: rest, pool, is_free: true, previous: Some(index), next });
             if let Some(next) = next {
                 self.blocks[next as usize].previous = Some(tail);
             }
@@ -92,7 +92,7 @@ impl CachingAllocator {
     pub(super) fn release(&mut self, id: u64) {
         let Some(mut index) = self.held.remove(&id) else { return };
         self.blocks[index as usize].is_free = true;
-        let Block { previous, next, .. } = self.blocks[index as usize];
+        let SegmentBlock { previous, next, .. } = self.blocks[index as usize];
         if let Some(next) = next.filter(|&next| self.blocks[next as usize].is_free) {
             self.take(next);
             self.merge(index, next);
@@ -102,22 +102,22 @@ impl CachingAllocator {
             self.merge(previous, index);
             index = previous;
         }
-        let Block { size, pool, .. } = self.blocks[index as usize];
+        let SegmentBlock { size, pool, .. } = self.blocks[index as usize];
         self.free.insert((pool, size, index));
     }
 
-    fn add(&mut self, block: Block) -> u32 {
+    fn add(&mut self, block: SegmentBlock) -> u32 {
         self.blocks.push(block);
         (self.blocks.len() - 1) as u32
     }
 
     fn take(&mut self, index: u32) {
-        let Block { size, pool, .. } = self.blocks[index as usize];
+        let SegmentBlock { size, pool, .. } = self.blocks[index as usize];
         self.free.remove(&(pool, size, index));
     }
 
     fn merge(&mut self, first: u32, second: u32) {
-        let Block { size, next, .. } = self.blocks[second as usize];
+        let SegmentBlock { size, next, .. } = self.blocks[second as usize];
         self.blocks[first as usize].size += size;
         self.blocks[first as usize].next = next;
         if let Some(next) = next {
@@ -137,7 +137,7 @@ impl CachingAllocator {
         }
         self.reserved += size;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
-        self.add(Block { size, pool, is_free: false, previous: None, next: None })
+        self.add(SegmentBlock { size, pool, is_free: false, previous: None, next: None })
     }
 
     /// Returns all segments of which nothing is used.

@@ -43,7 +43,7 @@ impl MeasuredFramework {
         for sample in &profile.exchanges {
             exchanges.entry(sample.exchange).or_default().push((sample.bytes.max(1) as f64, sample.time.median.value()));
         }
-        exchanges.values_mut().for_each(|curve| curve.sort_by(|one, other| one.0.total_cmp(&other.0)));
+        exchanges.values_mut().for_each(|curve| curve.sort_by(|left, right| left.0.total_cmp(&right.0)));
         let mut by_name: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for sample in operators.iter().filter(|sample| sample.bytes.value() > 0.0) {
             let name = sample.call.split_once(' ').map_or(sample.call.as_str(), |(name, _)| name);
@@ -135,7 +135,7 @@ impl MeasuredFramework {
         }
         let distance = |sample: &MovesSample| (sample.bytes.value().max(1.0) / bytes.max(1.0)).ln().abs();
         let of_name = self.moves.iter().filter(|sample| sample.name == name);
-        let nearest = of_name.min_by(|one, other| distance(one).total_cmp(&distance(other)));
+        let nearest = of_name.min_by(|left, right| distance(left).total_cmp(&distance(right)));
         if let Some(sample) = nearest {
             return (sample.time.median * (bytes / sample.bytes.value().max(1.0)), true);
         }

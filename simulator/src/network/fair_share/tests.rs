@@ -28,7 +28,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 fn uses(activity: &Wanted, resource: usize) -> f64 {
-    activity.demands.iter().filter(|(one, _)| *one as usize == resource).map(|(_, weight)| weight).sum()
+    activity.demands.iter().filter(|(demand, _)| *demand as usize == resource).map(|(_, weight)| weight).sum()
 }
 
 /// Progressive filling without cached state: every round recomputes every sum.
@@ -37,7 +37,8 @@ fn oracle(case: &Case) -> Vec<f64> {
     while rates.iter().any(Option::is_none) {
         let growing = |index: usize| rates[index].is_none();
         let limit_of = |resource: usize| {
-            let used: f64 = case.activities.iter().zip(&rates).map(|(one, rate)| uses(one, resource) * rate.unwrap_or(0.0)).sum();
+            let used: f64 =
+                case.activities.iter().zip(&rates).map(|(activity, rate)| uses(activity, resource) * rate.unwrap_or(0.0)).sum();
             let slope: f64 = (0..rates.len())
                 .filter(|&index| growing(index))
                 .map(|index| uses(&case.activities[index], resource) * case.activities[index].growth)
@@ -47,7 +48,7 @@ fn oracle(case: &Case) -> Vec<f64> {
         let limits: Vec<f64> = (0..case.capacities.len()).map(limit_of).collect();
         let own = |index: usize| {
             let activity = &case.activities[index];
-            let shared = (0..limits.len()).filter(|&one| uses(activity, one) > 0.0).map(|one| limits[one]);
+            let shared = (0..limits.len()).filter(|&resource| uses(activity, resource) > 0.0).map(|resource| limits[resource]);
             shared.fold(activity.bound / activity.growth, f64::min)
         };
         let level = (0..rates.len()).filter(|&index| growing(index)).map(own).fold(f64::INFINITY, f64::min);
@@ -61,8 +62,11 @@ fn oracle(case: &Case) -> Vec<f64> {
 
 fn solved(case: &Case) -> Vec<f64> {
     let mut share = FairShare::new(case.capacities.iter().copied());
-    let ids: Vec<ActivityId> =
-        case.activities.iter().map(|one| share.add(one.demands.iter().copied(), one.bound, one.growth)).collect();
+    let ids: Vec<ActivityId> = case
+        .activities
+        .iter()
+        .map(|activity| share.add(activity.demands.iter().copied(), activity.bound, activity.growth))
+        .collect();
     share.solve(|_, _, _| {});
     ids.into_iter().map(|id| share.rate(id)).collect()
 }
@@ -79,7 +83,7 @@ proptest! {
     fn rates_meet_the_max_min_fairness_condition(case in cases()) {
         let rates = solved(&case);
         let used = |resource: usize| -> f64 {
-            case.activities.iter().zip(&rates).map(|(one, rate)| uses(one, resource) * rate).sum()
+            case.activities.iter().zip(&rates).map(|(activity, rate)| uses(activity, resource) * rate).sum()
         };
         for (resource, capacity) in case.capacities.iter().enumerate() {
             prop_assert!(used(resource) <= capacity * (1.0 + 1e-9));
@@ -127,7 +131,7 @@ proptest! {
                 assert!(before != rate);
                 known[id as usize] = rate;
             });
-            let case = Case { capacities: capacities.clone(), activities: live.iter().map(|(_, one)| one.clone()).collect() };
+            let case = Case { capacities: capacities.clone(), activities: live.iter().map(|(_, activity)| activity.clone()).collect() };
             for ((id, _), rate) in live.iter().zip(oracle(&case)) {
                 let found = share.rate(*id);
                 prop_assert!((found - rate).abs() <= 1e-6 * rate.max(1e-3), "{found} {rate}");

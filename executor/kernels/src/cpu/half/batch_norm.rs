@@ -7,7 +7,7 @@ use crate::cpu::batch_norm::{
 };
 use crate::cpu::memory::{Scratch, floats, floats_mut, halves, halves_mut};
 use crate::cpu::sums::column_sums_normalised;
-use crate::half::Half;
+use crate::half::SixteenBits;
 
 /// Elements per block of positions: two or three such blocks in single precision fit the L1 cache.
 const BLOCK_ELEMENTS: usize = 4096;
@@ -19,7 +19,7 @@ fn block_elements(positions: usize, channels: usize) -> usize {
 /// # Safety
 ///
 /// The call's operands are checked and valid, and none is empty.
-pub(super) unsafe fn forward(call: &KernelCall<'_>, positions: usize, channels: usize, half: Half, scratch: &mut Scratch) {
+pub(super) unsafe fn forward(call: &KernelCall<'_>, positions: usize, channels: usize, half: SixteenBits, scratch: &mut Scratch) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, scale, shift) = unsafe { (halves(&call.reads[0]), halves(&call.reads[1]), halves(&call.reads[2])) };
     // SAFETY: as above.
@@ -62,7 +62,13 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, positions: usize, channels: 
 /// # Safety
 ///
 /// The call's operands are checked and valid, and none is empty.
-pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, positions: usize, channels: usize, half: Half, scratch: &mut Scratch) {
+pub(super) unsafe fn input_gradient(
+    call: &KernelCall<'_>,
+    positions: usize,
+    channels: usize,
+    half: SixteenBits,
+    scratch: &mut Scratch,
+) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (dy, x, scale, saved) =
         unsafe { (halves(&call.reads[0]), halves(&call.reads[1]), halves(&call.reads[2]), floats(&call.reads[3])) };

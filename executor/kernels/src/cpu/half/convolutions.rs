@@ -10,7 +10,7 @@ use crate::cpu::direct::{Band, Target, band_source, has_weight_gradient, packed_
 use crate::cpu::memory::Scratch;
 use crate::cpu::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use crate::cpu::transpose::transpose;
-use crate::half::Half;
+use crate::half::SixteenBits;
 
 /// Positions whose patches are gathered at once for a weight gradient.
 const POSITIONS: usize = 512;
@@ -237,7 +237,7 @@ fn correlate(
             // and the sums are as many as they make.
             unsafe { run_band(source, packed, target, window, kernel) };
             let start = (first_image * out_height + first_row) * out_width * window.out_channels;
-            Half::Bf16.narrow(&mut y[start..][..sums.len()], sums);
+            SixteenBits::Bf16.narrow(&mut y[start..][..sums.len()], sums);
         }
     }
 }

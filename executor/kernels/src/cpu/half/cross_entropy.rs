@@ -3,7 +3,7 @@
 
 use crate::cpu::cross_entropy::{Given, IGNORED, given};
 use crate::cpu::vector::{exponential, multiversion};
-use crate::half::Half::Bf16;
+use crate::half::SixteenBits::Bf16;
 use crate::{BackendError, KernelCall};
 
 /// # Safety

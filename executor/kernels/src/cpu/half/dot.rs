@@ -109,7 +109,7 @@ pub(super) fn multiply(
             let width = WIDTH.min(columns - column);
             let mut bias = [0.0; WIDTH];
             if let Some(numbers) = finish.bias {
-                crate::half::Half::Bf16.widen(&mut bias[..width], &numbers[column..][..width]);
+                crate::half::SixteenBits::Bf16.widen(&mut bias[..width], &numbers[column..][..width]);
             }
             for first in (0..pairs).step_by(chunk) {
                 let length = chunk.min(pairs - first);
@@ -173,7 +173,7 @@ unsafe fn finish_tile(
         Last::GeluSlope(argument) => {
             for (row, sums) in sums.chunks_exact_mut(WIDTH).enumerate() {
                 let mut given = NO_BIAS;
-                crate::half::Half::Bf16.widen(&mut given[..width], &argument[place + row * stride..][..width]);
+                crate::half::SixteenBits::Bf16.widen(&mut given[..width], &argument[place + row * stride..][..width]);
                 gelu_gradient_in_place(&mut sums[..width], &given[..width]);
             }
             narrow(sums, y, &NO_BIAS, false);

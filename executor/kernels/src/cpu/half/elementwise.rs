@@ -8,7 +8,7 @@ use foretell_models::Kernel;
 use crate::KernelCall;
 use crate::cpu::elementwise::{of_one, of_two};
 use crate::cpu::vector::multiversion;
-use crate::half::Half::Bf16;
+use crate::half::SixteenBits::Bf16;
 
 /// Runs the call if its kernel is one of these. Returns `false` if it is another.
 ///

@@ -25,7 +25,7 @@ use super::dropout;
 use super::memory::{Scratch, halves, halves_mut};
 use super::micro_kernel::MicroKernel;
 use super::movement;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::operands;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
@@ -60,9 +60,9 @@ impl HalfKernels {
 ///
 /// The call's operands are checked and valid, as [`Backend::run`](crate::Backend::run)
 /// wants them.
-pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     #[cfg(target_arch = "x86_64")]
-    if let (Half::Bf16, Some(kernel)) = (half, backend.half.pairs) {
+    if let (SixteenBits::Bf16, Some(kernel)) = (half, backend.half.pairs) {
         // SAFETY: this function's own contract.
         if unsafe { products::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
             return Ok(());
@@ -71,8 +71,8 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
     // SAFETY: this function's own contract.
     unsafe {
         match *call.kernel {
-            _ if half == Half::Bf16 && elementwise::run(call) => Ok(()),
-            Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == Half::Bf16 => {
+            _ if half == SixteenBits::Bf16 && elementwise::run(call) => Ok(()),
+            Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == SixteenBits::Bf16 => {
                 cross_entropy::gradient(call, classes, normalizer, parts, scaled)
             }
             Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. } | Kernel::MuonStep { .. } => {
@@ -232,7 +232,7 @@ impl Widened {
 /// # Safety
 ///
 /// As [`run`].
-unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     let spec = call.kernel.spec();
     let mut kernel = *call.kernel;
     // Without rows there is one empty block.
@@ -260,12 +260,14 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
         };
     }
     let all = &mut all[..operands];
-    let streamed: usize = all.iter().filter(|one| one.is_half).map(|one| one.row).sum();
+    let streamed: usize = all.iter().filter(|operand| operand.is_half).map(|operand| operand.row).sum();
     let block = (BLOCK_ELEMENTS / streamed.max(1)).clamp(1, rows);
     // A write that is also a read shares its location.
     let mut needed = 0;
     for index in 0..operands {
-        let shared = all[..index].iter().find(|one| one.is_half && std::ptr::eq(one.operand.pointer, all[index].operand.pointer));
+        let shared = all[..index]
+            .iter()
+            .find(|operand| operand.is_half && std::ptr::eq(operand.operand.pointer, all[index].operand.pointer));
         all[index].place = match shared {
             Some(earlier) => earlier.place,
             None => {
@@ -278,16 +280,16 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
     let mut scratch = std::mem::take(&mut backend.half.scratch);
     let [memory] = scratch.pieces([needed]);
     let result = (|| {
-        let whole = |one: &Widened| one.is_half && one.row == 0;
+        let whole = |widened: &Widened| widened.is_half && widened.row == 0;
         // An accumulating write is read too.
         let is_read = |index: usize| index < reads || call.accumulate;
-        for (_, one) in all.iter().enumerate().filter(|(index, one)| whole(one) && is_read(*index)) {
+        for (_, one) in all.iter().enumerate().filter(|(index, operand)| whole(operand) && is_read(*index)) {
             // SAFETY: the operand is valid and initialised.
             half.widen(&mut memory[one.place..][..one.elements], unsafe { halves(&one.operand) });
         }
         for first in (0..rows).step_by(block) {
             let count = block.min(rows - first);
-            for (index, one) in all.iter().enumerate().filter(|(_, one)| one.is_half && one.row > 0) {
+            for (index, one) in all.iter().enumerate().filter(|(_, operand)| operand.is_half && operand.row > 0) {
                 if is_read(index) {
                     // SAFETY: the part lies in the operand.
                     half.widen(&mut memory[one.place..][..count * one.row], unsafe { halves(&one.part(first, count)) });
@@ -314,13 +316,13 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
             // SAFETY: operands are parts of the call's or of the scratch memory, and overlap only
             // where the call's do.
             unsafe { backend.run(&part) }.map_err(|error| of_whole(error, first))?;
-            for one in all[reads..].iter().filter(|one| one.is_half && one.row > 0) {
+            for one in all[reads..].iter().filter(|operand| operand.is_half && operand.row > 0) {
                 // SAFETY: the part lies in the operand, which is this call's to write; the read
                 // that it may be was read.
                 half.narrow(unsafe { halves_mut(&one.part(first, count)) }, &memory[one.place..][..count * one.row]);
             }
         }
-        for one in all[reads..].iter().filter(|one| whole(one)) {
+        for one in all[reads..].iter().filter(|operand| whole(operand)) {
             // SAFETY: the operand is this call's to write.
             half.narrow(unsafe { halves_mut(&one.operand) }, &memory[one.place..][..one.elements]);
         }

@@ -6,7 +6,7 @@ use foretell_units::DataType;
 
 use crate::cpu::CpuBackend;
 use crate::cpu::memory::{floats, halves, halves_mut};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
 /// Parameters per block, updated before they are narrowed: their gradient, master copy and state,
@@ -16,7 +16,7 @@ const BLOCK: usize = 1 << 11;
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     let (gradient, parameter) = (&call.reads[0], &call.writes[0]);
     let states = &call.writes[1..];
     // Muon's direction is stored as the parameter is.

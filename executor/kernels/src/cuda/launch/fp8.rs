@@ -4,6 +4,7 @@
 use super::dispatcher::{BLOCK, Dispatcher, Grid, LaunchConfig};
 use super::multiply::fp8_format_number;
 use crate::cuda::driver::{CudaError, Epilogue, EpilogueActivation, Fp8Scales, MatrixOperand, Product};
+use crate::operands::EightBitCopies;
 use foretell_models::{Activation, EightBits, Kernel, WeightLayout};
 use foretell_units::DataType;
 
@@ -30,7 +31,7 @@ impl Dispatcher<'_> {
         let product = match *kernel {
             Kernel::Quantise { rows, columns, format, straight, transposed } => {
                 // SAFETY: the caller's promise.
-                unsafe { self.quantise([rows, columns], format, [straight, transposed]) }?;
+                unsafe { self.quantise([rows, columns], format, EightBitCopies { straight, transposed }) }?;
                 return Ok(true);
             }
             Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
@@ -73,7 +74,7 @@ impl Dispatcher<'_> {
         &mut self,
         [rows, columns]: [usize; 2],
         format: EightBits,
-        [straight, transposed]: [bool; 2],
+        EightBitCopies { straight, transposed }: EightBitCopies,
     ) -> Result<(), CudaError> {
         let elements = rows * columns;
         let parts = elements.div_ceil(BLOCK * ELEMENTS_PER_THREAD).clamp(1, MAX_BLOCKS);

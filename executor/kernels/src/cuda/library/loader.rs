@@ -45,7 +45,7 @@ pub(super) fn version_function(library: Library) -> &'static str {
 /// Returns a library; `None` if it cannot be found.
 pub(in crate::cuda) fn get(library: Library) -> Option<&'static LoadedLibrary> {
     static LIBRARIES: [OnceLock<Option<LoadedLibrary>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
-    let index = Library::ALL.iter().position(|one| *one == library)?;
+    let index = Library::ALL.iter().position(|listed| *listed == library)?;
     let load = || find(std::env::var_os("LD_LIBRARY_PATH").as_deref(), library);
     LIBRARIES.get(index)?.get_or_init(load).as_ref()
 }

@@ -111,7 +111,7 @@ fn a_weight_gradient_is_single_precision_from_widened_operands() {
         assert_eq!(launched(&calls), [kernels.clone(), kernels].concat());
         let made = convolutions(&calls);
         assert_eq!(made.len(), 2);
-        assert!(made.iter().all(|one| one.format == DataType::Tf32 && one.kind == ConvolutionKind::WeightGradient));
+        assert!(made.iter().all(|made| made.format == DataType::Tf32 && made.kind == ConvolutionKind::WeightGradient));
     }
     // Tensor cores do not read three channels of single precision.
     let kernel = Kernel::ConvolutionWeightGradient(Window { in_channels: 3, ..WINDOW });

@@ -2,7 +2,7 @@
 //! rank leaves its input in the communicator's mailbox, and waits for the inputs that it needs.
 
 use crate::cuda::driver::{CommunicationKind, CommunicatorHandle, CommunicatorId, CudaError, DeviceCommunication, DeviceRange};
-use crate::half::Half;
+use crate::half::SixteenBits;
 use foretell_units::DataType;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -128,7 +128,7 @@ impl CommunicatorMember {
     /// Sums all ranks' inputs in rank order, in single precision.
     fn sum(&self, data_type: DataType, from: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
         let numbers = |bytes: Vec<u8>| -> Vec<f32> {
-            match Half::of(data_type) {
+            match SixteenBits::of(data_type) {
                 Some(half) => bytes.chunks(2).map(|two| half.to_single(u16::from_le_bytes(two.try_into().unwrap()))).collect(),
                 None => bytes.chunks(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect(),
             }
@@ -137,7 +137,7 @@ impl CommunicatorMember {
         for other in 1..self.size {
             sums.iter_mut().zip(numbers(from(other))).for_each(|(sum, number)| *sum += number);
         }
-        match Half::of(data_type) {
+        match SixteenBits::of(data_type) {
             Some(half) => sums.iter().flat_map(|&sum| half.nearest(sum).to_le_bytes()).collect(),
             None => sums.iter().flat_map(|sum| sum.to_le_bytes()).collect(),
         }

@@ -3,7 +3,7 @@
 
 use crate::cuda::driver::{BiasGradient, DeviceAddress, EpilogueActivation, MatrixOperand, Product};
 use crate::fp8::to_single;
-use crate::half::Half;
+use crate::half::SixteenBits;
 use foretell_units::DataType;
 
 /// The arithmetic of a product.
@@ -177,7 +177,7 @@ unsafe fn activated(
 /// The element is valid.
 pub(super) unsafe fn get(address: DeviceAddress, data_type: DataType, index: usize) -> f64 {
     let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
-    match Half::of(data_type) {
+    match SixteenBits::of(data_type) {
         // SAFETY: the caller's promise.
         Some(half) => f64::from(half.to_single(unsafe { halves.add(index).read() })),
         // SAFETY: the caller's promise.
@@ -191,7 +191,7 @@ pub(super) unsafe fn get(address: DeviceAddress, data_type: DataType, index: usi
 /// The element is valid.
 pub(super) unsafe fn put(address: DeviceAddress, data_type: DataType, index: usize, value: f64) {
     let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
-    match Half::of(data_type) {
+    match SixteenBits::of(data_type) {
         // SAFETY: the caller's promise.
         Some(half) => unsafe { halves.add(index).write(half.nearest(value as f32)) },
         // SAFETY: the caller's promise.

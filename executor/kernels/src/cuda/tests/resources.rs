@@ -145,7 +145,7 @@ fn a_kernel_that_starts_to_spill_differs_from_the_table() {
                ptxas info    : Used 80 registers, used 0 barriers, 256 bytes cumulative stack size\n";
     let spilling = Resources { registers: 80, stack: 256, spills: [8, 12], instructions: 0 };
     assert_eq!(read_log(log).into_iter().collect::<Vec<_>>(), [("one", spilling)]);
-    let table = |one| Table::from([(("one".to_owned(), "bf16".to_owned()), one)]);
+    let table = |resources| Table::from([(("one".to_owned(), "bf16".to_owned()), resources)]);
     let [kept, measured] = [table(Resources { spills: [0, 0], ..spilling }), table(spilling)];
     assert_eq!(parse(&write("13.0", &kept)), ("13.0", kept.clone()));
     for is_same_version in [false, true] {

@@ -11,7 +11,7 @@
 //! The predecessors of an instruction are its dependencies and the previous one of its stream.
 
 use super::vector_clocks::VectorClocks;
-use crate::engine::order::{InstructionFork, NO_SLOT, Order, Successor};
+use crate::engine::order::{InstructionFork, InstructionOrder, NO_SLOT, Successor};
 use crate::lowering::LoweredList;
 use std::collections::VecDeque;
 
@@ -64,7 +64,7 @@ enum LastPredecessor {
 }
 
 impl ForcedOrder {
-    pub(in crate::engine) fn new(list: &LoweredList, order: &Order) -> Self {
+    pub(in crate::engine) fn new(list: &LoweredList, order: &InstructionOrder) -> Self {
         let (count, streams) = (list.streams.len(), order.stream_count());
         let candidate = Candidate { kind: CandidateKind::Unknown, target: NONE, confirmed: 0, cause: NONE };
         let candidates = vec![candidate; count];
@@ -78,7 +78,7 @@ impl ForcedOrder {
         for (index, &stream) in (0..).zip(&list.streams) {
             let (dependencies, dependents) = (order.dependencies(index), order.dependents(index));
             let before = latest[stream as usize];
-            let previous = before.map(|(one, _)| one);
+            let previous = before.map(|(before, _)| before);
             let (last, branches) = match forced.last_predecessor(&clocks, dependencies, previous) {
                 LastPredecessor::Unknown => (None, None),
                 LastPredecessor::One(last) => (Some(last), None),
@@ -101,7 +101,7 @@ impl ForcedOrder {
             if dependents.is_empty() {
                 continue;
             }
-            let is_free = |holder: &u32| order.dependents(*holder).iter().all(|&one| clocks.has_ended(clock, one));
+            let is_free = |holder: &u32| order.dependents(*holder).iter().all(|&dependent| clocks.has_ended(clock, dependent));
             let holders = &mut slot_holders[stream as usize];
             let free = match (0..holders.len().min(SLOTS_TRIED)).find(|&place| is_free(&holders[place])) {
                 // Mostly the oldest is free, and this is much faster.
@@ -116,10 +116,11 @@ impl ForcedOrder {
     }
 
     /// The forced successor of an instruction.
-    pub(in crate::engine) fn successor(&self, list: &LoweredList, order: &Order, instruction: u32) -> Successor {
-        let is_confirmed = |one: u32| {
-            let followers = order.dependents(one).len() + usize::from(!order.is_last(one, list.streams[one as usize]));
-            self.candidates[one as usize].confirmed as usize == followers
+    pub(in crate::engine) fn successor(&self, list: &LoweredList, order: &InstructionOrder, instruction: u32) -> Successor {
+        let is_confirmed = |instruction: u32| {
+            let followers = order.dependents(instruction).len()
+                + usize::from(!order.is_last(instruction, list.streams[instruction as usize]));
+            self.candidates[instruction as usize].confirmed as usize == followers
         };
         let candidate = self.candidates[instruction as usize];
         match candidate.kind {
@@ -136,36 +137,43 @@ impl ForcedOrder {
     /// The predecessor of an instruction that must be the last to end. `previous` is the previous
     /// instruction of its stream.
     fn last_predecessor(&self, clocks: &VectorClocks<'_>, dependencies: &[u32], previous: Option<u32>) -> LastPredecessor {
-        let have_ended = |clock: &[u32]| dependencies.iter().all(|&one| clocks.has_ended(clock, one));
+        let have_ended = |clock: &[u32]| dependencies.iter().all(|&dependency| clocks.has_ended(clock, dependency));
         if let Some(previous) = previous
             && have_ended(clocks.of_stream(clocks.stream(previous)))
         {
             return LastPredecessor::One(previous);
         }
-        let is_last = |clock: &[u32]| previous.is_none_or(|one| clocks.has_ended(clock, one)) && have_ended(clock);
-        if let Some(&last) = dependencies.iter().find(|&&one| clocks.of(one).is_some_and(is_last)) {
+        let is_last = |clock: &[u32]| previous.is_none_or(|before| clocks.has_ended(clock, before)) && have_ended(clock);
+        if let Some(&last) = dependencies.iter().find(|&&dependency| clocks.of(dependency).is_some_and(is_last)) {
             return LastPredecessor::One(last);
         }
-        let clock = |one: u32| {
-            if Some(one) == previous { Some(clocks.of_stream(clocks.stream(one))) } else { clocks.of(one) }
+        let clock = |instruction: u32| {
+            if Some(instruction) == previous {
+                Some(clocks.of_stream(clocks.stream(instruction)))
+            } else {
+                clocks.of(instruction)
+            }
         };
-        let cause = |one: u32| self.candidates[one as usize].cause;
+        let cause = |instruction: u32| self.candidates[instruction as usize].cause;
         let all_have_ended = |first: &[u32], second: &[u32]| {
-            let has_ended = |one: u32| clocks.has_ended(first, one) || clocks.has_ended(second, one);
-            previous.is_none_or(has_ended) && dependencies.iter().all(|&one| has_ended(one))
+            let has_ended = |instruction: u32| clocks.has_ended(first, instruction) || clocks.has_ended(second, instruction);
+            previous.is_none_or(has_ended) && dependencies.iter().all(|&dependency| has_ended(dependency))
         };
-        let are_last = |one: u32, other: u32| {
-            cause(one) != NONE
-                && cause(one) == cause(other)
-                && clock(one).zip(clock(other)).is_some_and(|(first, second)| all_have_ended(first, second))
+        let are_last = |left: u32, right: u32| {
+            cause(left) != NONE
+                && cause(left) == cause(right)
+                && clock(left).zip(clock(right)).is_some_and(|(first, second)| all_have_ended(first, second))
         };
         // The order of the two makes no difference.
         let with_previous =
-            previous.and_then(|one| dependencies.iter().find(|&&other| are_last(one, other)).map(|&other| [one, other]));
+            previous.and_then(|before| dependencies.iter().find(|&&other| are_last(before, other)).map(|&other| [before, other]));
         let pair = with_previous.or_else(|| {
             let rest = |index: usize| dependencies[index + 1..].iter();
-            let mut pairs = dependencies.iter().enumerate().flat_map(|(index, &one)| rest(index).map(move |&other| [one, other]));
-            pairs.find(|&[one, other]| are_last(one, other))
+            let mut pairs = dependencies
+                .iter()
+                .enumerate()
+                .flat_map(|(index, &dependency)| rest(index).map(move |&other| [dependency, other]));
+            pairs.find(|&[pair, other]| are_last(pair, other))
         });
         pair.map_or(LastPredecessor::Unknown, LastPredecessor::Two)
     }
@@ -176,12 +184,12 @@ impl ForcedOrder {
         let cause = self.candidates[last[0] as usize].cause;
         let Candidate { kind: CandidateKind::Fork, target, .. } = self.candidates[cause as usize] else { return };
         let fork = &mut self.forks[target as usize];
-        let streams = |ones: [u32; 2]| ones.map(|one| clocks.stream(one));
+        let streams = |ones: [u32; 2]| ones.map(|dependency| clocks.stream(dependency));
         let first = fork.branches.map(|(first, _)| first);
         if streams(first) != streams(last) {
             last.reverse();
         }
-        let is_open = last.iter().all(|&one| self.candidates[one as usize].kind == CandidateKind::Unknown);
+        let is_open = last.iter().all(|&candidate| self.candidates[candidate as usize].kind == CandidateKind::Unknown);
         if fork.join == NONE && is_open && streams(first) == streams(last) {
             fork.join = instruction;
             fork.branches.iter_mut().zip(last).for_each(|(branch, last)| branch.1 = last);
@@ -233,7 +241,7 @@ pub(crate) mod tests {
             name: 0,
             operation: Arc::clone(&operation),
             stream: StreamId(*stream),
-            after: dependencies.iter().map(|&one| InstructionId(one)).collect(),
+            after: dependencies.iter().map(|&dependency| InstructionId(dependency)).collect(),
             reads: Few::new(),
             writes: Few::new(),
             micro_batch: None,
@@ -259,8 +267,8 @@ pub(crate) mod tests {
         let mut times: Vec<(u64, u64)> = Vec::new();
         for (index, (stream, dependencies)) in instructions.iter().enumerate() {
             let previous = (0..index).rev().find(|&other| instructions[other].0 == *stream);
-            let before = dependencies.iter().map(|&one| one as usize).chain(previous);
-            let start = before.map(|one| times[one].1).max().unwrap_or(0);
+            let before = dependencies.iter().map(|&dependency| dependency as usize).chain(previous);
+            let start = before.map(|before| times[before].1).max().unwrap_or(0);
             times.push((start, start + durations[index]));
         }
         times
@@ -272,7 +280,7 @@ pub(crate) mod tests {
         proptest::collection::vec(one, 2..24).prop_map(|ones| {
             let dependencies = |index: usize, choices: Vec<prop::sample::Index>| -> Vec<u32> {
                 // One of the few instructions before it, as in lists of kernels.
-                let near = |one: prop::sample::Index| (index - 1 - one.index(index.min(4))) as u32;
+                let near = |drawn: prop::sample::Index| (index - 1 - drawn.index(index.min(4))) as u32;
                 if index == 0 { Vec::new() } else { choices.into_iter().map(near).collect() }
             };
             let ones = ones.into_iter().enumerate();
@@ -288,35 +296,35 @@ pub(crate) mod tests {
         ) {
             let list = list(&instructions, 4);
             let lowered = LoweredList::new(&list).expect("it is sound");
-            let order = Order::new(&list, &lowered);
+            let order = InstructionOrder::new(&list, &lowered);
             let forced = ForcedOrder::new(&lowered, &order);
             for durations in runs {
                 let times = times(&instructions, &durations);
-                let start = |one: u32| times[one as usize].0;
-                let end = |one: u32| times[one as usize].1;
+                let start = |instruction: u32| times[instruction as usize].0;
+                let end = |instruction: u32| times[instruction as usize].1;
                 for index in 0..instructions.len() as u32 {
                     let later = || index + 1..instructions.len() as u32;
-                    let next = later().find(|&one| instructions[one as usize].0 == instructions[index as usize].0);
+                    let next = later().find(|&other| instructions[other as usize].0 == instructions[index as usize].0);
                     // A slot is reused only after all dependents of its holder have ended.
                     let slot = forced.slot_of[index as usize];
-                    let reuses = |one: &u32| slot != NO_SLOT && forced.slot_of[*one as usize] == slot;
+                    let reuses = |index: &u32| slot != NO_SLOT && forced.slot_of[*index as usize] == slot;
                     let next_holder = later().find(reuses);
                     let dependents = order.dependents(index);
-                    prop_assert!(dependents.iter().all(|&one| next_holder.is_none_or(|other| end(one) <= end(other))));
+                    prop_assert!(dependents.iter().all(|&dependent| next_holder.is_none_or(|other| end(dependent) <= end(other))));
                     let followers = || dependents.iter().copied().chain(next);
                     match forced.successor(&lowered, &order, index) {
                         Successor::Unknown => {}
                         Successor::One(next) => {
                             prop_assert_eq!(start(next), end(index));
-                            prop_assert!(followers().all(|one| one == next || start(one) >= end(next)));
+                            prop_assert!(followers().all(|follower| follower == next || start(follower) >= end(next)));
                         }
                         Successor::Fork(InstructionFork { branches, join }) => {
                             let firsts = branches.map(|(first, _)| first);
                             let both_end = branches.iter().map(|&(_, last)| end(last)).max().unwrap_or(0);
                             prop_assert!(firsts.iter().all(|&first| start(first) == end(index)));
                             prop_assert_eq!(start(join), both_end);
-                            let is_part = |one: u32| firsts.contains(&one) || one == join;
-                            prop_assert!(followers().all(|one| is_part(one) || start(one) >= end(join)));
+                            let is_part = |branch: u32| firsts.contains(&branch) || branch == join;
+                            prop_assert!(followers().all(|follower| is_part(follower) || start(follower) >= end(join)));
                         }
                     }
                 }
@@ -332,9 +340,9 @@ pub(crate) mod tests {
         let successors = |instructions: &[(u16, Vec<u32>)]| {
             let list = list(instructions, 3);
             let lowered = LoweredList::new(&list).expect("it is sound");
-            let order = Order::new(&list, &lowered);
+            let order = InstructionOrder::new(&list, &lowered);
             let forced = ForcedOrder::new(&lowered, &order);
-            (0..instructions.len() as u32).map(|one| forced.successor(&lowered, &order, one)).collect::<Vec<_>>()
+            (0..instructions.len() as u32).map(|index| forced.successor(&lowered, &order, index)).collect::<Vec<_>>()
         };
         let fork = Successor::Fork(InstructionFork { branches: [(1, 1), (2, 2)], join: 3 });
         let unknown = Successor::Unknown;

@@ -42,7 +42,7 @@ impl OverlappedPair {
 
 impl SharedPeriod {
     fn new(from: Picoseconds, left: [Picoseconds; 2], rates: [f64; 2]) -> Self {
-        let ends = [0, 1].map(|one| Self::end_at(from, left[one].0 as f64, rates[one]));
+        let ends = [0, 1].map(|index| Self::end_at(from, left[index].0 as f64, rates[index]));
         Self { from, until: ends[0].min(ends[1]), left, rates }
     }
 
@@ -143,9 +143,9 @@ impl Interpreter<'_> {
         self.record_pair_until(rank, pair, now);
         let OverlappedPair { kernel, collective, communication, flow_start, shared } = pair;
         let task = Task { rank, block: kernel.block };
-        let is_under_way = |one: &TimedBlock| one.start <= now && one.end > now;
+        let is_under_way = |block: &TimedBlock| block.start <= now && block.end > now;
         let resource = self.ranks[rank as usize].processor;
-        for one in [kernel, collective].into_iter().filter(|one| is_under_way(one)) {
+        for one in [kernel, collective].into_iter().filter(|exchange| is_under_way(exchange)) {
             let index = self.progress_index(Task { rank, block: one.block });
             self.progress[index] = Progress::at(one.block).busy();
         }
@@ -154,7 +154,7 @@ impl Interpreter<'_> {
         }
         match shared.filter(|shared| shared.from <= now && now < shared.until) {
             Some(shared) => {
-                let left = [0, 1].map(|one| shared.left(one, now));
+                let left = [0, 1].map(|index| shared.left(index, now));
                 self.add_fluid(FluidOwner::Task(task), left[0], [(resource, 1.0)], 1.0);
                 self.add_flow(*communication, left[1]);
             }
@@ -180,7 +180,7 @@ impl Interpreter<'_> {
                 }
             }
         }
-        for one in [kernel, collective].into_iter().filter(|one| one.start > now) {
+        for one in [kernel, collective].into_iter().filter(|start| start.start > now) {
             self.plan_again(Task { rank, block: one.block });
         }
     }

@@ -66,7 +66,7 @@ impl Interpreter<'_> {
         }
         let (next, start) = match state.block_list.next(before.block) {
             NextBlock::Unknown => return None,
-            NextBlock::Block(next) => (next, self.start_after(rank, next, &[*before])),
+            NextBlock::StreamBlock(next) => (next, self.start_after(rank, next, &[*before])),
             NextBlock::Fork(fork) => {
                 let pair = self.pair(rank, before, fork)?;
                 (fork.join, self.start_after(rank, fork.join, &[pair.kernel, pair.collective]))
@@ -80,7 +80,7 @@ impl Interpreter<'_> {
     fn pair_after(&self, rank: u32, before: &TimedBlock) -> Option<OverlappedPair> {
         match self.ranks[rank as usize].block_list.next(before.block) {
             NextBlock::Fork(fork) => self.pair(rank, before, fork),
-            NextBlock::Unknown | NextBlock::Block(_) => None,
+            NextBlock::Unknown | NextBlock::StreamBlock(_) => None,
         }
     }
 
@@ -91,7 +91,9 @@ impl Interpreter<'_> {
         let launched =
             if state.has_launches { state.times[block as usize].launched + state.host_delay } else { Picoseconds::ZERO };
         let own = stream(block);
-        let ends = before.iter().map(|one| if stream(one.block) == own { one.end } else { one.end + state.handoff });
+        let ends = before
+            .iter()
+            .map(|dependency| if stream(dependency.block) == own { dependency.end } else { dependency.end + state.handoff });
         ends.fold(launched, Picoseconds::max)
     }
 

@@ -1,7 +1,7 @@
 //! Vector clocks of a list's streams (Fidge 1988; Mattern 1989): which instructions must have ended
 //! when another has, whatever the durations.
 
-use crate::engine::order::Order;
+use crate::engine::order::InstructionOrder;
 use crate::lowering::LoweredList;
 
 /// No clock.
@@ -10,7 +10,7 @@ const NONE: u32 = u32::MAX;
 /// For each stream, the least number of its instructions that have ended at some instant. A clock
 /// has one number for each stream, rounded up to a multiple of [`LANES`].
 pub(super) struct VectorClocks<'a> {
-    order: &'a Order,
+    order: &'a InstructionOrder,
     list: &'a LoweredList,
     /// Numbers in a clock.
     width: usize,
@@ -28,7 +28,7 @@ pub(super) struct VectorClocks<'a> {
 const LANES: usize = 4;
 
 impl VectorClocks<'_> {
-    pub(super) fn new<'a>(list: &'a LoweredList, order: &'a Order) -> VectorClocks<'a> {
+    pub(super) fn new<'a>(list: &'a LoweredList, order: &'a InstructionOrder) -> VectorClocks<'a> {
         let streams = order.stream_count();
         let width = streams.next_multiple_of(LANES);
         let (now, kept_at) = (vec![0; streams * width], vec![NONE; list.streams.len()]);
@@ -71,7 +71,7 @@ impl VectorClocks<'_> {
                 overwrite(now, &self.kept[at..at + width]);
             }
             _ => {
-                for at in dependencies.iter().map(|&one| self.kept_at[one as usize]).filter(|&at| at != NONE) {
+                for at in dependencies.iter().map(|&dependency| self.kept_at[dependency as usize]).filter(|&at| at != NONE) {
                     raise(now, &self.kept[at as usize..at as usize + width]);
                 }
             }
@@ -122,16 +122,16 @@ mod tests {
         fn a_clock_knows_exactly_the_transitive_predecessors(instructions in instructions()) {
             let list = list(&instructions, 4);
             let lowered = LoweredList::new(&list).expect("it is sound");
-            let order = Order::new(&list, &lowered);
+            let order = InstructionOrder::new(&list, &lowered);
             let mut clocks = VectorClocks::new(&lowered, &order);
             // For each instruction, all that have ended when it has, itself included.
             let mut ended: Vec<BTreeSet<u32>> = Vec::new();
             for (index, &stream) in (0u32..).zip(&lowered.streams) {
-                let previous = (0..index).rev().find(|&one| lowered.streams[one as usize] == stream);
+                let previous = (0..index).rev().find(|&earlier| lowered.streams[earlier as usize] == stream);
                 let before = || previous.into_iter().chain(order.dependencies(index).iter().copied());
-                let last = before().find(|&one| before().all(|other| ended[one as usize].contains(&other)));
+                let last = before().find(|&last| before().all(|other| ended[last as usize].contains(&other)));
                 clocks.advance(index, order.dependencies(index), last, previous);
-                let known = before().flat_map(|one| ended[one as usize].iter().copied()).chain([index]).collect::<BTreeSet<u32>>();
+                let known = before().flat_map(|before| ended[before as usize].iter().copied()).chain([index]).collect::<BTreeSet<u32>>();
                 for one in 0..instructions.len() as u32 {
                     prop_assert_eq!(clocks.has_ended(clocks.of_stream(stream as usize), one), known.contains(&one));
                 }

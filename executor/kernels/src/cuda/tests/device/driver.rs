@@ -233,7 +233,7 @@ impl Driver for TestDevice {
         let mut state = self.lock();
         state.calls.push(DriverCall::Captured);
         let Capture { streams, work, joined, broken, .. } = state.capturing.take().unwrap();
-        let is_complete = streams.iter().all(|one| joined[&stream].contains(one));
+        let is_complete = streams.iter().all(|waiting| joined[&stream].contains(waiting));
         if let Some(reason) = broken.or((!is_complete).then_some("a stream that joined the capture was not waited for")) {
             return Err(CudaError::Call { action: "capturing a step", reason: reason.into() });
         }

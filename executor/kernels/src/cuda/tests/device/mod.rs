@@ -140,7 +140,7 @@ impl TestDevice {
                 capture.work.push(work);
                 // Streams that had waited for this one have not waited for this work.
                 let others = capture.joined.iter_mut().filter(|(other, _)| **other != stream);
-                others.for_each(|(_, joined)| joined.retain(|one| *one != stream));
+                others.for_each(|(_, joined)| joined.retain(|joining| *joining != stream));
             }
             _ => state.streams[&stream].push(StreamItem::Do(work)),
         }
