@@ -24,7 +24,7 @@ def packages(key):
         return [key["framework"]] if key["framework"] in ("torchvision", "timm", "torchtune") else []
     extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith(("qlora", "int8lora")), "liger-kernel": key["kernels"] == "liger",
              "fms-acceleration-foak": key["kernels"].startswith("foak"),
-             "trl": key["loss"] == "trl-fused"}
+             "trl": key["loss"] in ("trl-fused", "dpo", "dpo-precomputed", "grpo")}
     return ["transformers", *(name for name, used in extra.items() if used)]
 
 
