@@ -140,6 +140,7 @@ def _keys():
     yield from _product(adapter=["qlora-all"], kernels=["liger"], checkpoint=["none", "full", "full-reentrant"], **parts)
     yield from _product(architecture=["qwen3"], adapter=["lora-all"], kernels=["liger"], checkpoint=["none", "full"], precision=["mixed"])
     yield from _product(architecture=["llama"], adapter=["lora-all"], attention=["eager"], checkpoint=["none", "full"], precision=["mixed"])
+    yield from _of_trl()
     low = dict(adapter=["lora-all", "lora-attention"], checkpoint=["none", "full"], precision=["mixed", "bf16"])
     # Its sinks are in no attention of PyTorch's, nor in the package `flash_attn`.
     yield from _product(architecture=["gpt_oss"], experts=["grouped_mm"], attention=["eager"], **usual)
@@ -152,6 +153,21 @@ def _keys():
     yield from _compiled()
     for release in older.RELEASES:
         yield from _older(release)
+
+
+def _of_trl():
+    """TRL 1.x: DPO with its reference in the step or before it, and GRPO's training step."""
+    both = dict(checkpoint=["none", "full"])
+    whole, adapted = dict(precision=["autocast"], **both), dict(precision=["mixed"], **both)
+    known = ["llama", "qwen2", "qwen3"]
+    yield from _product(architecture=known, loss=["dpo"], **whole)
+    yield from _product(architecture=known, loss=["dpo"], adapter=["lora-all", "lora-attention", "qlora-all"], **adapted)
+    yield from _product(architecture=known, loss=["dpo"], attention=["sdpa"], **whole)
+    yield from _product(architecture=known, loss=["dpo"], attention=["sdpa"], adapter=["lora-all", "lora-attention"], **adapted)
+    yield from _product(architecture=known, loss=["grpo"], **whole)
+    yield from _product(architecture=known, loss=["grpo"], adapter=["lora-all"], **adapted)
+    yield from _product(architecture=["llama"], loss=["dpo-precomputed"], **whole)
+    yield from _product(architecture=["llama"], loss=["dpo-precomputed"], adapter=["lora-all"], **adapted)
 
 
 def _compiled():
