@@ -489,7 +489,8 @@ fn a_variable_behind_a_flag_with_its_value_may_hold_any_flags() {
 
 #[test]
 fn megatrons_muon_is_read_with_what_a_plan_does_otherwise() {
-    let flags = "--swiglu --normalization RMSNorm --bf16 --optimizer muon --muon-scale-mode spectral --muon-extra-scale-factor 0.2";
+    let flags =
+        "--swiglu --normalization RMSNorm --bf16 --optimizer muon --muon-scale-mode spectral --muon-extra-scale-factor 0.2";
     let imported = read(&format!("{MODEL} {flags} --muon-tp-mode duplicated"), PlanForm::MegatronArguments).expect("it is sound");
     assert_eq!((imported.plan.optimizer, imported.plan.training.momentum), (Optimizer::Muon, 0.95));
     assert!(imported.unread.is_empty(), "{:?}", imported.unread);
