@@ -126,15 +126,19 @@ def main():
     try:
         browser.call("Page.navigate", url=json.loads(text)["url"])
         time.sleep(2)
-        times, without = {mark: [] for mark in MARKS}, 0
+        times, state, unanswered, slowest = {mark: [] for mark in MARKS}, {}, [], {}
         end, made = time.monotonic() + options.most_seconds, 0
         while made < options.changes and time.monotonic() < end:
             made += 1
             field = draw.choice(list(FIELDS))
-            found = change(browser, field, draw.choice(FIELDS[field]))
-            without += not found
+            state[field] = draw.choice(FIELDS[field])
+            found = change(browser, field, state[field])
+            if not found:
+                unanswered.append(dict(state))
             for mark, taken in found.items():
                 times[mark].append(taken)
+                if taken >= max(times[mark]):
+                    slowest[mark] = dict(state)
         print("| from the key press to | answers | p50 | p95 | longest |\n| --- | --- | --- | --- | --- |")
         for mark, taken in times.items():
             if len(taken) < 2:
@@ -142,7 +146,10 @@ def main():
             cuts = statistics.quantiles(taken, n=20)
             print(f"| {mark} | {len(taken)} | {statistics.median(taken):.0f} ms | {cuts[18]:.0f} ms | {max(taken):.0f} ms |")
         heap = browser.call("Runtime.getHeapUsage")["usedSize"] / 2**20
-        print(f"\n{made} changes, {without} without any answer; server {resident(server.pid):.0f} MiB, heap of the page {heap:.1f} MiB")
+        print(f"\n{made} changes, {len(unanswered)} without any answer; server {resident(server.pid):.0f} MiB, heap of the page {heap:.1f} MiB")
+        # Fields that no change has set have the page's own values.
+        for what, found in [("unanswered", one) for one in unanswered] + list(slowest.items()):
+            print(f"{what}: {found}")
     finally:
         browser.close()
         server.kill()

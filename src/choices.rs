@@ -144,6 +144,8 @@ pub enum OptimizerName {
     /// One number for each row and column in place of a moment for each parameter
     Adafactor,
     Lamb,
+    /// Muon for matrices of hidden layers, and AdamW for other parameters
+    Muon,
 }
 
 /// The resolved job: names looked up and defaults taken.
@@ -223,6 +225,7 @@ impl Choices {
         let defaults = &inputs::stack(stack)?.defaults;
         (base.stack, base.overlap, base.layout.bucket) = (Stack::new(stack), defaults.overlap, defaults.bucket);
         base.training.learning_rate = self.learning_rate;
+        base.training.momentum = optimizer.usual_momentum();
         if let Some(name) = self.optimizer {
             (base.workload.moments, base.workload.paged_moments) = name.moments();
         }
@@ -440,7 +443,7 @@ impl OptimizerName {
     /// The format of the moments, and whether they are paged.
     fn moments(self) -> (MomentFormat, bool) {
         match self {
-            Self::Sgd | Self::Adam | Self::Adamw | Self::Lamb => (MomentFormat::Single, false),
+            Self::Sgd | Self::Adam | Self::Adamw | Self::Lamb | Self::Muon => (MomentFormat::Single, false),
             Self::AdamwEightBit => (MomentFormat::EightBit, false),
             Self::PagedAdamwEightBit => (MomentFormat::EightBit, true),
             Self::Adafactor => (MomentFormat::Factored, false),
@@ -458,6 +461,7 @@ impl From<OptimizerName> for Optimizer {
             | OptimizerName::PagedAdamwEightBit
             | OptimizerName::Adafactor => Optimizer::AdamW,
             OptimizerName::Lamb => Optimizer::Lamb,
+            OptimizerName::Muon => Optimizer::Muon,
         }
     }
 }

@@ -41,6 +41,19 @@ pub struct MethodChoices {
     /// Attention kernel, under a stack whose users choose it [default: the stack's]
     #[arg(long, value_enum, value_name = "KERNEL")]
     pub attention: Option<Attention>,
+    /// Log-probabilities of the reference of `--method dpo` or `kto`: from the model with its
+    /// adapters off or from a copy of it (`beside`), or from before the training (`precomputed`)
+    /// [default: beside]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub reference: Option<Reference>,
+}
+
+/// When the reference of preferences runs, on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "`--reference` documents them")]
+pub enum Reference {
+    Beside,
+    Precomputed,
 }
 
 /// Methods of training on the command line, and in plan files.
@@ -304,6 +317,11 @@ impl MethodChoices {
                 .hint("add `--method grpo` or `--method ppo`"));
         }
         plan.workload.preference = preference;
+        if self.reference == Some(Reference::Precomputed) && !preference.is_some_and(Preference::has_reference) {
+            return Err(Failure::input(code::OPTION_VALUE, "`--reference` without a reference model")
+                .hint("add `--method dpo` or `--method kto`"));
+        }
+        plan.workload.precomputed_reference = self.reference == Some(Reference::Precomputed);
         if has_adapters {
             let adapter = self.adapter.clone().unwrap_or_else(|| {
                 taken.push(format!("--adapter {}", Adapter::default()));

@@ -38,6 +38,8 @@ pub fn replace(loaded: &mut LoadedPlan, choices: &MethodChoices) -> Result<(), F
     } else if replaces.is_none() && choices.base_bits.is_none() {
         new.base_bits = old.base_bits;
     }
+    let keeps_reference = replaces.is_none() && choices.reference.is_none();
+    new.precomputed_reference = if keeps_reference { old.precomputed_reference } else { new.precomputed_reference };
     new.loss = if choices.loss.is_none() { old.loss } else { new.loss };
     new.attention = if choices.attention.is_none() { old.attention } else { new.attention };
     loaded.remarks.extend(taken.iter().map(|taken| format!("taken by default: {taken}")));

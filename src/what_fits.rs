@@ -6,10 +6,10 @@
 use crate::choices::{Choices, OptimizerName};
 use crate::explain::{LAYOUTS_TO_CHOOSE_FROM, risk, safest};
 use crate::failure::Failure;
-use crate::method::{Attention, Loss, Method};
+use crate::method::{Attention, Loss, Method, Reference};
 use crate::usual_stack::Trainer;
 use foretell_planner::{Fixed, PlannerError};
-use foretell_program::{Offload, Profile, Recompute};
+use foretell_program::{Offload, Preference, Profile, Recompute};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 
@@ -123,6 +123,10 @@ fn changes_of_job(choices: &Choices) -> Result<Vec<Change>, Failure> {
         add("--attention flash", &|choices| choices.method.attention = Some(Attention::Flash));
     }
     let is_on_preferences = method.and_then(Method::preference).is_some();
+    let has_reference = method.and_then(Method::preference).is_some_and(Preference::has_reference);
+    if has_reference && choices.method.adapter.is_none() && choices.method.reference.is_none() {
+        add("--reference precomputed", &|choices| choices.method.reference = Some(Reference::Precomputed));
+    }
     if is_on_preferences && choices.method.adapter.is_none() {
         add("--adapter rank=16", &|choices| choices.method.adapter = "rank=16".parse().ok());
         add("--adapter rank=16 --base-bits 4", &|choices| {

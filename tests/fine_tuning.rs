@@ -175,6 +175,10 @@ fn preferences_take_two_sequences_a_sample_and_a_reference() {
     assert!((1.1..1.4).contains(&longer), "{longer}");
     assert!(memory(&orpo) > memory(&full) && memory(&dpo) > memory(&orpo) && memory(&adapters) < memory(&orpo));
     assert_eq!(adapters["plan"]["workload"]["preference"], "dpo");
+    // Without the reference a step is ORPO's, but for the loss.
+    let before = with(&["--method", "dpo", "--reference", "precomputed"]);
+    assert!((step(&before) / step(&orpo) - 1.0).abs() < 0.02, "{} {}", step(&before), step(&orpo));
+    assert!(memory(&before) < memory(&dpo));
     // A reward model has no head over the 128,256 entries of the vocabulary, and no logits.
     let reward = with(&["--method", "reward"]);
     let shorter = step(&reward) / step(&orpo);

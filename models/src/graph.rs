@@ -9,11 +9,13 @@
 mod blocks;
 mod loops;
 mod lowering;
+mod matrices;
 mod operator;
 mod properties;
 mod tensor;
 
 pub use loops::{BATCH, EXPERTS, Extent, Loop, LoopId, SEQUENCE};
+pub use matrices::HiddenMatrix;
 pub use operator::{Operand, Operator, OperatorId, Pass};
 pub use tensor::{Dimension, Initialisation, InputKind, Parameter, PublicTensor, Role, Tensor, TensorId};
 

@@ -27,7 +27,8 @@ pub use control::Control;
 pub(crate) use planned_work::{GradientReads, MOST_PLANNED_READS};
 pub use planned_work::{Planned, PlannedKind};
 pub use sizes::{
-    Activation, EightBits, Epsilon, Mixture, Recurrence, Scan, ScanRule, Smoothing, WeightLayout, Window, scale_factor,
+    Activation, EightBits, Epsilon, Mixture, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, Recurrence, Scan, ScanRule, Smoothing,
+    WeightLayout, Window, muon_length, scale_factor,
 };
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
@@ -386,6 +387,24 @@ pub enum Kernel {
     /// the two norms. The ratio is 1 if either norm is zero. In mixed precision as
     /// [`Kernel::Sgd`].
     LambStep { elements: usize, controlled: bool } => training::lamb_step(elements, controlled);
+    /// The first part of Muon (Jordan et al. 2024): updates the momentum of a shard, and writes
+    /// Nesterov's direction, the gradient plus the momentum ahead.
+    MuonDirection { elements: usize, controlled: bool } => training::muon_direction(elements, controlled);
+    /// The middle of Muon: writes, for each of `matrices` matrices x `[rows, columns]`, nearly the
+    /// closest matrix with orthonormal rows or columns, by [`NEWTON_SCHULZ_STEPS`] steps of Newton
+    /// and Schulz. Zeros stay zeros. A backend has memory of its own for one matrix's steps.
+    Orthogonalise { matrices: usize, rows: usize, columns: usize } => training::orthogonalise([matrices, rows, columns]);
+    /// The last part of Muon: decays the parameters, and steps along the orthogonal direction by
+    /// the learning rate times `0.2 √longest`, so that an update is as long as AdamW's (Liu et al.
+    /// 2025). In mixed precision as [`Kernel::Sgd`].
+    MuonStep {
+        elements: usize,
+        /// The larger of the whole matrix's rows and columns.
+        longest: usize,
+        controlled: bool,
+        /// Whether the parameter is exempt from weight decay.
+        exempt: bool,
+    } => training::muon_step(elements, controlled);
     /// `y /= parts`, in single precision: the sum over `parts` replicas becomes their mean.
     Average { elements: usize, parts: usize } => training::average(elements);
     /// `y = a - b`, in single precision: how far a replica has moved from the parameters that it

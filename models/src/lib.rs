@@ -63,15 +63,16 @@ pub use error::ModelError;
 pub use evaluation::{LOGITS, TOP_FIVE, logits_only, with_evaluation};
 pub use families::*;
 pub use graph::{
-    BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
-    Parameter, Pass, PublicTensor, Role, SEQUENCE, Tensor, TensorId,
+    BATCH, Block, Dimension, EXPERTS, Extent, Graph, HiddenMatrix, Initialisation, InputKind, Loop, LoopId, Operand, Operator,
+    OperatorId, Parameter, Pass, PublicTensor, Role, SEQUENCE, Tensor, TensorId,
 };
 pub use hugging_face::{
     ConfigError, ImportedModel, from_hugging_face, from_hugging_face_as, hugging_face_types, is_hugging_face_config,
 };
 pub use kernel::{
-    Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Planned,
-    PlannedKind, Recurrence, Scan, ScanRule, Smoothing, Traffic, WeightLayout, Window, scale_factor,
+    Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture,
+    NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, Planned, PlannedKind, Recurrence, Scan, ScanRule, Smoothing, Traffic, WeightLayout,
+    Window, muon_length, scale_factor,
 };
 pub use loss_target::{LossTarget, WEIGHT};
 pub use model::Model;

@@ -13,8 +13,8 @@
 //!   from below. Bounds come from *truncated models*: short versions of the model that are compiled
 //!   and timed instruction by instruction.
 //! - *Incumbents* are the best layouts simulated so far.
-//! - [`SearchResult`] is the answer: [`Candidate`]s, the best first, and what the search did. Its `gap`
-//!   is how far the best candidate may lie above the best layout of the space.
+//! - [`SearchResult`] is the answer: [`Candidate`]s, the best first, and what the search did. Its
+//!   `gap` is how far the best candidate may lie above the best layout of the space.
 //!
 //! The flow: [`plan()`] lists the families, bounds them, and opens the one with the least bound. It
 //! simulates layouts in parallel, in the order of their bounds, until no bound that is left can

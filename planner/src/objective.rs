@@ -4,7 +4,7 @@
 
 use crate::error::PlannerError;
 use crate::space::{Objective, Request};
-use foretell_models::{Graph, GraphOptions, Model};
+use foretell_models::{Graph, GraphOptions, Model, Tensor};
 use foretell_program::{Plan, PlanError, Program};
 use foretell_simulator::{
     Options, PowerModel, Recording, SimulationError, Stop, predict_step, price_per_hour, reliability, running_cost, simulate,
@@ -98,7 +98,12 @@ pub(crate) fn value_per_second(request: &Request<'_>, ranks: usize) -> f64 {
 pub fn checkpoint_bytes(model: &Model, name: &str, base: &Plan) -> Result<Bytes, PlanError> {
     const SINGLE_PRECISION: usize = 4;
     let graph = base.training.graph(model, name, &GraphOptions::ONE)?;
-    let values = graph.parameter_count() + trained_parameters(base, &graph) * base.optimizer_states();
+    let matrices = graph.hidden_matrices();
+    let is_trained = |tensor: &Tensor| !base.training.is_frozen(&tensor.name);
+    let trained = graph.parameters().filter(|(_, tensor)| is_trained(tensor));
+    let states: usize =
+        trained.map(|(id, tensor)| tensor.elements() * base.optimizer_states_of(matrices.contains_key(&id))).sum();
+    let values = graph.parameter_count() + states;
     Ok(Bytes::new((values * SINGLE_PRECISION) as u64))
 }
 

@@ -187,7 +187,7 @@ impl Plan {
     pub fn learning_rate(&self) -> f32 {
         let usual = match self.optimizer {
             Optimizer::Sgd => 0.05,
-            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => 1e-3,
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb | Optimizer::Muon => 1e-3,
         };
         self.training.learning_rate.unwrap_or(usual)
     }
@@ -220,11 +220,20 @@ impl Plan {
         self.precision == DataType::Fp16
     }
 
-    /// The number of values that the optimizer keeps for each parameter.
+    /// The most values that the optimizer keeps for a parameter.
     pub fn optimizer_states(&self) -> usize {
+        self.optimizer_states_of(false)
+    }
+
+    /// The number of values that the optimizer keeps for a parameter, which is one of
+    /// [`Graph::hidden_matrices`] or not.
+    ///
+    /// [`Graph::hidden_matrices`]: foretell_models::Graph::hidden_matrices
+    pub fn optimizer_states_of(&self, is_hidden_matrix: bool) -> usize {
         match self.optimizer {
             Optimizer::Sgd => usize::from(self.training.momentum != 0.0),
-            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => 2,
+            Optimizer::Muon if is_hidden_matrix => 1,
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb | Optimizer::Muon => 2,
         }
     }
 
@@ -366,6 +375,13 @@ impl Plan {
                 "workload",
                 "it states facts about runs of other software, and our executor trains as the plan says",
                 "leave it out, or name another `stack`",
+            );
+        }
+        if self.workload.precomputed_reference && !self.workload.preference.is_some_and(Preference::has_reference) {
+            return refuse(
+                "workload.precomputed_reference",
+                "the job has no reference that it compares preferences with",
+                "leave it out, or use `method: dpo` or `method: kto`",
             );
         }
         if self.workload.no_master_copy && !self.has_master_copy() {

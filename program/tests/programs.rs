@@ -158,7 +158,7 @@ proptest! {
             program.check().expect("sound");
             for list in &program.lists {
                 let is_server = list.stage >= plan.layout.pipeline;
-                let is_update = |instruction: &Instruction| matches!(instruction.operation.kind(), "adamw" | "sgd" | "lamb_step");
+                let is_update = |instruction: &Instruction| matches!(instruction.operation.kind(), "adamw" | "sgd" | "lamb_step" | "muon_step");
                 prop_assert!(is_server || !list.instructions.iter().any(is_update));
                 let keeps = list.buffers.iter().any(|buffer| buffer.role == BufferRole::OptimizerState);
                 prop_assert!(is_server || !keeps, "a worker keeps optimizer state");
@@ -167,7 +167,7 @@ proptest! {
             }
         }
         let updates = |list: &StageProgram| list.stage >= plan.layout.pipeline && list.instructions.iter().any(|instruction| {
-            matches!(instruction.operation.kind(), "adamw" | "sgd" | "lamb_step")
+            matches!(instruction.operation.kind(), "adamw" | "sgd" | "lamb_step" | "muon_step")
         });
         prop_assert!(compiled.training.lists.iter().any(updates), "nothing is updated");
         let waits_for_all = staleness == Staleness::None && backup_workers == 0;

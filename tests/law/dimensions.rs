@@ -42,7 +42,7 @@ fn every_recipe_trains_as_on_one_rank() {
         // A perceptron, which has ten classes, and a language model.
         let models = if recipe == WEIGHTS { vec![MODELS[0].0] } else { vec![MODELS[0].0, MODELS[3].0] };
         for (number, model) in models.into_iter().enumerate() {
-            let optimizer = ["lamb", "sgd", "adamw"][(index + number) % 3];
+            let optimizer = ["lamb", "sgd", "adamw", "muon"][(index + number) % 4];
             let precision = ["fp32", "fp32", "bf16", "fp16"][(index + 2 * number) % 4];
             let clip = index % 2 == 0;
             check(&Case { data, tensor, pipeline, zero, optimizer, precision, clip, recipe, ..Case::usual(model) });
@@ -295,5 +295,26 @@ fn fp16_skips_the_same_steps_in_every_layout_and_then_learns() {
     for (number, layout) in layouts.into_iter().enumerate() {
         let many = run(layout, &number.to_string());
         assert_eq!(skipped_at_first(&many), skipped_at_first(&one), "{layout}");
+    }
+}
+
+#[test]
+fn whole_matrices_of_muon_train_as_on_one_rank() {
+    let mixture = MODELS.into_iter().map(|(model, _)| model).find(|model| model.contains("moe")).expect("it is listed");
+    for (index, model) in [MODELS[0].0, MODELS[2].0, MODELS[3].0, mixture].into_iter().enumerate() {
+        for (number, (data, tensor, pipeline, zero)) in
+            [(4, 1, 1, 2), (1, 2, 1, 0), (2, 2, 1, 3), (2, 2, 2, 1)].into_iter().enumerate()
+        {
+            check(&Case {
+                data,
+                tensor,
+                pipeline,
+                zero,
+                expert: if model == mixture && number == 0 { 2 } else { 1 },
+                optimizer: "muon",
+                clip: index % 2 == number % 2,
+                ..Case::usual(model)
+            });
+        }
     }
 }

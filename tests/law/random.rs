@@ -155,7 +155,7 @@ prop_compose! {
             proptest::sample::select(vec!["none", "none", "optimizer", "activations", "both"]),
         ),
         (optimizer, recipe) in (
-            proptest::sample::select(vec!["sgd", "adamw", "lamb"]),
+            proptest::sample::select(vec!["sgd", "adamw", "lamb", "muon"]),
             prop_oneof![3 => Just(""), 2 => proptest::sample::select(RECIPES.to_vec()), 1 => Just(WEIGHTS)],
         ),
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),

@@ -62,8 +62,10 @@ impl CheckpointLayout {
         }
         let mut optimizer = FileBuilder::default();
         let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.is_frozen(&tensor.name);
-        for (value, state) in optimizer_values(plan) {
-            for (id, tensor) in graph.parameters().filter(is_trained) {
+        let matrices = graph.hidden_matrices();
+        let [of_others, of_matrices] = [false, true].map(|is_hidden_matrix| optimizer_values(plan, is_hidden_matrix));
+        for (id, tensor) in graph.parameters().filter(is_trained) {
+            for &(value, state) in if matrices.contains_key(&id) { &of_matrices } else { &of_others } {
                 let replicas = plan.replicas_of(value);
                 // The parameters of the first replica are in the other file.
                 let first = usize::from(value == StateValue::Parameter);
@@ -99,9 +101,10 @@ impl CheckpointLayout {
     }
 }
 
-/// The values that the optimizer's file has for each parameter, with their names.
-fn optimizer_values(plan: &Plan) -> Vec<(StateValue, &'static str)> {
-    let states = plan.optimizer.state_names().iter().take(plan.optimizer_states()).enumerate();
+/// The values that the optimizer's file has for a parameter, with their names.
+fn optimizer_values(plan: &Plan, is_hidden_matrix: bool) -> Vec<(StateValue, &'static str)> {
+    let names = plan.optimizer.state_names(is_hidden_matrix);
+    let states = names.iter().take(plan.optimizer_states_of(is_hidden_matrix)).enumerate();
     let mut values: Vec<(StateValue, &str)> = states.map(|(number, &state)| (StateValue::Optimizer(number), state)).collect();
     if plan.mode.outer().is_some_and(|outer| outer.momentum != 0.0) {
         values.push((StateValue::OuterVelocity, OUTER_VELOCITY));

@@ -111,9 +111,10 @@ impl StateSource {
             };
             let of_model = || self.weights.as_ref().and_then(|(files, matching)| files.find(matching.stored.get(&public.name)?));
             let stored = match value {
+                // A file has the names of one kind of parameter.
                 StateValue::Optimizer(number) => self.checkpoint.as_ref().and_then(|checkpoint| {
-                    let state = checkpoint.state.optimizer.state_names().get(number)?;
-                    of_optimizer(state)
+                    let names = [true, false].map(|is_hidden_matrix| checkpoint.state.optimizer.state_names(is_hidden_matrix));
+                    names.iter().find_map(|names| of_optimizer(names.get(number)?))
                 }),
                 StateValue::OuterVelocity => of_optimizer(OUTER_VELOCITY),
                 StateValue::Residual => of_replica(RESIDUAL, replica),

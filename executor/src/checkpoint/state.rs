@@ -150,7 +150,8 @@ impl CheckpointState {
     pub(crate) fn check(&self, path: &Path, job: &TrainingJob) -> Result<(), CheckpointError> {
         let refuse = |reason: String, hint: &str| Err(CheckpointError::OtherRun { path: path.into(), reason, hint: hint.into() });
         let (own, other) = (self.optimizer, job.plan.optimizer);
-        if own.state_names() != other.state_names() {
+        let names = |optimizer: Optimizer| [false, true].map(|is_hidden_matrix| optimizer.state_names(is_hidden_matrix));
+        if names(own) != names(other) {
             return refuse(
                 format!("its optimizer is `{}`, the plan's `{}`", own.name(), other.name()),
                 "use the same optimizer, or start fresh from its weights with `--init`",

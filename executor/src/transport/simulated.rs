@@ -5,10 +5,10 @@
 //! in. All bytes are records of real sessions, so that what a man in the middle drops, repeats or
 //! changes is found by the code that finds it in a run. Time passes in one of two ways:
 //!
-//! - [`Scheduling::Turns`]: one thread of one rank at a time runs, and the seed decides which. Each turn
-//!   takes a millisecond. A seed always gives the same run.
-//! - [`Scheduling::Threads`]: threads run as they like. Time stands still while bytes move, and goes to
-//!   the next event when nothing does: [`SimulatedNetwork::advance_if_idle`].
+//! - [`Scheduling::Turns`]: one thread of one rank at a time runs, and the seed decides which. Each
+//!   turn takes a millisecond. A seed always gives the same run.
+//! - [`Scheduling::Threads`]: threads run as they like. Time stands still while bytes move, and goes
+//!   to the next event when nothing does: [`SimulatedNetwork::advance_if_idle`].
 
 mod halves;
 mod state;

@@ -143,7 +143,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
                 .into(),
         });
     }
-    let preference = preferences::read(&mut stated, tool, script.as_deref())?;
+    let (preference, precomputed_reference) = preferences::read(&mut stated, tool, script.as_deref())?;
     stated.refuse_with(
         &SEES,
         "the script puts a tower that sees images before a language model",
@@ -181,6 +181,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     let launched = launch.map(|launch| launch::follow(&launch, &mut stated, surroundings)).transpose()?;
     let (mut plan, loaded) = read_plan(&mut stated, tool, surroundings)?;
     plan.workload.preference = preference;
+    plan.workload.precomputed_reference = precomputed_reference;
     let mut has_deepspeed = stated.has("deepspeed");
     let usual = if tool == Tool::Trl { "trl" } else { "hf-trainer" };
     let mut is_followed = false;

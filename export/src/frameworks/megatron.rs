@@ -21,7 +21,7 @@ const VERSION: &str = "megatron-core 0.19.2";
 /// Its stack in our profiles.
 const STACK: &str = "megatron-core";
 
-const FRAMEWORK: &str = "Megatron-Core";
+pub(super) const FRAMEWORK: &str = "Megatron-Core";
 
 /// Arguments as flags with values; an empty value is a switch.
 type Arguments = Vec<(&'static str, String)>;
@@ -207,8 +207,19 @@ fn training_arguments(plan: &Plan) -> Arguments {
             arguments.push(("optimizer", "sgd".into()));
             arguments.push(("sgd-momentum", training.momentum.to_string()));
         }
-        Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => {
-            arguments.push(("optimizer", "adam".into()));
+        Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb | Optimizer::Muon => {
+            if plan.optimizer == Optimizer::Muon {
+                arguments.push(("optimizer", "muon".into()));
+                arguments.push(("muon-momentum", training.momentum.to_string()));
+                arguments.push(("muon-nesterov", String::new()));
+                arguments.push(("muon-scale-mode", "spectral".into()));
+                arguments.push(("muon-extra-scale-factor", "0.2".into()));
+                // Whole matrices, as ours are made orthogonal.
+                arguments.push(("muon-no-split-qkv", String::new()));
+                arguments.push(("muon-tp-mode", "duplicated".into()));
+            } else {
+                arguments.push(("optimizer", "adam".into()));
+            }
             arguments.push(("adam-beta1", training.beta1.to_string()));
             arguments.push(("adam-beta2", training.beta2.to_string()));
             arguments.push(("adam-eps", training.epsilon.to_string()));

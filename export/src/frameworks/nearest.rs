@@ -8,6 +8,9 @@ use foretell_program::{
 };
 use foretell_units::{Bytes, DataType};
 
+/// The frameworks whose files say how Muon runs.
+const WITH_MUON: [&str; 1] = [super::megatron::FRAMEWORK];
+
 /// A plan on its way to a framework.
 pub(super) struct Nearest {
     pub(super) framework: &'static str,
@@ -91,9 +94,10 @@ impl Nearest {
 
     /// Keeps the optimizer's numbers of the training, and leaves the rest to the framework.
     fn plain_training(&mut self) {
-        if self.plan.optimizer == Optimizer::Lamb {
+        let optimizer = self.plan.optimizer;
+        if optimizer.is_by_parameter() && !(optimizer == Optimizer::Muon && WITH_MUON.contains(&self.framework)) {
             self.plan.optimizer = Optimizer::AdamW;
-            self.differences.push("the optimizer is adamw, and not lamb".into());
+            self.differences.push(format!("the optimizer is adamw, and not {}", optimizer.name()));
         }
         let training = &self.plan.training;
         let plain = Training {
@@ -114,6 +118,21 @@ impl Nearest {
         }
         self.plan.training = plain;
         self.replace(|plan| &mut plan.workload, PlannedWorkload::default(), "`workload` is left out");
+    }
+
+    /// States a learning rate in a file for fine-tuning, where the plan has none: the plan's default is
+    /// that of training from the start. The rates are those of TRL's and torchtune's examples.
+    pub(super) fn state_fine_tuning_rate(&mut self) {
+        let has_adapters = self.plan.training.lora.is_some();
+        let (rate, of) = match (self.plan.workload.preference.is_some(), has_adapters) {
+            _ if self.plan.training.learning_rate.is_some() => return,
+            (false, false) => (2e-5, "all parameters of a trained model"),
+            (false, true) => (2e-4, "adapters"),
+            (true, false) => (1e-6, "all parameters on preferences"),
+            (true, true) => (1e-5, "adapters on preferences"),
+        };
+        self.plan.training.learning_rate = Some(rate);
+        self.differences.push(format!("the learning rate, which the plan leaves open, is {rate:e}, as usual for {of}"));
     }
 
     /// Replaces a value that the framework lacks.

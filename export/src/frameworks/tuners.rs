@@ -61,6 +61,7 @@ pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkE
         || matches!(job.plan.layout.offload, Offload::Optimizer | Offload::Both);
     let (mut plan, method) = method::taken_out(job.plan);
     let preference = plan.workload.preference.take();
+    let precomputed_reference = std::mem::take(&mut plan.workload.precomputed_reference);
     let mut nearest = Nearest::new(&plan, tuner.framework(), hf_stack::FSDP2)?;
     if is_zero {
         restrict_zero(&mut nearest)?;
@@ -70,9 +71,11 @@ pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkE
     method::put_back(method, &mut nearest);
     restrict_method(&mut nearest, tuner, is_zero);
     nearest.plan.workload.preference = preference;
+    nearest.plan.workload.precomputed_reference = precomputed_reference;
     if let Some(preference) = preference {
         preferences::restrict(preference, &mut nearest, tuner, is_zero)?;
     }
+    nearest.state_fine_tuning_rate();
     let layout = &nearest.plan.layout;
     let (accepted, read_back) = match is_zero {
         true => (&hf_stack::DEEPSPEED[..1], hf_stack::of_deepspeed(layout, "hf-deepspeed")),

@@ -55,7 +55,7 @@ prop_compose! {
         loss in select(vec![LossKernel::Plain, LossKernel::Chunked, LossKernel::Liger]),
         (moments, paged_moments) in (select(vec![MomentFormat::Single, MomentFormat::EightBit, MomentFormat::Factored]), any::<bool>()),
         attention in select(vec![None, Some(AttentionKernel::Flash), Some(AttentionKernel::Eager)]),
-        (no_master_copy, updates_in_backward) in (any::<bool>(), any::<bool>()),
+        (no_master_copy, updates_in_backward, precomputes) in (any::<bool>(), any::<bool>(), any::<bool>()),
         stack in select(vec!["trl", "hf-trainer", "hf-deepspeed", "torchtune"]),
     ) -> Plan {
         let layout = Layout { data, zero, micro_batch, recompute, ..Layout::default() };
@@ -64,6 +64,7 @@ prop_compose! {
         plan.training = Training { clip_norm: clip, weight_decay: 0.1, ..Training::default() };
         plan.workload = PlannedWorkload {
             preference: Some(preference), loss, moments, paged_moments, attention, no_master_copy, updates_in_backward,
+            precomputed_reference: precomputes && preference.has_reference(),
             ..PlannedWorkload::default()
         };
         if let Some((rank, targets, dropout, bits)) = adapters {

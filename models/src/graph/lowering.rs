@@ -152,6 +152,9 @@ impl Operator {
             | Kernel::AdamW { .. }
             | Kernel::LambDirection { .. }
             | Kernel::LambStep { .. }
+            | Kernel::MuonDirection { .. }
+            | Kernel::Orthogonalise { .. }
+            | Kernel::MuonStep { .. }
             | Kernel::Average { .. }
             | Kernel::Difference { .. }
             | Kernel::OuterStep { .. }

@@ -11,6 +11,11 @@ impl Operator {
         matches!(self.kind, Kernel::LogitStatistics { .. } | Kernel::LabelRanks { .. })
     }
 
+    /// Whether it reads logits first, and makes a loss or a part of one.
+    pub(super) fn is_loss(&self) -> bool {
+        matches!(self.kind, Kernel::CrossEntropy { .. } | Kernel::LogitStatistics { .. } | Kernel::WeightedCrossEntropy { .. })
+    }
+
     /// Whether it is attention. Its sequence is sharded by other means than that of operators that
     /// work position by position.
     pub fn is_attention(&self) -> bool {

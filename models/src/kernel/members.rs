@@ -101,6 +101,8 @@ impl Kernel {
             }
             Kernel::LambDirection { elements, .. } => Kernel::LambDirection { elements, controlled: false, exempt: false },
             Kernel::LambStep { elements, .. } => Kernel::LambStep { elements, controlled: false },
+            Kernel::MuonDirection { elements, .. } => Kernel::MuonDirection { elements, controlled: false },
+            Kernel::MuonStep { elements, .. } => Kernel::MuonStep { elements, longest: 1, controlled: false, exempt: false },
             Kernel::Average { elements, .. } => Kernel::Average { elements, parts: 2 },
             Kernel::OuterStep { elements, momentum, nesterov, mixed, .. } => {
                 Kernel::OuterStep { elements, replicas: 2, momentum, nesterov, mixed }

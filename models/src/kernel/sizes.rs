@@ -370,6 +370,20 @@ impl Mixture {
     }
 }
 
+/// Steps of Newton and Schulz that [`Kernel::Orthogonalise`](crate::Kernel::Orthogonalise) makes.
+pub const NEWTON_SCHULZ_STEPS: usize = 5;
+
+/// What [`Kernel::MuonStep`](crate::Kernel::MuonStep) multiplies the learning rate by, for a matrix
+/// whose larger side is `longest`: elements of the update then have AdamW's usual root mean square
+/// (Liu et al. 2025, equation 4).
+pub fn muon_length(longest: usize) -> f32 {
+    0.2 * (longest as f32).sqrt()
+}
+
+/// The coefficients a, b and c of a step `X := a X + (b A + c A A) X` with `A = X Xᵀ`, which bring
+/// singular values from (0, 1] to about 1 the fastest (Jordan et al. 2024).
+pub const NEWTON_SCHULZ: [f32; 3] = [3.4445, -4.7750, 2.0315];
+
 #[cfg(test)]
 mod tests {
     use crate::{Activation, Kernel};

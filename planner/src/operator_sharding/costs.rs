@@ -308,6 +308,11 @@ impl Pricer<'_> {
                 Kernel::LambDirection { elements: whole, controlled, exempt },
                 Kernel::LambStep { elements: whole, controlled },
             ],
+            // Every rank makes a whole matrix orthogonal, however it is sharded.
+            Optimizer::Muon => vec![
+                Kernel::MuonDirection { elements: whole, controlled },
+                Kernel::MuonStep { elements: whole, longest: 1, controlled, exempt },
+            ],
         };
         let share = |kernel| share_of(self.kernel(kernel, false), elements / shards, bucket);
         kernels.into_iter().map(share).fold(Picoseconds(0), |sum, share| sum + share)

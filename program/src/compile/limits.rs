@@ -2,7 +2,7 @@
 //! overflow or a list that fills the memory. They are far beyond any known run.
 
 use super::lowering::Lowering;
-use crate::plan::{Offload, Optimizer, Plan, PlanError};
+use crate::plan::{Offload, Plan, PlanError};
 use foretell_models::{Kernel, OperatorId};
 
 /// The most instructions of a step over all stages, estimated as operators times micro-batches. The
@@ -131,7 +131,7 @@ fn check_servers(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     }
     let parameters = || lowering.graph.parameters().map(|(_, tensor)| tensor.elements());
     let in_bucket = (plan.layout.bucket.count() as usize / 4).max(1).saturating_mul(layout.tensor * layout.expert);
-    let one_bucket_each = plan.optimizer == Optimizer::Lamb;
+    let one_bucket_each = plan.optimizer.is_by_parameter();
     let full_buckets = if one_bucket_each { usize::MAX } else { parameters().sum::<usize>() / in_bucket + layout.pipeline };
     let buckets = parameters().count().min(full_buckets);
     // A worker at its own pace has five Programs of a server, each of which knows the copies and

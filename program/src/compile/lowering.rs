@@ -10,8 +10,11 @@ use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
 use crate::plan::{Layout, Plan, PlanError, ShardedPart};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
-use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate, logits_only, with_evaluation};
+use foretell_models::{
+    Graph, GraphOptions, HiddenMatrix, Model, OperatorId, Role, TensorId, differentiate, logits_only, with_evaluation,
+};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The use of a Program.
@@ -54,6 +57,9 @@ pub(super) struct Lowering {
     pub(super) mesh: StageMesh,
     pub(super) graph: Graph,
     pub(super) sharding: Sharding,
+    /// The matrices of hidden layers, which [`Optimizer::Muon`](crate::plan::Optimizer::Muon)
+    /// updates as such.
+    pub(super) hidden_matrices: BTreeMap<TensorId, HiddenMatrix>,
     /// The operators that read each tensor, indexed by tensor.
     pub(super) consumers: Vec<Vec<OperatorId>>,
     /// The operator that writes each tensor, indexed by tensor.
@@ -69,12 +75,13 @@ impl Lowering {
         purpose: Purpose,
     ) -> Result<Self, PlanError> {
         let graph = graph(source, plan, &mesh, vocabulary_parts, purpose)?;
+        let hidden_matrices = graph.hidden_matrices();
         let sharding = Sharding::choose(&graph, &mesh, &plan.layout)?;
         let (mut graph, mut sharding) = fuse(&graph, sharding, Fusions::of(plan));
         if plan.quantises() {
             (graph, sharding) = quantise(graph, sharding)?;
         }
-        Ok(Self { consumers: consumers(&graph), producers: producers(&graph), graph, sharding, mesh })
+        Ok(Self { consumers: consumers(&graph), producers: producers(&graph), graph, sharding, hidden_matrices, mesh })
     }
 
     /// The stages other than `stage` whose operators read a tensor, ascending.

@@ -13,7 +13,7 @@ use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, froz
 use crate::mesh::{Axis, Group, Mesh, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Optimizer, Plan, PlanError};
-use foretell_models::{Graph, Kernel, Operator, Role, TensorId, Zigzag};
+use foretell_models::{Graph, HiddenMatrix, Kernel, Operator, Role, TensorId, Zigzag};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -56,6 +56,11 @@ pub(super) struct Bucket {
     /// The number of operators that add to the gradients, for one micro-batch.
     pub(super) writers: usize,
     pub(super) training: BucketTraining,
+    /// How the parameters form matrices, if the optimizer updates them as matrices.
+    pub(super) matrix: Option<HiddenMatrix>,
+    /// The number of optimizer values for each parameter, without the single-precision copy. 0 on
+    /// workers whose servers have them.
+    pub(super) optimizer_states: usize,
     /// The fragment that replicas exchange it with, if they exchange in fragments.
     pub(super) fragment: usize,
 }
@@ -92,8 +97,6 @@ pub(super) struct StageState {
     pub(super) precision: DataType,
     /// Whether the optimizer state has a single-precision copy of the parameters.
     pub(super) has_master_copy: bool,
-    /// The number of optimizer values for each parameter, without the single-precision copy.
-    pub(super) optimizer_states: usize,
     /// The constants that the training step reads.
     pub(super) constants: Vec<Constant>,
     /// Whether the optimizer treats each parameter as a whole, so that each has its own bucket.
@@ -180,7 +183,6 @@ impl StageState {
             running: running_statistics(lowering, cuts, stage, plan),
             precision: plan.storage(),
             has_master_copy: plan.has_master_copy() && servers == 0,
-            optimizer_states: if servers == 0 { plan.optimizer_states() } else { 0 },
             constants: constants(&lowering.graph, is_of_stage),
             one_bucket_each: plan.optimizer == Optimizer::Lamb,
             fragments: plan.mode.fragments(),
@@ -189,7 +191,11 @@ impl StageState {
         for completed in completed_gradients(lowering, cuts, stage) {
             refuse_unequal_meshes(lowering, completed.parameter, &completed.stages, stage, mesh)?;
             let training = if exempt.contains(&completed.parameter) { BucketTraining::Exempt } else { BucketTraining::Decayed };
-            state.add_trained(lowering, completed, training, plan.layout.bucket);
+            let matrix = lowering.hidden_matrices.get(&completed.parameter).filter(|_| plan.optimizer == Optimizer::Muon);
+            let index = state.add_trained(lowering, completed, (training, matrix.copied()), plan.layout.bucket);
+            if servers == 0 {
+                state.buckets[index].optimizer_states = plan.optimizer_states_of(matrix.is_some());
+            }
         }
         let is_trained = |name: &str| state.bucket_of_parameter(name).is_some();
         for (operator, parameter) in frozen_parameters(&lowering.graph, is_of_stage, is_trained) {
@@ -221,6 +227,7 @@ impl StageState {
                 bucket.gradient = bucket.gradient.with(Axis::Data, Placement::Partial);
             }
             bucket.stages.iter_mut().for_each(|stage| *stage += stages);
+            bucket.optimizer_states = plan.optimizer_states_of(bucket.matrix.is_some());
         }
         Self {
             shards_gradients: true,
@@ -229,16 +236,21 @@ impl StageState {
             running: Vec::new(),
             constants: Vec::new(),
             has_master_copy: plan.has_master_copy(),
-            optimizer_states: plan.optimizer_states(),
             ..self
         }
     }
 
-    /// Adds a parameter with a gradient to a bucket.
-    fn add_trained(&mut self, lowering: &Lowering, completed: CompletedGradient, training: BucketTraining, limit: Bytes) {
+    /// Adds a parameter with a gradient to a bucket. Returns the bucket's number.
+    fn add_trained(
+        &mut self,
+        lowering: &Lowering,
+        completed: CompletedGradient,
+        update: (BucketTraining, Option<HiddenMatrix>),
+        limit: Bytes,
+    ) -> usize {
         let CompletedGradient { operator, parameter, gradient, stages, .. } = completed;
         let kind = bucket_kind(lowering.sharding.produced(gradient));
-        self.add_to_bucket(lowering, (operator, parameter), (kind, stages, training), limit);
+        self.add_to_bucket(lowering, (operator, parameter), (kind, stages, update), limit)
     }
 
     /// Adds a frozen parameter to a bucket. ZeRO shards it only if it shards the others: it has no
@@ -250,18 +262,18 @@ impl StageState {
             let is_sharded = self.gathers == ParameterGathers::EveryPass && kind.get(axis) == Placement::Replicate;
             if is_sharded { kind.with(axis, Placement::Partial) } else { kind }
         });
-        self.add_to_bucket(lowering, (operator, parameter), (bucket_kind(kind), stages, BucketTraining::Frozen), limit);
+        self.add_to_bucket(lowering, (operator, parameter), (bucket_kind(kind), stages, (BucketTraining::Frozen, None)), limit);
     }
 
     /// Adds a parameter to the last bucket of its kind, or to a new one if that bucket would become
-    /// larger than `limit`.
+    /// larger than `limit`. Returns the bucket's number.
     fn add_to_bucket(
         &mut self,
         lowering: &Lowering,
         (operator, parameter): (usize, TensorId),
-        (kind, stages, training): (Placements, Vec<usize>, BucketTraining),
+        (kind, stages, (training, matrix)): (Placements, Vec<usize>, (BucketTraining, Option<HiddenMatrix>)),
         limit: Bytes,
-    ) {
+    ) -> usize {
         let placements = lowering.sharding.settled(parameter);
         // Parameters that are dropped after use are gathered block by block.
         let is_dropped = self.gathers == ParameterGathers::EveryPass && stages.len() == 1;
@@ -272,10 +284,10 @@ impl StageState {
         let most_elements = limit.count() as usize / 4;
         // Frozen parameters are not exchanged.
         let fragment = if training.is_frozen() { 0 } else { first_block(lowering, parameter) % self.fragments };
-        let takes_more = training.is_frozen() || !self.one_bucket_each;
+        let takes_more = training.is_frozen() || !(self.one_bucket_each || matrix.is_some());
         let is_alike = |bucket: &Bucket| {
             let kinds = (bucket.gradient, bucket.block, bucket.training, bucket.fragment);
-            bucket.stages == stages && kinds == (kind, block, training, fragment)
+            bucket.stages == stages && bucket.matrix.is_none() && kinds == (kind, block, training, fragment)
         };
         let open = self.buckets.iter().rposition(is_alike);
         let open = open.filter(|&index| takes_more && self.buckets[index].elements + padded <= most_elements);
@@ -293,6 +305,8 @@ impl StageState {
                 stages,
                 writers,
                 training,
+                matrix,
+                optimizer_states: 0,
                 fragment,
             });
             self.buckets.len() - 1
@@ -303,6 +317,7 @@ impl StageState {
         let zigzag = lowering.sharding.order_of_tensor(&lowering.graph, parameter);
         bucket.members.push(Member { parameter, name, shape, placements, zigzag, offset: bucket.elements });
         bucket.elements += padded;
+        index
     }
 
     /// Whether each rank keeps only its shard of a bucket's gradients between micro-batches.

@@ -40,13 +40,14 @@ impl Preference {
         }
     }
 
-    /// Forward passes without gradients, each over as many sequences as the model's own pass.
-    pub const fn passes_without_gradients(self) -> usize {
+    /// Forward passes without gradients, each over as many sequences as the model's own pass: those
+    /// of the model, and those of a reference.
+    pub const fn passes_without_gradients(self) -> [usize; 2] {
         match self {
-            Preference::Dpo => 1,
-            Preference::Orpo | Preference::Reward => 0,
+            Preference::Dpo => [0, 1],
+            Preference::Orpo | Preference::Reward => [0, 0],
             // The other answer through the model, both through the reference.
-            Preference::Kto => 3,
+            Preference::Kto => [1, 2],
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a plan with parameter servers means: its mesh, its normal form, and how far workers may be
 //! apart. Refuses servers that the rest of the plan cannot have.
 
-use super::{Mode, Optimizer, ParameterServer, Plan, PlanError, Staleness};
+use super::{Mode, ParameterServer, Plan, PlanError, Staleness};
 use crate::mesh::{Axis, Mesh, StageMesh};
 use crate::pacing::Pacing;
 use foretell_models::Compression;
@@ -108,9 +108,9 @@ impl Plan {
                 "use `tensor: 1`, `context: 1` and `expert: 1`, or `staleness: 0` without `backup_workers`",
             );
         }
-        if self.training.clip_norm.is_some() || self.optimizer == Optimizer::Lamb {
+        if self.training.clip_norm.is_some() || self.optimizer.is_by_parameter() {
             return refuse(
-                "servers that are at different versions have no common norm for `clip_norm` or `lamb`",
+                "servers that are at different versions have no common norm for `clip_norm`, and no whole parameter for `lamb` or `muon`",
                 "use another optimizer without `clip_norm`, or `staleness: 0` without `backup_workers`",
             );
         }

@@ -28,20 +28,20 @@ pub struct Training {
     /// The warm-up of the learning rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warm_up: Option<WarmUp>,
-    /// SGD: the momentum.
+    /// SGD and Muon: the momentum. Muon's authors use 0.95.
     pub momentum: f32,
-    /// SGD: whether to use Nesterov momentum.
+    /// SGD: whether to use Nesterov momentum, as Muon always does.
     pub nesterov: bool,
     /// The weight decay.
     pub weight_decay: f32,
     /// The parameters that do not decay.
     #[serde(skip_serializing_if = "is_default")]
     pub no_decay: DecayExemptions,
-    /// Adam and LAMB: the decay of the first moment.
+    /// Adam, LAMB and what Muon leaves to AdamW: the decay of the first moment.
     pub beta1: f32,
-    /// Adam and LAMB: the decay of the second moment.
+    /// As for `beta1`: the decay of the second moment.
     pub beta2: f32,
-    /// Adam and LAMB: the term that keeps the division finite.
+    /// As for `beta1`: the term that keeps the division finite.
     pub epsilon: f32,
     /// The largest norm of the whole gradient; a larger gradient is scaled down to it. No clipping
     /// if `None`.

@@ -63,6 +63,11 @@ pub struct PlannedWorkload {
     /// The preferences that are trained on, under a stack whose operators were traced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
+    /// True if the log-probabilities of the reference that preferences are compared with were
+    /// computed before the training (TRL's `precompute_ref_log_probs`): it is neither in memory nor
+    /// part of a step.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub precomputed_reference: bool,
     /// Whether adapters drop some of their input, under a stack.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub adapter_dropout: bool,
@@ -79,6 +84,7 @@ impl PlannedWorkload {
             ("attention", self.attention.is_some()),
             ("base_bits", self.base_bits.is_some()),
             ("preference", self.preference.is_some()),
+            ("precomputed_reference", self.precomputed_reference),
             ("paged_moments", self.paged_moments),
             ("updates_in_backward", self.updates_in_backward),
             ("adapter_dropout", self.adapter_dropout),

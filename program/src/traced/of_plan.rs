@@ -139,6 +139,7 @@ impl TracedPlan {
         if offloads_optimizer && workload.updates_in_backward {
             return Err(Untraced::new("`updates_in_backward` with offloading"));
         }
+        let [of_model, of_reference] = preference.map_or([0, 0], Preference::passes_without_gradients);
         let job = TracedJob {
             updates_in_backward: workload.updates_in_backward,
             // torchtune's recipes do not, unless they are told to.
@@ -146,8 +147,10 @@ impl TracedPlan {
             micro_batches,
             offloads_optimizer,
             offloads_parameters: plan.layout.offload == Offload::State,
-            passes_without_gradients: preference.map_or(0, Preference::passes_without_gradients),
-            has_reference: preference.is_some_and(Preference::has_reference) && adapter == Adapters::None,
+            passes_without_gradients: of_model + if workload.precomputed_reference { 0 } else { of_reference },
+            has_reference: preference.is_some_and(Preference::has_reference)
+                && adapter == Adapters::None
+                && !workload.precomputed_reference,
             separate_experts: is_before_release_5(tables),
             ..TracedJob::new(table, sizes, ranks, sharding, stored, optimizer)
         };

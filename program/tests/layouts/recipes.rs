@@ -150,3 +150,19 @@ fn adapters_that_fit_no_layer_are_refused() {
     let also_train = ["head"].into_iter().collect();
     assert!(refused(Lora { also_train, ..Lora::default() }).contains("`head` matches no parameter"));
 }
+
+#[test]
+fn muon_makes_whole_matrices_orthogonal_and_leaves_the_rest_to_adamw() {
+    let kernels = ["muon_direction", "orthogonalise", "muon_step", "adamw", "all_gather"];
+    let counts = |layout| {
+        let list = with(Training::default(), Optimizer::Muon, layout);
+        kernels.map(|kernel| count(&list, kernel))
+    };
+    // Two hidden matrices; the projection to classes and the biases share a bucket.
+    assert_eq!(counts(Layout::default()), [2, 2, 2, 1, 0]);
+    // Shards of directions are gathered, and then the updated parameters of each bucket.
+    assert_eq!(counts(Layout { data: 2, zero: 1, ..Layout::default() }), [2, 2, 2, 1, 2 + 3]);
+    // The first layer is cut by columns and the second by rows: the bias of the second is whole.
+    let [directions, matrices, steps, ..] = counts(Layout { tensor: 2, ..Layout::default() });
+    assert_eq!([directions, matrices, steps], [2; 3]);
+}

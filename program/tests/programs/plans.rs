@@ -106,7 +106,7 @@ pub fn precisions() -> impl Strategy<Value = DataType> {
 
 /// Optimizers with what a recipe may ask of them.
 pub fn recipes() -> impl Strategy<Value = (Optimizer, Training)> {
-    let optimizers = prop_oneof![Just(Optimizer::Sgd), Just(Optimizer::AdamW), Just(Optimizer::Lamb)];
+    let optimizers = prop_oneof![Just(Optimizer::Sgd), Just(Optimizer::AdamW), Just(Optimizer::Lamb), Just(Optimizer::Muon)];
     let frozen = prop_oneof![2 => Just(None), 1 => Just(Some("*0*")), 1 => Just(Some("*0*weight"))];
     let exemptions = (any::<bool>(), any::<bool>());
     (optimizers, any::<bool>(), frozen, exemptions, any::<bool>(), any::<bool>()).prop_map(

@@ -6,7 +6,7 @@ use super::category::Category;
 use super::costs::GpuCosts;
 use super::format::ProductFormat;
 use super::product::Product;
-use foretell_models::{Kernel, Window};
+use foretell_models::{Kernel, NEWTON_SCHULZ_STEPS, Window};
 use foretell_program::Phase;
 use foretell_units::{DataType, Seconds};
 
@@ -109,6 +109,17 @@ impl GpuCosts<'_> {
             }
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
                 self.expert_matmul(experts, [columns, contracted, self.received(experts, rows)], gradient, 0)
+            }
+            Kernel::Orthogonalise { matrices, rows, columns } => {
+                let (short, long) = (rows.min(columns), rows.max(columns));
+                let operand_bytes = self.format.bytes();
+                let product = |rows, columns, contracted| {
+                    let product = Product { batch: matrices, rows, columns, contracted, operand_bytes, output_bytes: element };
+                    self.product_time(&product)
+                };
+                let step = product(short, short, long) + product(short, short, short) + product(short, long, short);
+                let steps = NEWTON_SCHULZ_STEPS as f64;
+                DeviceWork::product(step * steps, 3.0 * steps)
             }
             // PyTorch views memory without a kernel.
             Kernel::Planned(work) if work.is_view() => {
@@ -257,7 +268,7 @@ impl GpuCosts<'_> {
             bytes += 4.0 * traffic.single as f64;
         }
         if category == Category::Optimizer {
-            // The share is that of an update with moments. LAMB and outer steps move other values.
+            // The share is that of an update with moments. LAMB, Muon and outer steps move other values.
             let moments = match kernel {
                 Kernel::Sgd { momentum, .. } => Some(usize::from(*momentum)),
                 Kernel::AdamW { .. } => Some(2),

@@ -175,14 +175,23 @@ fn root(list: &StageProgram, mut id: BufferId) -> BufferId {
     id
 }
 
-/// Returns the elements of optimizer state per parameter, without a master copy.
+/// Returns the mean elements of optimizer state per updated parameter, without a master copy.
 fn moments(list: &StageProgram) -> f64 {
     let of_kernel = |instruction: &Instruction| match *instruction.operation {
-        Operation::Compute { kernel: Kernel::AdamW { .. } | Kernel::LambDirection { .. }, .. } => Some(2.0),
-        Operation::Compute { kernel: Kernel::Sgd { momentum, .. }, .. } => Some(if momentum { 1.0 } else { 0.0 }),
+        Operation::Compute { kernel: Kernel::AdamW { elements, .. } | Kernel::LambDirection { elements, .. }, .. } => {
+            Some((elements, 2.0))
+        }
+        Operation::Compute { kernel: Kernel::Sgd { elements, momentum, .. }, .. } => {
+            Some((elements, if momentum { 1.0 } else { 0.0 }))
+        }
+        Operation::Compute { kernel: Kernel::MuonDirection { elements, .. }, .. } => Some((elements, 1.0)),
         _ => None,
     };
-    list.instructions.iter().rev().find_map(of_kernel).unwrap_or(0.0)
+    let add = |(all, states): (f64, f64), (elements, of_each): (usize, f64)| {
+        (all + elements as f64, states + elements as f64 * of_each)
+    };
+    let (all, states) = list.instructions.iter().filter_map(of_kernel).fold((0.0, 0.0), add);
+    if all == 0.0 { 0.0 } else { states / all }
 }
 
 /// Returns the bytes of parameters that are gathered once and kept for the step. `None` if

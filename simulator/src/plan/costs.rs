@@ -150,6 +150,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
 fn setting_of(field: &str) -> &'static str {
     match field {
         "preference" => "training on preferences (`workload.preference`, `--method dpo` and its like)",
+        "precomputed_reference" => "log-probabilities from before the training (`workload.precomputed_reference`, `--reference`)",
         "base_bits" => "frozen weights in few bits (`workload.base_bits`, `--method qlora`, `--base-bits`)",
         "paged_moments" => "moments in paged memory (`workload.paged_moments`, `--optimizer paged-adamw-8bit`)",
         "attention" => "the kernel of attention (`workload.attention`, `--attention`)",

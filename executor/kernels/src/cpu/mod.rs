@@ -29,6 +29,7 @@ mod mixture;
 mod movement;
 mod optimizers;
 mod ordered;
+mod orthogonal;
 mod pooling;
 mod product;
 mod rms_norm;
@@ -283,6 +284,11 @@ impl Backend for CpuBackend {
                 Kernel::AdamW { controlled, exempt, .. } => optimizers::adamw(call, controlled, exempt),
                 Kernel::LambDirection { controlled, exempt, .. } => optimizers::lamb_direction(call, controlled, exempt),
                 Kernel::LambStep { controlled, .. } => optimizers::lamb_step(call, controlled),
+                Kernel::MuonDirection { controlled, .. } => optimizers::muon_direction(call, controlled),
+                Kernel::Orthogonalise { rows, columns, .. } => orthogonal::orthogonalise(call, [rows, columns], scratch),
+                Kernel::MuonStep { longest, controlled, exempt, .. } => {
+                    optimizers::muon_step(call, longest, [controlled, exempt]);
+                }
                 Kernel::Slice { parts, inner, .. } => movement::slice::<f32>(call, parts, inner),
                 Kernel::Interleave { outer, parts, inner } => movement::exchange::<f32>(call, parts, outer, inner),
                 Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<f32>(call, outer, parts, inner),

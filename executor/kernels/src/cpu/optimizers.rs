@@ -6,6 +6,7 @@ use super::elementwise::squared_norm;
 use super::memory::{floats, floats_mut};
 use super::vector::{multiply_add, multiversion};
 use crate::{Hyperparameters, KernelCall};
+use foretell_models::muon_length;
 
 /// # Safety
 ///
@@ -76,6 +77,35 @@ pub(super) unsafe fn lamb_step(call: &KernelCall<'_>, controlled: bool) {
     let ratio = if norms[0] > 0.0 && norms[1] > 0.0 { norms[0].sqrt() / norms[1].sqrt() } else { 1.0 };
     // SAFETY: as above.
     along(unsafe { floats_mut(&call.writes[0]) }, direction, parameters.learning_rate * ratio);
+}
+
+/// Updates the momentum, and writes Nesterov's direction. A skipped step keeps the momentum;
+/// [`muon_step`] then reads only the control.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn muon_direction(call: &KernelCall<'_>, controlled: bool) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (gradient, direction) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    // SAFETY: the caller's promise.
+    let Some(parameters) = (unsafe { told(call, controlled, false) }) else { return direction.fill(0.0) };
+    // SAFETY: as above.
+    let momentum = unsafe { floats_mut(&call.writes[1]) };
+    let rest = (1.0 - f64::from(parameters.momentum)) as f32 * parameters.gradient_scale;
+    nesterov_directions(direction, momentum, gradient, [parameters.momentum, rest]);
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn muon_step(call: &KernelCall<'_>, longest: usize, [controlled, exempt]: [bool; 2]) {
+    // SAFETY: the caller's promise.
+    let Some(parameters) = (unsafe { told(call, controlled, exempt) }) else { return };
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (direction, parameter) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let keep = 1.0 - parameters.learning_rate * parameters.weight_decay;
+    decayed_along(parameter, direction, [keep, parameters.learning_rate * muon_length(longest)]);
 }
 
 impl AdamW {
@@ -167,6 +197,21 @@ multiversion! {
         {
             let step = with_moments::<FUSED>(first, second, gradient, &constants);
             *direction = multiply_add::<FUSED>(constants.keep, parameter, step);
+        }
+    }
+
+    fn nesterov_directions(direction: &mut [f32], momentum: &mut [f32], gradient: &[f32], shares: [f32; 2]) {
+        let [kept, rest] = shares;
+        for ((direction, momentum), &gradient) in direction.iter_mut().zip(momentum).zip(gradient) {
+            *momentum = multiply_add::<FUSED>(kept, *momentum, rest * gradient);
+            *direction = multiply_add::<FUSED>(kept, *momentum, rest * gradient);
+        }
+    }
+
+    fn decayed_along(parameter: &mut [f32], direction: &[f32], factors: [f32; 2]) {
+        let [keep, rate] = factors;
+        for (parameter, &direction) in parameter.iter_mut().zip(direction) {
+            *parameter = multiply_add::<FUSED>(-rate, direction, keep * *parameter);
         }
     }
 

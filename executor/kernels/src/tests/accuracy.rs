@@ -87,6 +87,8 @@ pub(super) fn largest_term(kernel: &Kernel, reads: &[Tensor]) -> f64 {
 pub(super) fn further_roundings(arithmetic: Arithmetic, kernel: &Kernel) -> f64 {
     let has_bias = matches!(kernel, Kernel::Matmul { bias: true, .. } | Kernel::EightBitMatmul { bias: true, .. });
     match arithmetic {
+        // Each of fifteen products is rounded, also where an emulator runs the GPU's kernels.
+        _ if matches!(kernel, Kernel::Orthogonalise { .. }) => 15.0,
         Arithmetic::Gpu if has_bias || without_gelu(kernel).is_some() => 1.0,
         Arithmetic::Gpu | Arithmetic::Cpu => 0.0,
     }

@@ -304,10 +304,15 @@ fn recipes() -> Vec<Kernel> {
         let controlled = false;
         cases.push(Kernel::LambStep { elements, controlled });
         cases.extend([false, true].map(|exempt| Kernel::LambDirection { elements, controlled, exempt }));
+        cases.push(Kernel::MuonDirection { elements, controlled });
+        cases.extend([false, true].map(|exempt| Kernel::MuonStep { elements, longest: 48, controlled, exempt }));
         cases.push(Kernel::AdamW { elements, controlled, exempt: true });
         for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
             cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled, exempt: true });
         }
+    }
+    for [matrices, rows, columns] in [[1, 1, 1], [1, 24, 24], [3, 17, 40], [2, 65, 8], [1, 130, 300]] {
+        cases.push(Kernel::Orthogonalise { matrices, rows, columns });
     }
     cases
 }

@@ -59,7 +59,7 @@ pub(super) fn assert_close(
 /// What the kernel should write: the reference's numbers; of optimizers the step is the master
 /// copy's, which the parameter follows.
 fn expected(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bool, group_index: usize) -> Vec<Tensor> {
-    if !matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. }) {
+    if !matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. } | Kernel::MuonStep { .. }) {
         return reference::run(kernel, reads, before, accumulate, &PARAMETERS, group_index);
     }
     let mut single = before[..before.len() - 1].to_vec();
@@ -152,7 +152,7 @@ fn conforms(
         if let Some((plain, count)) = without_gelu(kernel) {
             conforms_on(arithmetic, backends, (*precision, *half), &plain, &reads[..count], &before[..1]);
         }
-        if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. }) {
+        if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. } | Kernel::MuonStep { .. }) {
             // The master copy. The optimizer reads it, and not the parameter.
             before.push(reads[0].iter().map(|x| f64::from((1.0 - 0.7 * x) as f32)).collect());
         }

@@ -396,7 +396,8 @@ fn read_optimizer(stated: &mut Stated, plan: &mut Plan, trainer: &Trainer) -> Re
         Some("adam" | "fusedadam" | "cpuadam" | "deepspeedcpuadam") => Optimizer::Adam,
         Some("adamw") => Optimizer::AdamW,
         Some("lamb" | "fusedlamb") => Optimizer::Lamb,
-        Some(_) => return Err(stated.unknown("optimizer.type", "optimizers: Adam, AdamW, Lamb, SGD")),
+        Some("muon") => Optimizer::Muon,
+        Some(_) => return Err(stated.unknown("optimizer.type", "optimizers: Adam, AdamW, Lamb, Muon, SGD")),
         None => {
             let why = if is_auto { "the file leaves it to the Trainer" } else { "the file does not state it" };
             let name = trainer.optimizer.name();
@@ -417,7 +418,7 @@ fn read_optimizer(stated: &mut Stated, plan: &mut Plan, trainer: &Trainer) -> Re
     let training = &mut plan.training;
     training.learning_rate = number("lr", trainer.training.learning_rate)?;
     training.weight_decay = number("weight_decay", Some(trainer.training.weight_decay))?.unwrap_or(0.0);
-    training.momentum = number("momentum", None)?.unwrap_or(usual.momentum);
+    training.momentum = number("momentum", None)?.unwrap_or(plan.optimizer.usual_momentum());
     training.epsilon = number("eps", Some(trainer.training.epsilon))?.unwrap_or(usual.epsilon);
     let betas_are_auto = stated.is_auto("optimizer.params.betas");
     let betas = stated.list("optimizer.params.betas")?;

@@ -107,10 +107,11 @@ pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -
         ..usual.clone()
     };
     stated.refuse(
-        &["use_galore", "use_badam", "use_adam_mini", "use_apollo", "use_muon", "use_lomo"],
-        "no plan has this optimizer; adamw, 8-bit AdamW and sgd are planned",
+        &["use_galore", "use_badam", "use_adam_mini", "use_apollo", "use_lomo"],
+        "no plan has this optimizer; adamw, 8-bit AdamW, muon and sgd are planned",
     )?;
     let name = stated.text("optim")?;
+    let name = if stated.is_on("use_muon")? { Some("muon".into()) } else { name };
     let adam = if weight_decay == 0.0 { Optimizer::Adam } else { Optimizer::AdamW };
     plan.optimizer = match name.as_deref() {
         Some("sgd") => {
@@ -118,6 +119,10 @@ pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -
             *training =
                 Training { momentum: 0.0, beta1: usual.beta1, beta2: usual.beta2, epsilon: usual.epsilon, ..training.clone() };
             Optimizer::Sgd
+        }
+        Some("muon") => {
+            plan.training.momentum = Optimizer::Muon.usual_momentum();
+            Optimizer::Muon
         }
         Some("adamw_bnb_8bit" | "adamw_8bit" | "paged_adamw_8bit" | "adamw_torch_8bit") => {
             plan.workload.moments = MomentFormat::EightBit;
@@ -142,7 +147,7 @@ pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -
         ) => adam,
         Some(_) => {
             let known = "optimizers: adamw_torch, adamw_torch_fused, adamw_bnb_8bit, adamw_torch_8bit, paged_adamw_8bit, \
-                         paged_adamw_32bit, adafactor, sgd";
+                         paged_adamw_32bit, adafactor, muon, sgd";
             return Err(stated.unknown("optim", known));
         }
     };

@@ -92,8 +92,8 @@ const OF_WORDS: [(&str, Preference); 7] = [
 /// Words in the names of scripts that train by rewards or from a teacher.
 const BY_REWARDS: [&str; 8] = ["grpo", "ppo", "rloo", "gkd", "distill", "distillation", "xpo", "nash"];
 
-/// Reads what is trained on: `None` for texts.
-pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<Option<Preference>, FrameworkError> {
+/// Reads what is trained on, and whether its reference is computed before: no preference for texts.
+pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<(Option<Preference>, bool), FrameworkError> {
     let preference = stated_preference(stated, tool, script)?;
     if preference.is_some() {
         stated.neutral(&OF_LOSSES);
@@ -101,6 +101,11 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
     if matches!(preference, Some(Preference::Dpo | Preference::Kto)) && stated.has("ref_model") {
         stated.assume(format!("{}: the reference is taken to have the sizes of the model", stated.written("ref_model")));
         stated.drop("ref_model");
+    }
+    let has_reference = preference.is_some_and(Preference::has_reference);
+    let is_precomputed = has_reference && stated.is_on("precompute_ref_log_probs")?;
+    if is_precomputed {
+        stated.assume("`precompute_ref_log_probs`: the pass over the data before the training is not part of a step");
     }
     if preference == Some(Preference::Dpo)
         && stated.peek("dpo_loss").and_then(|loss| loss.as_str()).is_some_and(|loss| LOSSES_OF_DPO.contains(&loss))
@@ -126,7 +131,7 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
     } else if preference.is_some() {
         stated.neutral(&["loss_type"]);
     }
-    let Some(first) = found.first() else { return Ok(preference) };
+    let Some(first) = found.first() else { return Ok((preference, is_precomputed)) };
     let names: Vec<String> = found.iter().map(|name| stated.own_name(name)).map(|name| format!("`{name}`")).collect();
     Err(FrameworkError::Form {
         reason: format!(

@@ -9,6 +9,7 @@ use super::super::{FrameworkError, ImportedPlan, Surroundings};
 use super::names::{BY_REWARDS, NEUTRAL, NEUTRAL_SWITCHES, OTHER_MODELS, REFUSED, RENAMED};
 use super::read_pipeline::{impossible, read_chunks};
 use super::{STACK, model, swift};
+use foretell_models::NEWTON_SCHULZ_STEPS;
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
 use foretell_units::DataType;
 use serde_json::json;
@@ -286,12 +287,17 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     training.clip_norm = Some(stated.number("clip-grad")?.unwrap_or(1.0f32)).filter(|&norm| norm > 0.0);
     plan.optimizer = match stated.text("optimizer")?.as_deref() {
         Some("sgd") => Optimizer::Sgd,
-        Some(other) if other != "adam" => return Err(stated.unknown("optimizer", "optimizers: adam, sgd")),
+        Some("muon" | "dist_muon") => Optimizer::Muon,
+        Some(other) if other != "adam" => return Err(stated.unknown("optimizer", "optimizers: adam, muon, sgd")),
         _ if training.weight_decay == 0.0 => Optimizer::Adam,
         _ => Optimizer::AdamW,
     };
     stated.neutral(&["decoupled-weight-decay", "no-decoupled-weight-decay"]);
-    training.momentum = stated.number("sgd-momentum")?.unwrap_or(usual.momentum);
+    let momentum = if plan.optimizer == Optimizer::Muon { "muon-momentum" } else { "sgd-momentum" };
+    training.momentum = stated.number(momentum)?.unwrap_or(plan.optimizer.usual_momentum());
+    if plan.optimizer == Optimizer::Muon {
+        read_muon(stated)?;
+    }
     training.beta1 = stated.number("adam-beta1")?.unwrap_or(usual.beta1);
     training.beta2 = stated.number("adam-beta2")?.unwrap_or(usual.beta2);
     training.epsilon = stated.number("adam-eps")?.unwrap_or(usual.epsilon);
@@ -398,4 +404,29 @@ fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {
             DataType::Fp32
         }
     })
+}
+
+/// Reads how Megatron runs Muon, as far as a plan differs from it.
+fn read_muon(stated: &mut Stated) -> Result<(), FrameworkError> {
+    if stated.size("muon-num-ns-steps")?.is_some_and(|steps| steps != NEWTON_SCHULZ_STEPS) {
+        return Err(stated.wrong("muon-num-ns-steps", "5: a plan's Muon makes five steps of Newton and Schulz"));
+    }
+    if stated.text("muon-scalar-optimizer")?.is_some_and(|other| other != "adam") {
+        return Err(stated.wrong("muon-scalar-optimizer", "adam, which a plan's Muon leaves other parameters to"));
+    }
+    let mode = stated.text("muon-tp-mode")?.unwrap_or_else(|| "blockwise".into());
+    if mode != "duplicated" {
+        stated.assume(format!("`muon-tp-mode` {mode}: the plan gathers whole matrices, as `duplicated` does"));
+    }
+    let scale = stated.text("muon-scale-mode")?.unwrap_or_else(|| "spectral".into());
+    let extra: f32 = stated.number("muon-extra-scale-factor")?.unwrap_or(1.0);
+    if scale != "spectral" || extra != 0.2 {
+        stated.assume(format!(
+            "updates are as long as AdamW's (`muon-scale-mode` spectral, `muon-extra-scale-factor` 0.2), and not of {scale}, {extra}"
+        ));
+    }
+    // These do not change the time of a step, or its memory.
+    stated.neutral(&["muon-nesterov", "muon-use-nesterov", "muon-no-split-qkv", "muon-split-qkv", "muon-fp32-matmul-prec"]);
+    stated.neutral(&["muon-coefficient-type", "use-layer-wise-distributed-optimizer"]);
+    Ok(())
 }

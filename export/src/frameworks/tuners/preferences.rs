@@ -43,6 +43,11 @@ pub(super) fn restrict(preference: Preference, nearest: &mut Nearest, tuner: Tun
             "plan it with `--fix zero=0`, or without `--base-bits`, or export it `--to trl`",
         );
     }
+    // LLaMA-Factory has no such setting, and Axolotl none for KTO.
+    if tuner == Tuner::LlamaFactory || tuner == Tuner::Axolotl && preference == Preference::Kto {
+        let what = "the reference's log-probabilities are computed in each step";
+        nearest.replace(|plan| &mut plan.workload.precomputed_reference, false, what);
+    }
     let loss = Some(nearest.plan.workload.loss).filter(|&loss| loss != LossKernel::Chunked).unwrap_or_default();
     nearest.replace(|plan| &mut plan.workload.loss, loss, "a loss on preferences has no kernel that takes it in chunks");
     if !tuner.keeps_dropout(preference) {
@@ -71,7 +76,7 @@ pub(super) fn state(plan: &Plan, preference: Preference, tuner: Tuner, settings:
         Tuner::Trl => {
             set("disable_dropout", json!(!plan.workload.adapter_dropout));
             if preference.has_reference() {
-                set("precompute_ref_log_probs", json!(false));
+                set("precompute_ref_log_probs", json!(plan.workload.precomputed_reference));
             }
             if has_beta {
                 set("beta", json!(BETA));
@@ -84,7 +89,7 @@ pub(super) fn state(plan: &Plan, preference: Preference, tuner: Tuner, settings:
             set("rl", json!(preference.name()));
             set("rl_beta", json!(BETA));
             match preference {
-                Preference::Dpo => set("precompute_ref_log_probs", json!(false)),
+                Preference::Dpo => set("precompute_ref_log_probs", json!(plan.workload.precomputed_reference)),
                 // Axolotl demands it.
                 Preference::Kto => set("remove_unused_columns", json!(false)),
                 Preference::Orpo | Preference::Reward => {}
@@ -116,6 +121,7 @@ pub(super) fn comment(plan: &Plan, preference: Preference) -> String {
         _ => "A sample of the batch is one sequence, and another one without gradients.",
     };
     let reference = match (preference.has_reference(), &plan.training.lora) {
+        (true, _) if plan.workload.precomputed_reference => "The reference runs over all samples before the training.",
         (false, _) => "There is no reference model.",
         (true, Some(_)) => "The reference is the model with its adapters off.",
         (true, None) => "The reference is a frozen copy of the model.",

@@ -4,6 +4,7 @@
 use super::{KernelFamily, KernelSpec, read, update, write};
 use crate::compression::Compression;
 use crate::kernel::control::Control;
+use crate::kernel::sizes::NEWTON_SCHULZ_STEPS;
 
 #[inline(always)]
 pub(in crate::kernel) fn sgd(elements: usize, controlled: bool, momentum: bool, nesterov: bool) -> KernelSpec {
@@ -53,6 +54,47 @@ pub(in crate::kernel) fn lamb_step(elements: usize, controlled: bool) -> KernelS
             read("direction", elements).single(),
             read("control", Control::LENGTH).single().when(controlled).uncounted(),
             read("norms", 2).single().uncounted(),
+            write("parameter", elements).updated(), write("master copy", elements).single().master_copy(),
+        ])
+    }
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn muon_direction(elements: usize, controlled: bool) -> KernelSpec {
+    KernelSpec {
+        flops: Some(4.0 * elements as f64),
+        ..KernelSpec::new("muon_direction", KernelFamily::Optimizer, [elements], [
+            read("gradient", elements).single(),
+            read("control", Control::LENGTH).single().when(controlled).uncounted(),
+            write("direction", elements), update("momentum", elements),
+        ])
+    }
+}
+
+/// With `s` the shorter and `l` the longer side of a matrix, a step makes `A = X Xᵀ`, `A A` and
+/// `B X`: `2 s s l + 2 s s s + 2 s s l` operations, with the traffic of these products.
+#[inline(always)]
+pub(in crate::kernel) fn orthogonalise([matrices, rows, columns]: [usize; 3]) -> KernelSpec {
+    let (short, long) = (rows.min(columns), rows.max(columns));
+    let (elements, square) = (matrices * rows * columns, matrices * short * short);
+    let step = 4.0 * square as f64 * long as f64 + 2.0 * square as f64 * short as f64;
+    KernelSpec {
+        flops: Some(NEWTON_SCHULZ_STEPS as f64 * step),
+        model_flops: Some(0.0),
+        ..KernelSpec::new("orthogonalise", KernelFamily::Product, [matrices, rows, columns], [
+            read("x", elements).moving(NEWTON_SCHULZ_STEPS * (2 * elements + 2 * square)),
+            write("y", elements).moving(NEWTON_SCHULZ_STEPS * (elements + 2 * square)),
+        ])
+    }
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn muon_step(elements: usize, controlled: bool) -> KernelSpec {
+    KernelSpec {
+        flops: Some(3.0 * elements as f64),
+        ..KernelSpec::new("muon_step", KernelFamily::Optimizer, [elements], [
+            read("direction", elements),
+            read("control", Control::LENGTH).single().when(controlled).uncounted(),
             write("parameter", elements).updated(), write("master copy", elements).single().master_copy(),
         ])
     }

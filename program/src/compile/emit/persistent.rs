@@ -138,7 +138,7 @@ impl PersistentBuffers {
             .then(|| list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32));
         let is_offloaded = stage.plan.layout.offload.is_of_optimizer();
         let memory = if is_offloaded { MemoryKind::Host } else { MemoryKind::Device };
-        let state_count = if is_frozen { 0 } else { state.optimizer_states + usize::from(state.has_master_copy) };
+        let state_count = if is_frozen { 0 } else { bucket.optimizer_states + usize::from(state.has_master_copy) };
         let states: Vec<BufferId> = (0..state_count)
             .map(|number| {
                 let name = format!("optimizer state {index}.{number}");
@@ -169,7 +169,7 @@ impl PersistentBuffers {
             list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
         }
         for (number, &buffer) in states.iter().enumerate() {
-            let is_master = state.has_master_copy && number == state.optimizer_states;
+            let is_master = state.has_master_copy && number == bucket.optimizer_states;
             let value = if is_master { StateValue::Master } else { StateValue::Optimizer(number) };
             list.set_state(buffer, contents(value, true));
         }

@@ -75,7 +75,9 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
             Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == SixteenBits::Bf16 => {
                 cross_entropy::gradient(call, classes, normalizer, parts, scaled)
             }
-            Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. } => optimizers::step(backend, call, half),
+            Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. } | Kernel::MuonStep { .. } => {
+                optimizers::step(backend, call, half)
+            }
             Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
                 batch_norm::forward(call, positions, channels, half, &mut backend.half.scratch);
                 Ok(())

@@ -5,7 +5,7 @@ use foretell_models::Kernel;
 use foretell_units::DataType;
 
 use crate::cpu::CpuBackend;
-use crate::cpu::memory::{floats, halves_mut};
+use crate::cpu::memory::{floats, halves, halves_mut};
 use crate::half::SixteenBits;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
@@ -19,7 +19,10 @@ const BLOCK: usize = 1 << 11;
 pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     let (gradient, parameter) = (&call.reads[0], &call.writes[0]);
     let states = &call.writes[1..];
-    let elements = gradient.bytes / 4;
+    // Muon's direction is stored as the parameter is.
+    let is_half = matches!(call.kernel, Kernel::MuonStep { .. });
+    let elements = parameter.bytes / 2;
+    let mut widened = [0.0f32; BLOCK];
     for first in (0..elements).step_by(BLOCK) {
         let count = BLOCK.min(elements - first);
         let part = |operand: &Operand, width: usize| Operand {
@@ -35,12 +38,20 @@ pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half:
             }
             Kernel::AdamW { controlled, exempt, .. } => Kernel::AdamW { elements: count, controlled, exempt },
             Kernel::LambStep { controlled, .. } => Kernel::LambStep { elements: count, controlled },
+            Kernel::MuonStep { longest, controlled, exempt, .. } => {
+                Kernel::MuonStep { elements: count, longest, controlled, exempt }
+            }
             kernel => kernel,
         };
         // All blocks share the control and LAMB's norms, if there are any. If the control skips the
         // update, the parameter is still rounded from its master copy: it may be a shard without
         // content yet.
         let mut reads = [part(gradient, 4); 3];
+        if is_half {
+            // SAFETY: this function's own contract.
+            half.widen(&mut widened[..count], unsafe { halves(&part(gradient, 2)) });
+            reads[0] = Operand { pointer: widened.as_mut_ptr().cast(), bytes: 4 * count };
+        }
         reads[1..].iter_mut().zip(&call.reads[1..]).for_each(|(read, shared)| *read = *shared);
         let (reads, writes) = (&reads[..call.reads.len()], &writes[..states.len()]);
         // SAFETY: these are parts of the call's operands.

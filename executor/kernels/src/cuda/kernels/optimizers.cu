@@ -226,3 +226,93 @@ KERNEL(update_control) {
         control[LOSS_SCALE] = fminf(loss_scale * 2.0f, fmaxf(16777216.0f, loss_scale));
     }
 }
+
+// Muon's direction: reads gradients (, control); writes directions, momenta. A skipped step has no
+// direction. sizes: elements, whether there is a control
+KERNEL(muon_direction) {
+    const UpdateInputs now = update_inputs(arguments, arguments.sizes[1] != 0);
+    const float kept = (float)arguments.step->momentum;
+    const float rest = (float)(1.0 - arguments.step->momentum) * now.gradient_scale;
+    const float *gradients = read<float>(arguments, 0);
+    float *momenta = written<float>(arguments, 1);
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
+        float direction = 0.0f;
+        if (!now.is_skipped) {
+            const float momentum = kept * momenta[i] + rest * gradients[i];
+            momenta[i] = momentum;
+            direction = kept * momentum + rest * gradients[i];
+        }
+        narrow(written<number>(arguments, 0)[i], direction);
+    }
+}
+
+// Partial sums of squares of matrices. sizes: elements of a matrix, blocks of each; scratch: a
+// double for each block
+KERNEL(matrix_squares) {
+    const index elements = arguments.sizes[0], blocks = arguments.sizes[1];
+    const index matrix = blockIdx.x / blocks, block = blockIdx.x % blocks;
+    const number *x = read<number>(arguments, 0) + matrix * elements;
+    double sum = 0.0;
+    for (index i = block * blockDim.x + threadIdx.x; i < elements; i += blocks * blockDim.x) {
+        const double value = widen(x[i]);
+        sum += value * value;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) {
+        ((double *)arguments.scratch)[blockIdx.x] = sum;
+    }
+}
+
+// Divides matrices by their norms. sizes: as before; scratch: the partial sums
+KERNEL(matrices_over_norms) {
+    const index elements = arguments.sizes[0], blocks = arguments.sizes[1];
+    const index matrix = blockIdx.x / blocks, block = blockIdx.x % blocks;
+    const number *x = read<number>(arguments, 0) + matrix * elements;
+    number *y = written<number>(arguments, 0) + matrix * elements;
+    double sum = 0.0;
+    for (index part = 0; part < blocks; ++part) {
+        sum += ((const double *)arguments.scratch)[matrix * blocks + part];
+    }
+    const float factor = (float)(1.0 / (sqrt(sum) + 1e-7));
+    for (index i = block * blockDim.x + threadIdx.x; i < elements; i += blocks * blockDim.x) {
+        narrow(y[i], factor * widen(x[i]));
+    }
+}
+
+// Reads squares A; writes, over A A, `a I + b A + c A A`. sizes: elements of all squares, side;
+// numbers: a, b, c
+KERNEL(square_polynomials) {
+    const index side = arguments.sizes[1];
+    const float a = arguments.numbers[0], b = arguments.numbers[1], c = arguments.numbers[2];
+    const number *squares = read<number>(arguments, 0);
+    number *polynomials = written<number>(arguments, 0);
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
+        const index within = i % (side * side);
+        const float diagonal = within / side == within % side ? a : 0.0f;
+        narrow(polynomials[i], diagonal + b * widen(squares[i]) + c * widen(polynomials[i]));
+    }
+}
+
+// Muon's step: reads directions (, control); writes parameters (, masters). sizes: elements,
+// whether there is a control, which write the masters are (0 for the parameters themselves),
+// whether the parameters are exempt from weight decay; numbers: what multiplies the learning rate
+KERNEL(muon_step) {
+    const index elements = arguments.sizes[0];
+    const bool is_mixed = arguments.sizes[2] != 0;
+    const UpdateInputs now = update_inputs(arguments, arguments.sizes[1] != 0);
+    const float learning_rate = (float)arguments.step->learning_rate;
+    const float keep = 1.0f - learning_rate * weight_decay(arguments, arguments.sizes[3] != 0);
+    const float rate = learning_rate * arguments.numbers[0];
+    const number *directions = read<number>(arguments, 0);
+    float *masters = written<float>(arguments, (int)arguments.sizes[2]);
+    for (index i = thread_index(); i < elements; i += thread_count()) {
+        float parameter = masters[i];
+        if (!now.is_skipped) {
+            parameter = keep * parameter - rate * widen(directions[i]);
+            masters[i] = parameter;
+        }
+        if (is_mixed) {
+            narrow(written<number>(arguments, 0)[i], parameter);
+        }
+    }
+}

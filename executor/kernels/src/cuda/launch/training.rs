@@ -1,8 +1,11 @@
 //! Losses, and the optimizers' updates.
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
-use crate::cuda::driver::CudaError;
-use foretell_models::{Compression, Kernel};
+use crate::cuda::driver::{CudaError, MatrixOperand, Product};
+use foretell_models::{Compression, Kernel, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, muon_length};
+
+/// What the parts of scratch memory are aligned to: the rows that tensor cores read.
+const SCRATCH_ALIGNMENT: usize = 256;
 
 impl Dispatcher<'_> {
     /// Queues a kernel of this family, or returns `false`.
@@ -104,6 +107,16 @@ impl Dispatcher<'_> {
                     let sizes = [elements, usize::from(controlled), master];
                     self.launch(LaunchConfig::new("lamb_step", Grid::Elements(elements), &sizes))?;
                 }
+                Kernel::MuonDirection { elements, controlled } => {
+                    let sizes = [elements, usize::from(controlled)];
+                    self.launch(LaunchConfig::new("muon_direction", Grid::Elements(elements), &sizes))?;
+                }
+                Kernel::Orthogonalise { matrices, rows, columns } => self.orthogonalise(matrices, [rows, columns])?,
+                Kernel::MuonStep { elements, longest, controlled, exempt } => {
+                    let sizes = [elements, usize::from(controlled), master, usize::from(exempt)];
+                    let config = LaunchConfig::new("muon_step", Grid::Elements(elements), &sizes);
+                    self.launch(LaunchConfig { numbers: &[muon_length(longest)], ..config })?;
+                }
                 Kernel::UpdateControl { clip, scaled, predictions } => {
                     let sizes = [usize::from(clip), usize::from(scaled), predictions];
                     self.launch(LaunchConfig::new("update_control", Grid::Rows(1), &sizes))?;
@@ -112,5 +125,53 @@ impl Dispatcher<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Queues the steps of Newton and Schulz on all matrices at a time. X, A and the polynomial of A
+    /// are in the run's precision, as Muon's own code has them.
+    unsafe fn orthogonalise(&mut self, matrices: usize, [rows, columns]: [usize; 2]) -> Result<(), CudaError> {
+        let (elements, short) = (rows * columns, rows.min(columns));
+        if matrices * elements == 0 {
+            return Ok(());
+        }
+        let blocks = elements.div_ceil(4096).clamp(1, 64);
+        let (sums, matrix, square) =
+            (matrices * blocks * size_of::<f64>(), matrices * elements * self.width(), matrices * short * short * self.width());
+        let parts = [sums, matrix, square].map(|bytes| bytes.next_multiple_of(SCRATCH_ALIGNMENT));
+        let scratch = self.scratch(parts.iter().sum::<usize>() + square)?;
+        let other = scratch.offset(parts[0]);
+        let gram = other.offset(parts[1]);
+        let polynomial = gram.offset(parts[2]);
+        let (x, y) = (self.read(0), self.written(0));
+        let sizes = [elements, blocks];
+        let grid = Grid::Blocks([matrices * blocks, 1, 1]);
+        let squares = [matrices * short * short, short];
+        let polynomials = LaunchConfig::new("square_polynomials", Grid::Elements(squares[0]), &squares);
+        let polynomials = LaunchConfig { numbers: &NEWTON_SCHULZ, ..polynomials };
+        let (plain, transposed) = (MatrixOperand::plain, MatrixOperand::transposed);
+        // SAFETY: the caller's promise; the scratch memory holds the sums, a matrix and two squares.
+        unsafe {
+            self.launch(LaunchConfig::new("matrix_squares", grid, &sizes))?;
+            self.launch_between(LaunchConfig::new("matrices_over_norms", grid, &sizes), x, other)?;
+            // The number of steps is odd, so that the last one writes y.
+            let (mut from, mut to) = (other, y);
+            for _ in 0..NEWTON_SCHULZ_STEPS {
+                let is_wide = rows <= columns;
+                let (left, right) = if is_wide { (plain(from), transposed(from)) } else { (transposed(from), plain(from)) };
+                let products = [
+                    self.product([short, short, rows.max(columns)], left, right, gram),
+                    self.product([short; 3], plain(gram), plain(gram), polynomial),
+                ];
+                for product in products {
+                    self.multiply(Product { batch: matrices, ..product })?;
+                }
+                self.launch_between(polynomials, gram, polynomial)?;
+                let (left, right) = if is_wide { (polynomial, from) } else { (from, polynomial) };
+                let next = self.product([rows, columns, short], plain(left), plain(right), to);
+                self.multiply(Product { batch: matrices, ..next })?;
+                std::mem::swap(&mut from, &mut to);
+            }
+        }
+        Ok(())
     }
 }

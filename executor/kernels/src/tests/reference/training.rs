@@ -106,6 +106,20 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
             let rate = f64::from(parameters.learning_rate) * (reads[1][0] / reads[1][1]).sqrt();
             vec![zip(&before[0], &reads[0], |parameter, direction| parameter - rate * direction)]
         }
+        Kernel::MuonDirection { .. } => {
+            let (kept, scale) = (f64::from(parameters.momentum), f64::from(parameters.gradient_scale));
+            let gradient: Tensor = reads[0].iter().map(|g| (1.0 - kept) * scale * g).collect();
+            let momentum = zip(&before[1], &gradient, |m, g| kept * m + g);
+            vec![zip(&momentum, &gradient, |m, g| kept * m + g), momentum]
+        }
+        Kernel::Orthogonalise { rows, columns, .. } => {
+            vec![reads[0].chunks(rows * columns).flat_map(|matrix| orthogonalised(matrix, [rows, columns])).collect()]
+        }
+        Kernel::MuonStep { longest, exempt, .. } => {
+            let decay = if exempt { 0.0 } else { f64::from(parameters.weight_decay) };
+            let (keep, rate) = (1.0 - f64::from(parameters.learning_rate) * decay, 0.2 * (longest as f64).sqrt());
+            vec![zip(&before[0], &reads[0], |p, d| keep * p - f64::from(parameters.learning_rate) * rate * d)]
+        }
         Kernel::Sgd { momentum, nesterov, exempt, .. } => {
             let decay = if exempt { 0.0 } else { parameters.weight_decay };
             let factor = f64::from(parameters.momentum);
@@ -158,4 +172,24 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
 fn target(weights: &Tensor, smoothing: Smoothing, label: usize, class: usize) -> f64 {
     let spread = smoothing.value() / weights.len() as f64;
     weights[class] * (if class == label { 1.0 - smoothing.value() } else { 0.0 } + spread)
+}
+
+/// Five steps of Newton and Schulz on one matrix, whatever its longer side is: they commute with a
+/// transposition.
+fn orthogonalised(matrix: &[f64], [rows, columns]: [usize; 2]) -> Tensor {
+    let norm = matrix.iter().map(|x| x * x).sum::<f64>().sqrt() + 1e-7;
+    let mut x: Tensor = matrix.iter().map(|x| x / norm).collect();
+    // `left [n, k]` times `right [k, m]`.
+    let product = |left: &[f64], right: &[f64], [n, k, m]: [usize; 3]| -> Tensor {
+        let element = |i: usize, j: usize| (0..k).map(|l| left[i * k + l] * right[l * m + j]).sum();
+        (0..n * m).map(|index| element(index / m, index % m)).collect()
+    };
+    for _ in 0..5 {
+        let transposed: Tensor = (0..columns * rows).map(|index| x[index % rows * columns + index / rows]).collect();
+        let gram = product(&x, &transposed, [rows, columns, rows]);
+        let squared = product(&gram, &gram, [rows, rows, rows]);
+        let polynomial = zip(&gram, &squared, |gram, squared| -4.7750 * gram + 2.0315 * squared);
+        x = zip(&x, &product(&polynomial, &x, [rows, rows, columns]), |x, change| 3.4445 * x + change);
+    }
+    x
 }
