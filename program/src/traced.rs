@@ -154,8 +154,16 @@ impl TracedJob {
     pub fn emit<'a>(&'a self, steps: usize, visit: impl FnMut(RankEvent<'a>)) -> Result<(), TableError> {
         let values = self.table.values(&self.sizes)?;
         let reference = if self.has_reference { self.reference_bytes(&values) } else { 0 };
-        let mut emitter =
-            Emitter { job: self, values, visit, next: 0, passes: 0, is_last_pass: false, gradients: FxHashMap::default() };
+        let mut emitter = Emitter {
+            job: self,
+            values,
+            visit,
+            next: 0,
+            passes: 0,
+            is_last_pass: false,
+            gradients: FxHashMap::default(),
+            is_first_step: steps > 1,
+        };
         if reference > 0 {
             emitter.allocate(reference, Contents::Reference, AllocationStream::Compute);
         }
@@ -369,6 +377,9 @@ struct Emitter<'a, V> {
     is_last_pass: bool,
     /// Gradients of the micro-batch that are not yet reduced, as the table made them.
     gradients: FxHashMap<ParameterOf, u64>,
+    /// Whether a run begins, whose first update makes the optimizer's states. A step alone is a
+    /// later one, which has them.
+    is_first_step: bool,
 }
 
 impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {

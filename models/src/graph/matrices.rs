@@ -33,7 +33,7 @@ impl Graph {
         // A loss comes after what makes its logits.
         for operator in self.operators.iter().rev() {
             let is_bias = matches!(operator.kind, Kernel::BiasAdd { .. }) && predictions.contains(&operator.outputs[0].tensor);
-            if is_bias || operator.is_loss() {
+            if is_bias || operator.makes_loss() {
                 predictions.insert(operator.inputs[0].tensor);
             }
         }

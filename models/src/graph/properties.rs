@@ -12,7 +12,7 @@ impl Operator {
     }
 
     /// Whether it reads logits first, and makes a loss or a part of one.
-    pub(super) fn is_loss(&self) -> bool {
+    pub(super) fn makes_loss(&self) -> bool {
         matches!(self.kind, Kernel::CrossEntropy { .. } | Kernel::LogitStatistics { .. } | Kernel::WeightedCrossEntropy { .. })
     }
 

@@ -18,6 +18,12 @@ pub fn traced_architecture(model: &Model) -> Option<&'static str> {
         }
         Model::Decoder(model) if has_untraced_parts(model) => None,
         Model::Decoder(model) => of_decoder(model).or_else(|| of_later_parts(model)),
+        // Its tables have as many layers in both stacks, and the sizes of sound.
+        Model::Whisper(model) => {
+            let is_even = model.decoder_layers.is_none_or(|layers| layers == model.layers);
+            (is_even && model.mel_bins == 80 && model.source_positions == 1500).then_some("whisper")
+        }
+        Model::T5(model) => (!model.gated && model.tied_embeddings && model.relative_buckets == 32).then_some("t5"),
         // The sizes of images and classes are written into its tables.
         Model::Vit(model) => ([model.image, model.patch, model.channels, model.classes] == [224, 16, 3, 1000]).then_some("vit"),
         _ => None,
@@ -127,11 +133,33 @@ fn of_linear_attention(model: &Decoder, linear: &LinearAttention) -> Option<&'st
     }
 }
 
+/// Decoders with layer norms, a bias in every product, and the embedding's weights in the head. A
+/// GPT-2 is one where its sequence is shorter than its table of positions.
+fn of_layer_norms(model: &Decoder) -> Option<&'static str> {
+    let has_biases = model.qkv_bias && model.attention_output_bias && model.ffn_bias;
+    let is_one_after_the_other = model.parallel_block == ParallelBlock::None && model.mixtures.is_none();
+    let is_plain = !model.query_key_norm && !model.output_norms && is_one_after_the_other;
+    if model.norm != NormKind::Layer || !has_biases || !is_plain || !model.tied_embeddings {
+        return None;
+    }
+    let is_grouped = model.kv_heads.is_some_and(|heads| heads != model.heads);
+    match (model.positions, model.feed_forward, model.first_position) {
+        (PositionKind::Learned, FeedForward::GeluTanh, 0) if !is_grouped => Some("gpt2"),
+        (PositionKind::Learned, FeedForward::Relu, 2) if !is_grouped => Some("opt"),
+        (PositionKind::Rotary, FeedForward::GeluTanh, _) => Some("starcoder2"),
+        _ => None,
+    }
+}
+
 fn of_decoder(model: &Decoder) -> Option<&'static str> {
     let is_plain = model.query_rank.is_none() && model.key_value_rank.is_none() && model.prediction_modules == 0;
-    let is_usual =
-        model.positions == PositionKind::Rotary && !model.embedding_norm && !model.head_bias && !has_later_parts(model);
-    if !is_plain || !is_usual {
+    if !is_plain || model.embedding_norm || model.head_bias || has_later_parts(model) {
+        return None;
+    }
+    if let Some(architecture) = of_layer_norms(model) {
+        return Some(architecture);
+    }
+    if model.positions != PositionKind::Rotary {
         return None;
     }
     if model.parallel_block != ParallelBlock::None {
@@ -156,6 +184,7 @@ fn of_decoder(model: &Decoder) -> Option<&'static str> {
     match (model.feed_forward, model.query_key_norm, model.output_norms) {
         (FeedForward::GatedGeluTanh, true, true) => Some("gemma3"),
         (FeedForward::GatedGeluTanh, false, true) => Some("gemma2"),
+        (FeedForward::GatedGeluTanh, false, false) if !model.qkv_bias && model.tied_embeddings => Some("gemma"),
         (FeedForward::GatedSilu, true, false) if !model.qkv_bias => Some("qwen3"),
         (FeedForward::GatedSilu, false, false) if model.qkv_bias => Some("qwen2"),
         (FeedForward::GatedSilu, false, false) => Some(if model.window.is_some() { "mistral" } else { "llama" }),

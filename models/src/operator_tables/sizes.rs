@@ -57,6 +57,8 @@ impl TableSizes {
                     own.extend(mixtures.shared_ffn.map(|shared| ("e", shared)));
                 }
                 own.extend(model.window.map(|window| ("w", window)));
+                // OPT's table has rows before the first position, which `p` leaves out.
+                own.extend(model.position_rows.map(|rows| ("p", rows.saturating_sub(model.first_position))));
                 own.extend(model.rotary_part.map(|features| ("x", features)));
                 own.extend(model.key_value_rank.map(|rank| ("z", rank)));
                 own.push(("y", model.value_dimension.unwrap_or_else(|| model.head_features())));
@@ -65,6 +67,17 @@ impl TableSizes {
                     own.extend([("a", linear.key_dimension), ("l", linear.head_dimension)]);
                 }
                 sizes([table_layers(model), model.hidden, model.heads, model.head_features()], model.sequence, model.vocab, &own)
+            }
+            Model::T5(model) => {
+                let features = of_head(model.head_dimension, model.hidden, model.heads);
+                let own = [("f", model.ffn), ("u", model.target_sequence)];
+                sizes([model.layers, model.hidden, model.heads, features], model.source_sequence, model.vocab, &own)
+            }
+            Model::Whisper(model) => {
+                let features = of_head(None, model.hidden, model.heads);
+                let rows = model.target_rows.unwrap_or(model.target_sequence);
+                let own = [("f", model.ffn), ("u", model.target_sequence), ("p", rows)];
+                sizes([model.layers, model.hidden, model.heads, features], 0, model.vocab, &own)
             }
             Model::Vit(model) => {
                 let features = of_head(None, model.hidden, model.heads);

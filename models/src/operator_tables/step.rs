@@ -106,7 +106,7 @@ impl OperatorTable {
             ((least as u64).next_power_of_two() as f64, all)
         } else if loss == "trl" {
             (128.0, batch * sequence)
-        } else if loss == "trl-fused" {
+        } else if matches!(loss, "trl-fused" | "dpo" | "dpo-precomputed" | "grpo") {
             // `TOKEN_CHUNK_SIZE` in `trl/kernels/chunked_logprob.py`.
             (4096.0, batch * (sequence - 1.0))
         } else {

@@ -16,6 +16,10 @@ use std::sync::Arc;
 use table_key::{Adapters, TableKey};
 use thiserror::Error;
 
+/// The loss, in tables' keys, of a step on preferences that has the reference's own pass: TRL 1.x's
+/// `DPOTrainer`.
+const WITH_REFERENCE: &str = "dpo";
+
 /// What keeps a plan's step from being known operator by operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 #[error("{reason}")]
@@ -113,6 +117,14 @@ impl TracedPlan {
             (Wrapping::PyTorch, 3, _) => Sharding::Fsdp1,
             (Wrapping::PyTorch, ..) => Sharding::Ddp,
         };
+        let first_stack = table.parts.iter().find_map(|part| part.stack.as_ref());
+        let has_stacks = table.parts.iter().any(|part| part.stack.is_some() && part.stack.as_ref() != first_stack);
+        // Units are numbered by layer.
+        if has_stacks && matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. } | Sharding::Zero { stage: 3 }) {
+            return Err(Untraced::new("sharded parameters of several stacks of layers"));
+        }
+        // Such a table has the reference and its pass.
+        let preference = preference.filter(|_| table.key.get("loss").is_none_or(|loss| loss != WITH_REFERENCE));
         let is_narrow = match wrapper {
             Wrapping::DeepSpeed => plan.precision != DataType::Fp32,
             // Some frameworks train in the narrow format alone, and say so in their entry.

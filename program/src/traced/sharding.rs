@@ -52,6 +52,9 @@ pub(super) struct Wrapper {
     accumulated: BTreeMap<usize, u64>,
     /// Trained tensors that the rank holds: elements and bytes of each.
     trained: Vec<(u64, u64)>,
+    /// Bytes of the states that the first update makes, as `torch.optim` does: they lie in what the
+    /// first backward pass has released.
+    states_to_come: Vec<u64>,
     /// Bytes of whole gradients that no collective has reduced yet (DDP).
     unreduced: u64,
     /// Bytes of a computed element, such as 2.
@@ -65,7 +68,8 @@ const INTO_BUCKETS: &str = "copy into buckets";
 const OUT_OF_BUCKETS: &str = "copy out of buckets";
 
 impl Wrapper {
-    /// Allocates what lives before the first step: parameters, buffers and states.
+    /// Allocates what lives before the first step: parameters and buffers, and states unless the
+    /// first update makes them.
     pub(super) fn new<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>) -> Self {
         let (sharding, layers, ranks) = (emitter.job.sharding, emitter.job.sizes.layers, emitter.job.ranks.max(1) as u64);
         let is_sharded = matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. });
@@ -126,14 +130,20 @@ impl Wrapper {
                 trained.push((shard, stored));
             }
         }
+        let mut states_to_come = Vec::new();
         for &(elements, stored) in &trained {
             if is_offloaded {
                 // Two moments and the gradient.
                 emitter.send(RankEvent::HostMemory { bytes: 3 * elements * stored });
                 continue;
             }
-            for bytes in emitter.job.optimizer.state_bytes(elements, stored) {
-                emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
+            let states = emitter.job.optimizer.state_bytes(elements, stored);
+            if emitter.is_first_step && !emitter.job.updates_in_backward {
+                states_to_come.extend(states);
+            } else {
+                for bytes in states {
+                    emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
+                }
             }
             let paged = emitter.job.optimizer.paged_bytes(elements);
             if paged > 0 {
@@ -157,6 +167,7 @@ impl Wrapper {
             with_whole: FxHashSet::default(),
             accumulated: BTreeMap::new(),
             trained,
+            states_to_come,
             unreduced: 0,
             compute_width,
         }
@@ -454,6 +465,9 @@ impl RankState for Wrapper {
             let by = if is_fused { HostOptimizer::OneLoop } else { HostOptimizer::Lists };
             emitter.send(RankEvent::HostUpdate { elements, by });
             return;
+        }
+        for bytes in std::mem::take(&mut self.states_to_come) {
+            emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
         }
         emitter.job.optimizer.update(emitter, &self.trained);
         self.release_gradients(emitter);

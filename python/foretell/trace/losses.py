@@ -1,5 +1,9 @@
 """Losses of trainers other than the model's own."""
 
+import collections
+import contextlib
+import types
+
 import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -47,7 +51,47 @@ def trl(model, inputs, chunk):
     return outputs.loss
 
 
+# TRL's losses that never have the logits: of supervised fine-tuning, of preferences with their
+# reference or with its log-probabilities from before, and of GRPO's training step.
+FUSED = {"trl-fused": ("log_probs", "entropy", "is_top1"), "dpo": ("log_probs", "entropy", "mean_logits", "is_top1"),
+         "dpo-precomputed": ("log_probs", "entropy", "mean_logits", "is_top1"), "grpo": ("log_probs", "entropy")}
 FUSED_TILE, TRACED_TILE = 32768, 131072
+
+
+class _OneProcess:
+    """What TRL's losses ask of Accelerate, with one process."""
+
+    device, num_processes, is_main_process = torch.device("cpu"), 1, False
+    gather = gather_for_metrics = staticmethod(lambda x: x)
+    unwrap_model = staticmethod(lambda model: model)
+    reduce = staticmethod(lambda x, reduction: x)
+    autocast = contextlib.nullcontext
+
+
+def dpo(model, inputs, reference, precomputed):
+    """`DPOTrainer._compute_loss` of TRL 1.x: pairs as [chosen, rejected], every token a completion's.
+
+    The reference runs after the model's own forward pass: `reference`, or the model without adapters.
+    """
+    from trl.trainer.dpo_trainer import DPOTrainer
+    trainer = types.SimpleNamespace(
+        model=getattr(model, "module", model), ref_model=reference, accelerator=_OneProcess, args=types.SimpleNamespace(gradient_checkpointing_kwargs={"use_reentrant": False}),
+        aux_loss_enabled=False, ld_alpha=None, precompute_ref_logps=precomputed, f_divergence_type="reverse_kl", loss_types=["sigmoid"],
+        loss_weights=[1.0], beta=0.1, use_weighting=False, _total_train_tokens=0, _tp_size=1,
+        _metrics={"train": collections.defaultdict(list)})
+    return DPOTrainer._compute_loss(trainer, model, inputs, False)
+
+
+def grpo(model, inputs):
+    """`GRPOTrainer._compute_loss` of TRL 1.x with its defaults: no reference, and the log-probabilities of before are the model's own."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+    trainer = types.SimpleNamespace(
+        model=model, accelerator=_OneProcess, args=types.SimpleNamespace(delta=None, steps_per_generation=1), aux_loss_enabled=False,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level="token", beta=0.0, loss_type="dapo",
+        epsilon_low=0.2, epsilon_high=0.2, use_vllm=False, current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
+        _metrics={"train": collections.defaultdict(list)})
+    trainer._get_per_token_logps_and_entropies = types.MethodType(GRPOTrainer._get_per_token_logps_and_entropies, trainer)
+    return GRPOTrainer._compute_loss(trainer, model, inputs)
 
 
 def trl_fused(model, inputs):
@@ -60,8 +104,8 @@ def trl_fused(model, inputs):
     return loss
 
 
-def use_fused_head(model, tokens, recorder):
-    """Adds TRL's head to the model (`add_fused_lm_head`).
+def use_fused_head(model, tokens, recorder, outputs):
+    """Adds TRL's head to the model (`add_fused_lm_head`), with what it returns of each token.
 
     It multiplies 4,096 tokens with 32,768 words at a time; here `tokens` with all words at once, in
     a buffer that the table states at its true width (`tile`).
@@ -72,7 +116,7 @@ def use_fused_head(model, tokens, recorder):
     utils._CHUNKED_LOGPROB_CHUNK_SIZE = TRACED_TILE
     kernels.TOKEN_CHUNK_SIZE = tokens
     kernels._addmm_fp32 = lambda total, a, b: recorder.product("aten.addmm", (total, a, b), total)
-    utils.add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    utils.add_fused_lm_head(model, outputs=outputs)
 
 
 def tile(text):

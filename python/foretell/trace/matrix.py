@@ -24,7 +24,7 @@ def packages(key):
         return [key["framework"]] if key["framework"] in ("torchvision", "timm", "torchtune") else []
     extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith(("qlora", "int8lora")), "liger-kernel": key["kernels"] == "liger",
              "fms-acceleration-foak": key["kernels"].startswith("foak"),
-             "trl": key["loss"] == "trl-fused"}
+             "trl": key["loss"] in ("trl-fused", "dpo", "dpo-precomputed", "grpo")}
     return ["transformers", *(name for name, used in extra.items() if used)]
 
 
@@ -140,6 +140,8 @@ def _keys():
     yield from _product(adapter=["qlora-all"], kernels=["liger"], checkpoint=["none", "full", "full-reentrant"], **parts)
     yield from _product(architecture=["qwen3"], adapter=["lora-all"], kernels=["liger"], checkpoint=["none", "full"], precision=["mixed"])
     yield from _product(architecture=["llama"], adapter=["lora-all"], attention=["eager"], checkpoint=["none", "full"], precision=["mixed"])
+    yield from _of_trl()
+    yield from _tied()
     low = dict(adapter=["lora-all", "lora-attention"], checkpoint=["none", "full"], precision=["mixed", "bf16"])
     # Its sinks are in no attention of PyTorch's, nor in the package `flash_attn`.
     yield from _product(architecture=["gpt_oss"], experts=["grouped_mm"], attention=["eager"], **usual)
@@ -152,6 +154,34 @@ def _keys():
     yield from _compiled()
     for release in older.RELEASES:
         yield from _older(release)
+
+
+def _of_trl():
+    """TRL 1.x: DPO with its reference in the step or before it, and GRPO's training step."""
+    both = dict(checkpoint=["none", "full"])
+    whole, adapted = dict(precision=["autocast"], **both), dict(precision=["mixed"], **both)
+    known = ["llama", "qwen2", "qwen3"]
+    yield from _product(architecture=known, loss=["dpo"], **whole)
+    # It casts adapters beside quantised weights itself, and leaves norms as they are stored.
+    yield from _product(architecture=known, loss=["dpo"], adapter=["lora-all", "lora-attention", "qlora-all-bf16"], **adapted)
+    yield from _product(architecture=known, loss=["dpo"], head=["tied"], adapter=["none"], **whole)
+    yield from _product(architecture=known, loss=["dpo"], head=["tied"], adapter=["lora-all", "lora-attention"], **adapted)
+    yield from _product(architecture=known, loss=["dpo"], attention=["sdpa"], **whole)
+    yield from _product(architecture=known, loss=["dpo"], attention=["sdpa"], adapter=["lora-all", "lora-attention"], **adapted)
+    yield from _product(architecture=known, loss=["grpo"], **whole)
+    yield from _product(architecture=known, loss=["grpo"], adapter=["lora-all"], **adapted)
+    yield from _product(architecture=["llama"], loss=["dpo-precomputed"], **whole)
+    yield from _product(architecture=["llama"], loss=["dpo-precomputed"], adapter=["lora-all"], **adapted)
+
+
+def _tied():
+    """Small models whose head has the embedding's weights, with adapters or Liger's kernels."""
+    known, both = ["llama", "qwen2", "qwen3"], dict(head=["tied"], checkpoint=["none", "full"])
+    adapters = ["lora-all", "lora-attention", "qlora-all", "qlora-attention"]
+    yield from _product(architecture=known, adapter=adapters, precision=["mixed"], **both)
+    yield from _product(architecture=known, kernels=["liger"], precision=["autocast", "mixed"], **both)
+    yield from _product(architecture=known, kernels=["liger"], adapter=["lora-all", "lora-attention"], precision=["mixed"], **both)
+    yield from _product(architecture=known, loss=["chunked"], precision=["autocast", "mixed"], **both)
 
 
 def _compiled():

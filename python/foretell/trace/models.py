@@ -31,7 +31,7 @@ class Architecture:
         full = sizes_.resolve(base, self.tied_width)
         names = self.symbols + (["r"] if key["adapter"] != "none" else [])
         sizes = {s: full[s] for s in names}
-        if key["loss"] in ("chunked", "trl-fused"):             # the last chunk is shorter
+        if key["loss"] == "chunked" or key["loss"] in losses.FUSED:     # the last chunk is shorter
             sizes |= sizes_.chunks(sizes["b"] * (sizes["s"] - 1), full["c"])
         elif key["loss"] == "trl":
             sizes |= sizes_.chunks(sizes["b"] * sizes["s"], full["c"])
@@ -240,8 +240,8 @@ def build(name, z, layers, key, recorder=None):
         for module in model.modules():
             if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
                 module.config._attn_implementation = "flash_attention_2"
-    if key["loss"] == "trl-fused":
-        losses.use_fused_head(model, z["q"], recorder)
+    if key["loss"] in losses.FUSED:
+        losses.use_fused_head(model, z["q"], recorder, losses.FUSED[key["loss"]])
     if key["loss"] == "chunked":
         chunk = z["q"]
         model.forward = lambda input_ids, labels, base=model, **_: {"loss": losses.chunked(base, input_ids, labels, chunk)}
@@ -264,6 +264,15 @@ def build(name, z, layers, key, recorder=None):
     return model
 
 
+def reference(name, z, layers, key, recorder=None):
+    """The frozen copy that preferences are compared with, or none: with adapters it is the model without them."""
+    if key["loss"] != "dpo" or key["adapter"] != "none":
+        return None
+    made = build(name, z, layers, {**key, "loss": "model", "checkpoint": "none"}, recorder).requires_grad_(False)
+    losses.use_fused_head(made, z["q"], recorder, ("log_probs",))
+    return made
+
+
 def inputs(architecture, z, key):
     """What the data loader hands to the model, already on the device."""
     real = torch.bfloat16 if key["precision"] == "bf16" else torch.float32
@@ -274,4 +283,12 @@ def inputs(architecture, z, key):
     ids = torch.zeros(z["b"], z["s"], dtype=torch.int64)
     if architecture.inputs == "pairs":
         return dict(input_ids=ids, labels=torch.zeros(z["b"], z["u"], dtype=torch.int64))
+    if key["loss"].startswith("dpo"):                           # `DataCollatorForPreference`
+        marks = dict(attention_mask=torch.ones_like(ids), completion_mask=torch.ones_like(ids))
+        before = [n for n in ("ref_chosen_logps", "ref_rejected_logps") if key["loss"] == "dpo-precomputed"]
+        return dict(input_ids=ids, **marks, **{n: torch.zeros(z["b"] // 2) for n in before})
+    if key["loss"] == "grpo":                                   # a prompt of one token
+        parts = {"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1], "completion_ids": ids[:, 1:], "completion_mask": ids[:, 1:]}
+        return {n: torch.zeros(t.shape, dtype=torch.int64) for n, t in parts.items()} | dict(
+            advantages=torch.zeros(z["b"]), num_items_in_batch=torch.ones(()))
     return dict(input_ids=ids, labels=torch.zeros(z["b"], z["s"], dtype=torch.int64))

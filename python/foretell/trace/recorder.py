@@ -123,7 +123,8 @@ BY_MASK = {aten.index.Tensor, aten.masked_select.default, aten.index_put_.defaul
 def _called_by_engine():
     """Whether autograd's engine itself runs this operator, rather than a Python function that it called."""
     frame = sys._getframe(2)
-    while frame and frame.f_code.co_filename.endswith(("_python_dispatch.py", "_stats.py", "_compile.py", "eval_frame.py")):
+    between = ("_python_dispatch.py", "_stats.py", "_compile.py", "eval_frame.py")
+    while frame and (frame.f_code.co_name == "__torch_dispatch__" or frame.f_code.co_filename.endswith(between)):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 

@@ -24,6 +24,8 @@ def of(key):
         return {**PROBE, "k": 29}, CHECK, OTHER
     if key["architecture"].startswith("granite_hybrid"):        # heads that divide twice the features, rows of a multiple of 16 bytes
         return {**PROBE, "j": 56, "a": 4 * 61}, CHECK, {**OTHER, "j": 16}
+    if key["loss"].startswith("dpo"):                           # pairs
+        return {**PROBE, "b": 2 * 19}, CHECK, OTHER
     return (PROBE, CHECK, OTHER) if key["compiled"] == "none" else (COMPILED_PROBE, COMPILED_CHECK, COMPILED_OTHER)
 
 

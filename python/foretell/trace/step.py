@@ -17,6 +17,10 @@ from .recorder import Recorder, in_place_sums, log_triton
 EXPERT, FIRST = re.compile(r"\.experts\.\d+\."), re.compile(r"\.experts\.0\.")
 
 
+# The stack of the frozen model that preferences are compared with. It has a forward pass alone.
+REFERENCE = "reference"
+
+
 def stacks_of(model, layers, before=0):
     """The lists of like layers: `{name: [modules]}`; the name is `layer` where there is one list. Without the `before` first ones."""
     found = [(name, list(m)[before:]) for name, m in model.named_modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))
@@ -74,9 +78,12 @@ def _first_tensor(values):
     return None
 
 
-def mark_layers(recorder, stacks, period=1):
-    """Every call of a layer is a part of the log; so is its backward, which begins when its output's gradient is complete."""
-    order = list(stacks)
+def mark_layers(recorder, stacks, period=1, has_reference=False):
+    """Every call of a layer is a part of the log; so is its backward, which begins when its output's gradient is complete.
+
+    With a reference, calls without gradients are those of its stack.
+    """
+    order = list(stacks) + [REFERENCE] * (has_reference and REFERENCE not in stacks)
     after = {s: (order[i + 1] + "_start" if i + 1 < len(order) else "end") for i, s in enumerate(order)}
     place = {id(m): (s, i, len(ms)) for s, (_, ms) in stacks.items() for i, m in enumerate(ms)}
     inside = set()                                              # layers whose call is running
@@ -85,6 +92,8 @@ def mark_layers(recorder, stacks, period=1):
         if recorder.phase != "forward" or id(self) not in place or id(self) in inside:
             return function(self, *args, **kwargs)
         stack, number, count = place[id(self)]
+        if has_reference and not torch.is_grad_enabled():
+            stack = REFERENCE
         i = number // period
         given = _first_tensor((*args, *kwargs.values())) if number == 0 else None
         if given is not None and given.requires_grad:
@@ -125,6 +134,10 @@ def compute_loss(model, inputs, key):
         return losses.trl_fused(model, inputs), None
     if key["loss"] == "reward":
         return losses.reward(model, inputs), None
+    if key["loss"].startswith("dpo"):
+        return losses.dpo(model, inputs, key["reference"], key["loss"] == "dpo-precomputed"), None
+    if key["loss"] == "grpo":
+        return losses.grpo(model, inputs), None
     outputs = model(**inputs)
     return outputs["loss"], None
 
@@ -182,6 +195,13 @@ def trace(name, z, layers, key, device="cuda"):
         before, period = architecture.before, architecture.period
         stacks = stacks_of(model, period * layers, before) if architecture.layered else {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
+        reference = models.reference(name, z, layers, key, recorder)
+        if reference is not None:
+            (prefix, modules), = stacks_of(reference, period * layers, before).values()
+            stacks[REFERENCE] = (f"{REFERENCE}.{prefix}", modules)
+            named = [*reference.named_parameters(remove_duplicate=False), *reference.named_buffers()]
+            tensors += [(f"{REFERENCE}.{n}", t) for n, t in named]
+            train_forward(reference, key)
         parameters, seen, places = [], {}, {}
         for (long, p), (stack, layer, name) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers, before, period)):
             recorder.ignore(p)
@@ -198,14 +218,14 @@ def trace(name, z, layers, key, device="cuda"):
                 if p.requires_grad:
                     p.register_post_accumulate_grad_hook(lambda p, short=short: recorder.gradient(short, p))
         del tensors, p
-        marked = mark_layers(recorder, stacks, period)
+        marked = mark_layers(recorder, stacks, period, key["loss"] == "dpo")
         if key["version"] in older.RELEASES and key["checkpoint"] != "none":
             older.mark_checkpoints(model, marked)
         if not architecture.loss:
             train_forward(model, key)
         if key["compiled"] != "none":
             compiled.apply(model, key, recorder, stacks, places)
-        options = {**key, "chunk": z.get("q"), "recorder": recorder}
+        options = {**key, "chunk": z.get("q"), "recorder": recorder, "reference": reference}
         loss_of = architecture.loss or compute_loss
         if key["compiled"] != "none":                           # the first step compiles, which keeps tensors alive
             with recorder:

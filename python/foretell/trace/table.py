@@ -54,11 +54,11 @@ def names_of(key):
     from .models import find
     architecture = find(key)
     here, there = (architecture.sizes(s, key) for s in sizes.of(key)[:2])
-    names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *(("s/16", "s/32", "s/64", "s+16") if key["compiled"] != "none" else ()), *architecture.atoms), architecture.constants,
+    names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *(("b/2",) if key["loss"].startswith("dpo") else ()), *(("s/16", "s/32", "s/64", "s+16") if key["compiled"] != "none" else ()), *architecture.atoms), architecture.constants,
                        ("c",) + (("E",) if key["experts"] == "eager" else ()))
     if key["compiled"] != "none":                               # parts of a reduction
         names.constants |= set(range(3, 64)) - {x for n in here.values() for x in (n, 2 * n)} - {here.get("n", 1) // here.get("k", 1)}
-    if key["loss"] == "trl-fused":
+    if key["loss"] in losses.FUSED:
         names.constants.add(losses.TRACED_TILE)
     if key["adapter"].startswith("int8lora"):
         from . import int8
@@ -91,7 +91,7 @@ def make(key, versions, device="cuda"):
     lines += ["symbols " + " ".join(used), *listed]
     for name, variant, part in body:
         lines += [f"part {name}" + (f".{variant}" if variant else ""), *part]
-    if key["loss"] == "trl-fused":
+    if key["loss"] in losses.FUSED:
         lines = [losses.tile(line) for line in lines]
     remarks = []
     if names.unknown:
@@ -112,7 +112,7 @@ def check(key, text, layers=CHECK_LAYERS, base=None):
         base = {**base, "v": WIDE_VOCABULARY}
     here = models.find(key).sizes(base, key)
     events, _, _ = step.trace(key["architecture"], here, layers, key)
-    if key["loss"] == "trl-fused":                              # compare with what was traced
+    if key["loss"] in losses.FUSED:                             # compare with what was traced
         text = text.replace(str(losses.FUSED_TILE), str(losses.TRACED_TILE))
     true, told = replay.replay_events(events), replay.replay(replay.Table(text), here, layers)
     wrong = [k for k in {*true.kernels, *told.kernels} if list(true.kernels.get(k, ())) != list(told.kernels.get(k, ()))]

@@ -1,7 +1,7 @@
 //! The key of the table that a plan's step has: what the framework, the plan and the model say of
 //! each of its words, and which values stand in where the first was not traced.
 
-use super::{Untraced, Wrapping, is_before_release_5};
+use super::{Untraced, WITH_REFERENCE, Wrapping, is_before_release_5};
 use crate::plan::{AttentionKernel, LossKernel, Plan, Preference, Recompute};
 use foretell_models::operator_tables::{OperatorTable, TableError, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
@@ -139,6 +139,11 @@ impl TableKey {
             DataType::Bf16 | DataType::Fp16 => "autocast",
             other => return Err(Untraced::new(format!("`precision: {other}`"))),
         };
+        // Tables of DPO have the reference as a second stack of layers, which cannot be sharded; and
+        // they are of TRL 1.x, which needs a later release of transformers than 4.
+        let is_dpo = workload.preference == Some(Preference::Dpo);
+        let is_of_trl = tables.get("framework").is_none_or(|framework| framework == "hf") && !is_before_release_5(tables);
+        let has_reference_of_its_own = is_dpo && is_of_trl && !is_sharded;
         let mut stands_in = Vec::new();
         if plan.precision == DataType::Fp16 {
             stands_in.push("kernels in `fp16` are predicted as those in `bf16`".into());
@@ -148,7 +153,7 @@ impl TableKey {
                 return Err(Untraced::new("a loss on preferences in parts"));
             }
             let name = preference.name();
-            if preference.has_vocabulary() {
+            if preference.has_vocabulary() && !has_reference_of_its_own {
                 stands_in.push(format!("`{name}`: the loss over the vocabulary is predicted as that of language modelling"));
             }
         }
@@ -182,7 +187,7 @@ impl TableKey {
         let is_other_than_its = is_torchtune && matches!(architecture, "qwen2" | "qwen3") && kernels == "hf" && has_vocabulary;
         let loss = if is_other_than_its { "chunked" } else { loss };
         let given = |name: &str| given(name).filter(|_| !(name == "loss" && is_other_than_its));
-        let dropout = if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode") { "some" } else { "none" };
+        let dropout = if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode" | "opt" | "t5") { "some" } else { "none" };
         let attention: &[_] = match workload.attention {
             // Its sinks are in no other attention of transformers.
             None if architecture == "gpt_oss" => &["eager"],
@@ -201,13 +206,14 @@ impl TableKey {
         };
         // Mistral's step is Llama's, whose tables are more.
         let architectures: &[_] = if architecture == "mistral" { &["mistral", "llama"] } else { &[architecture] };
+        let (with_reference, usual_loss) = ([WITH_REFERENCE, "model"], [loss]);
         let usual = [
             ("framework", &["hf"][..]),
             ("precision", &[precision]),
             ("architecture", architectures),
             ("dropout", &[dropout]),
             ("experts", experts),
-            ("loss", &[loss]),
+            ("loss", if has_reference_of_its_own { &with_reference[..] } else { &usual_loss[..] }),
             ("kernels", &[kernels]),
             ("head", if is_tied(model) && has_vocabulary { &["tied", "usual"] } else { &["usual"] }),
             ("attention", attention),
@@ -216,7 +222,7 @@ impl TableKey {
         // What the framework's entry says of a key goes before the usual values.
         let values = usual.map(|(name, values)| {
             // Without a vocabulary no loss over it is the framework's own.
-            let is_own = name != "loss" || has_vocabulary;
+            let is_own = name != "loss" || (has_vocabulary && !has_reference_of_its_own);
             let own = given(name).into_iter().filter(|own| is_own && !values.contains(own));
             // An eager step is no stand-in for a compiled one.
             let values: &[&str] = if name == "compiled" && given(name).is_some() { &[] } else { values };
@@ -228,7 +234,11 @@ impl TableKey {
             adapters,
             weights,
             has_dropout: workload.adapter_dropout,
-            casts_adapters: is_sharded || wrapper == Wrapping::DeepSpeed || given("adapters") == Some("bf16"),
+            // TRL 1.x casts adapters beside quantised weights itself, and leaves norms as they are stored.
+            casts_adapters: is_sharded
+                || wrapper == Wrapping::DeepSpeed
+                || given("adapters") == Some("bf16")
+                || (has_reference_of_its_own && weights == FrozenWeights::FourBits),
             states_attention: workload.attention.is_some(),
             values: values.into(),
             versions: given("version").into_iter().chain(newest).map(str::to_owned).collect(),
