@@ -7,8 +7,8 @@
 //!
 //! - [`Scheduling::Turns`]: one thread of one rank at a time runs, and the seed decides which. Each
 //!   turn takes a millisecond. A seed always gives the same run.
-//! - [`Scheduling::Threads`]: threads run as they like. Time stands still while bytes move, and goes
-//!   to the next event when nothing does: [`SimulatedNetwork::advance_if_idle`].
+//! - [`Scheduling::Threads`]: threads run as they like. Time stands still while bytes move, and
+//!   goes to the next event when nothing does: [`SimulatedNetwork::advance_if_idle`].
 
 mod halves;
 mod state;
