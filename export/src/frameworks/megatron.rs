@@ -21,14 +21,19 @@ const VERSION: &str = "megatron-core 0.19.2";
 /// Its stack in our profiles.
 const STACK: &str = "megatron-core";
 
-pub(super) const FRAMEWORK: &str = "Megatron-Core";
+const FRAMEWORK: &str = "Megatron-Core";
 
 /// Arguments as flags with values; an empty value is a switch.
 type Arguments = Vec<(&'static str, String)>;
 
 pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let model = model::arguments(job.model)?;
-    let mut nearest = Nearest::new(job.plan, FRAMEWORK, STACK)?;
+    let has_muon = job.plan.optimizer == Optimizer::Muon;
+    let optimizer = if has_muon { Optimizer::AdamW } else { job.plan.optimizer };
+    let mut nearest = Nearest::new(&Plan { optimizer, ..job.plan.clone() }, FRAMEWORK, STACK)?;
+    if has_muon {
+        nearest.plan.optimizer = Optimizer::Muon;
+    }
     restrict(&mut nearest);
     let work = work_of_blocks(&job.model.graph(job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?);
     let layout = &mut nearest.plan.layout;

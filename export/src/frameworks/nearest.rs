@@ -8,9 +8,6 @@ use foretell_program::{
 };
 use foretell_units::{Bytes, DataType};
 
-/// The frameworks whose files say how Muon runs.
-const WITH_MUON: [&str; 1] = [super::megatron::FRAMEWORK];
-
 /// A plan on its way to a framework.
 pub(super) struct Nearest {
     pub(super) framework: &'static str,
@@ -19,8 +16,9 @@ pub(super) struct Nearest {
 }
 
 impl Nearest {
-    /// Starts from a plan, without what no framework expresses. Preferences and adapters are
-    /// refused: exporters whose framework trains with them take them out before.
+    /// Starts from a plan, without what few frameworks express. Preferences and adapters are
+    /// refused, and Muon becomes AdamW: exporters whose framework trains with them take them out
+    /// before.
     pub(super) fn new(plan: &Plan, framework: &'static str, stack: &str) -> Result<Self, FrameworkError> {
         let layout = plan.layout.clone().normalised();
         if layout.stages.is_some() {
@@ -95,7 +93,7 @@ impl Nearest {
     /// Keeps the optimizer's numbers of the training, and leaves the rest to the framework.
     fn plain_training(&mut self) {
         let optimizer = self.plan.optimizer;
-        if optimizer.is_by_parameter() && !(optimizer == Optimizer::Muon && WITH_MUON.contains(&self.framework)) {
+        if optimizer.is_by_parameter() {
             self.plan.optimizer = Optimizer::AdamW;
             self.differences.push(format!("the optimizer is adamw, and not {}", optimizer.name()));
         }
@@ -120,8 +118,9 @@ impl Nearest {
         self.replace(|plan| &mut plan.workload, PlannedWorkload::default(), "`workload` is left out");
     }
 
-    /// States a learning rate in a file for fine-tuning, where the plan has none: the plan's default is
-    /// that of training from the start. The rates are those of TRL's and torchtune's examples.
+    /// States a learning rate in a file for fine-tuning, where the plan has none: the plan's
+    /// default is that of training from the start. The rates are those of TRL's and torchtune's
+    /// examples.
     pub(super) fn state_fine_tuning_rate(&mut self) {
         let has_adapters = self.plan.training.lora.is_some();
         let (rate, of) = match (self.plan.workload.preference.is_some(), has_adapters) {
@@ -246,7 +245,10 @@ pub(super) fn usual_training(plan: &mut Plan) {
             let training = &mut plan.training;
             (training.beta1, training.beta2, training.epsilon) = (usual.beta1, usual.beta2, usual.epsilon);
         }
-        _ => (plan.training.momentum, plan.training.nesterov) = (usual.momentum, usual.nesterov),
+        Optimizer::Muon => plan.training.nesterov = usual.nesterov,
+        Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => {
+            (plan.training.momentum, plan.training.nesterov) = (usual.momentum, usual.nesterov);
+        }
     }
     if plan.precision != DataType::Fp16 {
         plan.training.loss_scale = usual.loss_scale;

@@ -91,7 +91,9 @@ fn formats_of_parameters_and_moments_are_read() {
     }
     // A setting is named as the file names it.
     refused("bf16: true\noptimizer: lion\n", &["`optimizer: \"lion\"`"]);
-    for setting in ["use_galore", "use_badam", "use_adam_mini", "use_muon"] {
+    let muon = sound("bf16: true\nuse_muon: true\n").plan;
+    assert_eq!((muon.optimizer, muon.training.momentum), (Optimizer::Muon, 0.95));
+    for setting in ["use_galore", "use_badam", "use_adam_mini"] {
         refused(&format!("bf16: true\n{setting}: true\n"), &[setting]);
     }
     let pure = |text: &str| {

@@ -2,7 +2,7 @@
 //! beside recipes, and tools whose defaults a file leaves open.
 
 use foretell_export::{ImportedPlan, PlanForm, Surroundings, import_plan};
-use foretell_program::{MomentFormat, NamePatterns, Offload, Preference, Recompute};
+use foretell_program::{MomentFormat, NamePatterns, Offload, Optimizer, Preference, Recompute};
 use foretell_units::DataType;
 use foretell_units::diagnostic::one_line;
 
@@ -485,4 +485,21 @@ fn a_variable_behind_a_flag_with_its_value_may_hold_any_flags() {
     // A flag's own value may be a variable.
     read(&format!("{TRAINER} --output_dir $OUT --data_path \"$DATA\" --run_name $A-$B\n"), of_trainer).expect("they are values");
     read(&format!("{megatron} --save $DIR --data-path 0.5 $ONE 0.5 $OTHER --load $DIR\n"), of_megatron).expect("they are values");
+}
+
+#[test]
+fn megatrons_muon_is_read_with_what_a_plan_does_otherwise() {
+    let flags =
+        "--swiglu --normalization RMSNorm --bf16 --optimizer muon --muon-scale-mode spectral --muon-extra-scale-factor 0.2";
+    let imported = read(&format!("{MODEL} {flags} --muon-tp-mode duplicated"), PlanForm::MegatronArguments).expect("it is sound");
+    assert_eq!((imported.plan.optimizer, imported.plan.training.momentum), (Optimizer::Muon, 0.95));
+    assert!(imported.unread.is_empty(), "{:?}", imported.unread);
+    let more = |more: &str| read(&format!("{MODEL} {flags} {more}"), PlanForm::MegatronArguments);
+    let assumed = more("--muon-momentum 0.9").expect("it is sound");
+    assert_eq!(assumed.plan.training.momentum, 0.9);
+    assert!(assumed.assumed.iter().any(|assumption| assumption.contains("blockwise")), "{:?}", assumed.assumed);
+    for wrong in ["--muon-num-ns-steps 7", "--muon-scalar-optimizer lion"] {
+        let error = more(wrong).expect_err(wrong);
+        assert!(error.contains(wrong.split(' ').next().unwrap_or_default()), "{error}");
+    }
 }

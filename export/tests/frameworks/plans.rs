@@ -54,7 +54,7 @@ prop_compose! {
         recompute in recomputes(),
         ring in any::<bool>(),
         (micro_batch, micro_batches) in (1usize..4, 1usize..5),
-        optimizer in proptest::sample::select(vec![Optimizer::Sgd, Optimizer::Adam, Optimizer::AdamW]),
+        optimizer in proptest::sample::select(vec![Optimizer::Sgd, Optimizer::Adam, Optimizer::AdamW, Optimizer::Muon]),
         precision in proptest::sample::select(vec![DataType::Fp32, DataType::Tf32, DataType::Bf16, DataType::Fp16, DataType::Fp8]),
         (rate, decay, clip) in (proptest::option::of(1e-5f32..1.0), 0.0f32..0.5, proptest::option::of(0.1f32..2.0)),
         (momentum, nesterov) in (0.01f32..1.0, any::<bool>()),

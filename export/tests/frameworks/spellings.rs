@@ -94,7 +94,7 @@ prop_compose! {
         (tensor, pipeline, context) in (1usize..3, 1usize..3, 1usize..3),
         (zero, recompute, state) in (0usize..4, any::<bool>(), any::<bool>()),
         (micro_batch, micro_batches) in (1usize..4, 1usize..4),
-        optimizer in proptest::sample::select(vec![Optimizer::Sgd, Optimizer::Adam, Optimizer::AdamW]),
+        optimizer in proptest::sample::select(vec![Optimizer::Sgd, Optimizer::Adam, Optimizer::AdamW, Optimizer::Muon]),
         precision in proptest::sample::select(vec![DataType::Fp32, DataType::Bf16, DataType::Fp16]),
         (rate, decay, clip) in (1e-6f32..1.0, 0.01f32..0.5, proptest::option::of(0.1f32..2.0)),
         adapters in proptest::option::of((1usize..65, any::<bool>(), any::<bool>())),

@@ -126,7 +126,7 @@ fn openrlhfs_flags_are_a_trainers_with_deepspeed() {
     for (text, expected) in [
         (format!("{launch}.train_sft {OPEN_RLHF} --ds_tensor_parallel_size 2"), "--ds_tensor_parallel_size 2"),
         (format!("{launch}.train_sft {}", OPEN_RLHF.replace("256", "250")), "no multiple of 2 samples on 8 ranks"),
-        (format!("{launch}.train_sft {OPEN_RLHF} --optim muon"), "--optim muon"),
+        (format!("{launch}.train_sft {OPEN_RLHF} --optim lion"), "--optim lion"),
         (format!("{launch}.train_dpo {OPEN_RLHF} --ref_offload"), "--ref_offload"),
         (format!("{launch}.train_ppo_ray {OPEN_RLHF}"), "--method ppo"),
     ] {

@@ -19,6 +19,8 @@ use thiserror::Error;
 /// The loss, in tables' keys, of a step on preferences that has the reference's own pass: TRL 1.x's
 /// `DPOTrainer`.
 const WITH_REFERENCE: &str = "dpo";
+/// The same of a step whose reference was computed before.
+const WITHOUT_REFERENCE: &str = "dpo-precomputed";
 
 /// What keeps a plan's step from being known operator by operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
@@ -124,7 +126,10 @@ impl TracedPlan {
             return Err(Untraced::new("sharded parameters of several stacks of layers"));
         }
         // Such a table has the reference and its pass.
-        let preference = preference.filter(|_| table.key.get("loss").is_none_or(|loss| loss != WITH_REFERENCE));
+        let preference = preference.filter(|_| {
+            let loss = table.key.get("loss").map(String::as_str);
+            ![Some(WITH_REFERENCE), Some(WITHOUT_REFERENCE)].contains(&loss)
+        });
         let is_narrow = match wrapper {
             Wrapping::DeepSpeed => plan.precision != DataType::Fp32,
             // Some frameworks train in the narrow format alone, and say so in their entry.

@@ -268,7 +268,8 @@ impl GpuCosts<'_> {
             bytes += 4.0 * traffic.single as f64;
         }
         if category == Category::Optimizer {
-            // The share is that of an update with moments. LAMB, Muon and outer steps move other values.
+            // The share is that of an update with moments. LAMB, Muon and outer steps move other
+            // values.
             let moments = match kernel {
                 Kernel::Sgd { momentum, .. } => Some(usize::from(*momentum)),
                 Kernel::AdamW { .. } => Some(2),

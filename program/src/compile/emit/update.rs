@@ -300,8 +300,9 @@ impl Update<'_> {
         self.compute(name, Kernel::LambStep { elements, controlled }, &step_reads, &step_writes);
     }
 
-    /// Updates the matrices of a bucket by Muon: each rank finds the direction of its shard, gathers
-    /// the directions of whole matrices, makes them orthogonal, and steps along its own shard.
+    /// Updates the matrices of a bucket by Muon: each rank finds the direction of its shard,
+    /// gathers the directions of whole matrices, makes them orthogonal, and steps along its own
+    /// shard.
     fn update_by_muon(&mut self, index: usize, name: &str, matrix: HiddenMatrix, (reads, writes): (&[BufferId], &[BufferId])) {
         let bucket = &self.stage.state.buckets[index];
         let exempt = bucket.training == BucketTraining::Exempt;
@@ -323,7 +324,8 @@ impl Update<'_> {
         let padded = direction;
         let mut shape = member.shape.clone();
         direction = self.list.add_view(name, direction, 0, vec![shape.iter().product()]);
-        // Axes whose ranks have parts of a matrix, and not other matrices. The first have the smallest parts.
+        // Axes whose ranks have parts of a matrix, and not other matrices. The first have the
+        // smallest parts.
         let cuts: Vec<(Axis, usize)> = Axis::WITHIN_STAGE
             .into_iter()
             .filter_map(|axis| match member.placements.get(axis) {
@@ -345,7 +347,8 @@ impl Update<'_> {
             direction = self.part(name, (axis, dimension), &mut shape, direction);
         }
         if bucket.elements > member.shape.iter().product() {
-            // What lies behind the matrix belongs to no parameter: its direction is the gathered one, zero.
+            // What lies behind the matrix belongs to no parameter: its direction is the gathered
+            // one, zero.
             let part = self.list.add_view(name, padded, 0, vec![member.shape.iter().product()]);
             let kernel = Kernel::Slice { outer: 1, parts: 1, inner: member.shape.iter().product() };
             self.compute(name, kernel, &[direction], &[part]);

@@ -1,7 +1,7 @@
 //! The key of the table that a plan's step has: what the framework, the plan and the model say of
 //! each of its words, and which values stand in where the first was not traced.
 
-use super::{Untraced, WITH_REFERENCE, Wrapping, is_before_release_5};
+use super::{Untraced, WITH_REFERENCE, WITHOUT_REFERENCE, Wrapping, is_before_release_5};
 use crate::plan::{AttentionKernel, LossKernel, Plan, Preference, Recompute};
 use foretell_models::operator_tables::{OperatorTable, TableError, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
@@ -139,8 +139,8 @@ impl TableKey {
             DataType::Bf16 | DataType::Fp16 => "autocast",
             other => return Err(Untraced::new(format!("`precision: {other}`"))),
         };
-        // Tables of DPO have the reference as a second stack of layers, which cannot be sharded; and
-        // they are of TRL 1.x, which needs a later release of transformers than 4.
+        // Tables of DPO have the reference as a second stack of layers, which cannot be sharded;
+        // and they are of TRL 1.x, which needs a later release of transformers than 4.
         let is_dpo = workload.preference == Some(Preference::Dpo);
         let is_of_trl = tables.get("framework").is_none_or(|framework| framework == "hf") && !is_before_release_5(tables);
         let has_reference_of_its_own = is_dpo && is_of_trl && !is_sharded;
@@ -206,7 +206,8 @@ impl TableKey {
         };
         // Mistral's step is Llama's, whose tables are more.
         let architectures: &[_] = if architecture == "mistral" { &["mistral", "llama"] } else { &[architecture] };
-        let (with_reference, usual_loss) = ([WITH_REFERENCE, "model"], [loss]);
+        let of_dpo = if workload.precomputed_reference { WITHOUT_REFERENCE } else { WITH_REFERENCE };
+        let (with_reference, usual_loss) = ([of_dpo, "model"], [loss]);
         let usual = [
             ("framework", &["hf"][..]),
             ("precision", &[precision]),
@@ -234,7 +235,8 @@ impl TableKey {
             adapters,
             weights,
             has_dropout: workload.adapter_dropout,
-            // TRL 1.x casts adapters beside quantised weights itself, and leaves norms as they are stored.
+            // TRL 1.x casts adapters beside quantised weights itself, and leaves norms as they are
+            // stored.
             casts_adapters: is_sharded
                 || wrapper == Wrapping::DeepSpeed
                 || given("adapters") == Some("bf16")

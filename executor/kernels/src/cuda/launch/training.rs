@@ -127,8 +127,8 @@ impl Dispatcher<'_> {
         Ok(true)
     }
 
-    /// Queues the steps of Newton and Schulz on all matrices at a time. X, A and the polynomial of A
-    /// are in the run's precision, as Muon's own code has them.
+    /// Queues the steps of Newton and Schulz on all matrices at a time. X, A and the polynomial of
+    /// A are in the run's precision, as Muon's own code has them.
     unsafe fn orthogonalise(&mut self, matrices: usize, [rows, columns]: [usize; 2]) -> Result<(), CudaError> {
         let (elements, short) = (rows * columns, rows.min(columns));
         if matrices * elements == 0 {
@@ -149,7 +149,8 @@ impl Dispatcher<'_> {
         let polynomials = LaunchConfig::new("square_polynomials", Grid::Elements(squares[0]), &squares);
         let polynomials = LaunchConfig { numbers: &NEWTON_SCHULZ, ..polynomials };
         let (plain, transposed) = (MatrixOperand::plain, MatrixOperand::transposed);
-        // SAFETY: the caller's promise; the scratch memory holds the sums, a matrix and two squares.
+        // SAFETY: the caller's promise; the scratch memory holds the sums, a matrix and two
+        // squares.
         unsafe {
             self.launch(LaunchConfig::new("matrix_squares", grid, &sizes))?;
             self.launch_between(LaunchConfig::new("matrices_over_norms", grid, &sizes), x, other)?;
