@@ -1,6 +1,6 @@
 //! Messages between the launcher and its ranks, over the control connection.
 //!
-//! The launcher sends a [`Job`] first and an [`LauncherMessage`] at the end. A rank sends
+//! The launcher sends a [`Job`] first and a [`LauncherMessage`] at the end. A rank sends
 //! [`Report`]s.
 
 mod report;
