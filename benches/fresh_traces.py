@@ -272,6 +272,8 @@ def optimizer_of(model, job):
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=1e-5, fused=True)
     if name == "sgd":
+        for group in groups:                                    # decay would copy all gradients; plans say none
+            group["weight_decay"] = 0.0
         return torch.optim.SGD(groups, lr=1e-5, momentum=0.9, foreach=True)
     if name == "adafactor":
         from transformers.optimization import Adafactor
@@ -302,7 +304,8 @@ def trace(job):
                 step.train_forward(each, {"precision": "autocast"})
         if job["wrapper"] == "fsdp2":
             leave_sharding_rules_out(recorder)
-        model = sharded(model, job, inner, mesh)
+        if job["wrapper"] != "ddp":
+            model = sharded(model, job, inner, mesh)
         loss_of = architecture.loss or step.compute_loss
         options = {**key, "chunk": z.get("q"), "recorder": recorder, "reference": reference}
         gc.collect()
@@ -312,6 +315,8 @@ def trace(job):
             for each in [model] + [reference] * (reference is not None):
                 for t in (*each.parameters(), *each.buffers()):
                     recorder.see(t)
+            if job["wrapper"] == "ddp":                         # its buckets are there from the start
+                model = sharded(model, job, inner, mesh)
             optimizer = optimizer_of(model, job)
             for number in range(STEPS):
                 gc.collect()
@@ -405,7 +410,8 @@ def on_preferences(rng, loss):
         z = job["sizes"]
         z["b"] = 2 * min(z["b"], 4)
         job["loss"] = job["key"]["loss"] = loss
-        z |= {"q": 4096, "c": -(-z["b"] * (z["s"] - 1) // 4096)}
+        rows = z["b"] * (z["s"] - 1)
+        z |= {"q": min(4096, rows), "c": -(-rows // 4096)}
         return job
 
 
@@ -447,6 +453,8 @@ def one(rng, name):
     attention = rng.choices(["sdpa", "flash", "eager" if name in ("llama", "mistral") else "flash"], [3, 3, 1])[0]
     if precision == "fp32" or name in OTHERS:
         attention = "sdpa"
+    if name == "gemma2":                                        # has no SDPA: it caps scores
+        attention, precision = "flash", "bf16"
     if name == "gpt_oss":
         attention, precision = "eager", "bf16"
     if attention == "eager":
