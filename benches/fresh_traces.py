@@ -41,7 +41,8 @@ DEVICE = "gb300-nvl72"    # has memory for all that is drawn
 WORKSPACE = 64 << 20      # cuBLAS's on that device, which no trace has
 
 
-# ---------------------------------------------------------------------------------------------------- the whole step
+# ----------------------------------------------------------------------------------------------------
+# the whole step
 
 class WholeStep(Recorder):
     """A recorder that also sees parameters, storages that are resized (FSDP frees and fills them so), and streams."""
@@ -191,7 +192,8 @@ def measured(events, streams):
     return {"allocated": peak, "reserved": allocator.peak, "phase": at[0], "operator": at[1], "phases": dict(phases)}
 
 
-# ---------------------------------------------------------------------------------------------------------- wrappers
+# ----------------------------------------------------------------------------------------------------------
+# wrappers
 
 def sharded(model, job, inner, mesh):
     """The model as Accelerate 1.15 prepares it for several ranks. `inner` is the module that has the layers."""
@@ -366,7 +368,8 @@ def one_pass(recorder, model, architecture, z, key, loss_of, micro_batches):
     loss.backward()
 
 
-# ----------------------------------------------------------------------------------------------------------- drawing
+# -----------------------------------------------------------------------------------------------------------
+# drawing
 
 DECODERS = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "gpt_neox", "phi"]
 UNREACHED = ["gemma", "starcoder2", "opt"]        # have tables, which no plan has: `--only` asks for them
@@ -490,7 +493,8 @@ def one(rng, name):
     return job
 
 
-# --------------------------------------------------------------------------------------------------------- the program
+# ---------------------------------------------------------------------------------------------------------
+# the program
 
 def plan_of(job, folder):
     """Writes the plan, with its model as `foretell import hf-config` makes it from the configuration."""
@@ -579,7 +583,8 @@ def row_of(program, job):
     return row
 
 
-# ---------------------------------------------------------------------------------------------------------- the report
+# ----------------------------------------------------------------------------------------------------------
+# the report
 
 def words(job):
     """A configuration in one line."""

@@ -222,8 +222,8 @@ impl TableKey {
         ];
         // What the framework's entry says of a key goes before the usual values.
         let values = usual.map(|(name, values)| {
-            // Without a vocabulary no loss over it is the framework's own.
-            let is_own = name != "loss" || (has_vocabulary && !has_reference_of_its_own);
+            // What it says of the loss is of texts, and not of preferences.
+            let is_own = name != "loss" || workload.preference.is_none();
             let own = given(name).into_iter().filter(|own| is_own && !values.contains(own));
             // An eager step is no stand-in for a compiled one.
             let values: &[&str] = if name == "compiled" && given(name).is_some() { &[] } else { values };
