@@ -650,7 +650,12 @@ def main():
     parser.add_argument("--loss", choices=["dpo", "grpo"], help="configurations of such a method of TRL alone")
     parser.add_argument("--rows", help="append a JSON line for each configuration; those that are there are not run again")
     parser.add_argument("--report", metavar="ROWS", help="print the report of such a file, and run nothing")
+    parser.add_argument("--again", metavar="ROWS", help="predict such a file's jobs again beside the traces that it has, and print the report")
     args = parser.parse_args()
+    if args.again:
+        rows = [json.loads(line) for line in pathlib.Path(args.again).read_text(encoding="utf-8").splitlines()]
+        rows = [{**row, "predicted": predicted(args.foretell, row["job"])} for row in rows if "traced" in row]
+        return report([row for row in rows if "allocated" in row["predicted"]])
     if args.report:
         return report([json.loads(line) for line in pathlib.Path(args.report).read_text(encoding="utf-8").splitlines()])
     table.preload()
