@@ -3,7 +3,7 @@
 use crate::failure::{Failure, code};
 use crate::method::{Method, MethodChoices};
 use crate::plan_file::LoadedPlan;
-use foretell_program::Plan;
+use foretell_program::{Plan, Preference};
 
 /// Replaces what options state of a plan's method. A method of theirs replaces the plan's and its
 /// adapters; options beside the plan's own method change what they name.
@@ -38,7 +38,7 @@ pub fn replace(loaded: &mut LoadedPlan, choices: &MethodChoices) -> Result<(), F
     } else if replaces.is_none() && choices.base_bits.is_none() {
         new.base_bits = old.base_bits;
     }
-    let keeps_reference = replaces.is_none() && choices.reference.is_none();
+    let keeps_reference = choices.reference.is_none() && new.preference.is_some_and(Preference::has_reference);
     new.precomputed_reference = if keeps_reference { old.precomputed_reference } else { new.precomputed_reference };
     new.loss = if choices.loss.is_none() { old.loss } else { new.loss };
     new.attention = if choices.attention.is_none() { old.attention } else { new.attention };

@@ -377,6 +377,13 @@ impl Plan {
                 "leave it out, or name another `stack`",
             );
         }
+        if self.optimizer == Optimizer::Muon && self.storage() == DataType::Fp16 {
+            return refuse(
+                "optimizer",
+                "directions of `muon` are stored as the parameters are, and small ones are zero in fp16",
+                "use `precision: bf16` or `fp32`, or `optimizer: adamw`",
+            );
+        }
         if self.workload.precomputed_reference && !self.workload.preference.is_some_and(Preference::has_reference) {
             return refuse(
                 "workload.precomputed_reference",

@@ -194,6 +194,7 @@ prop_compose! {
         let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
         let has_tensor = uneven.map_or(tensor > 1, |group| group.text.contains("tensor"));
         let precision = if precision == "fp8" && !takes_eight_bits(model) { "bf16" } else { precision };
+        let precision = if precision == "fp16" && optimizer == "muon" { "bf16" } else { precision };
         let has_ten_classes = model.contains("classes: 10") || model.contains("mlp");
         let is_possible = match recipe {
             WEIGHTS => has_ten_classes,

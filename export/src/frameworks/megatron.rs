@@ -33,6 +33,9 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let mut nearest = Nearest::new(&Plan { optimizer, ..job.plan.clone() }, FRAMEWORK, STACK)?;
     if has_muon {
         nearest.plan.optimizer = Optimizer::Muon;
+        if nearest.plan.layout.zero > 1 {
+            nearest.replace(|plan| &mut plan.layout.zero, 1, "Muon runs without Megatron-FSDP: `zero: 1`");
+        }
     }
     restrict(&mut nearest);
     let work = work_of_blocks(&job.model.graph(job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?);
@@ -217,6 +220,8 @@ fn training_arguments(plan: &Plan) -> Arguments {
                 arguments.push(("optimizer", "muon".into()));
                 arguments.push(("muon-momentum", training.momentum.to_string()));
                 arguments.push(("muon-nesterov", String::new()));
+                arguments.push(("muon-num-ns-steps", "5".into()));
+                arguments.push(("muon-coefficient-type", "quintic".into()));
                 arguments.push(("muon-scale-mode", "spectral".into()));
                 arguments.push(("muon-extra-scale-factor", "0.2".into()));
                 // Whole matrices, as ours are made orthogonal.

@@ -119,12 +119,12 @@ impl Nearest {
     }
 
     /// States a learning rate in a file for fine-tuning, where the plan has none: the plan's
-    /// default is that of training from the start. The rates are those of TRL's and torchtune's
-    /// examples.
-    pub(super) fn state_fine_tuning_rate(&mut self) {
+    /// default is that of training from the start. `stated` is the plan's own. The rates are those
+    /// of TRL's and torchtune's examples.
+    pub(super) fn state_fine_tuning_rate(&mut self, stated: Option<f32>) {
         let has_adapters = self.plan.training.lora.is_some();
         let (rate, of) = match (self.plan.workload.preference.is_some(), has_adapters) {
-            _ if self.plan.training.learning_rate.is_some() => return,
+            _ if stated.is_some() => return,
             (false, false) => (2e-5, "all parameters of a trained model"),
             (false, true) => (2e-4, "adapters"),
             (true, false) => (1e-6, "all parameters on preferences"),

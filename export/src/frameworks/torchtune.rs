@@ -77,7 +77,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let mut nearest = Nearest::new(&plan, FRAMEWORK, STACK)?;
     restrict(&mut nearest)?;
     put_method(&mut nearest, lora, workload)?;
-    nearest.state_fine_tuning_rate();
+    nearest.state_fine_tuning_rate(job.plan.training.learning_rate);
     let Nearest { plan, differences, .. } = nearest;
     let sequence = job.model.sample().tokens().map(|(length, _)| length);
     let text = text(&plan, [package, builder, tokenizer], sequence)?;

@@ -75,7 +75,7 @@ pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkE
     if let Some(preference) = preference {
         preferences::restrict(preference, &mut nearest, tuner, is_zero)?;
     }
-    nearest.state_fine_tuning_rate();
+    nearest.state_fine_tuning_rate(job.plan.training.learning_rate);
     let layout = &nearest.plan.layout;
     let (accepted, read_back) = match is_zero {
         true => (&hf_stack::DEEPSPEED[..1], hf_stack::of_deepspeed(layout, "hf-deepspeed")),

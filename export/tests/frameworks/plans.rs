@@ -76,7 +76,7 @@ prop_compose! {
         let mut plan = Plan::new(layout, data * micro_batch * micro_batches * pipeline);
         let weight_decay = if optimizer == Optimizer::Adam { 0.0 } else { decay };
         plan.optimizer = optimizer;
-        plan.precision = precision;
+        plan.precision = if optimizer == Optimizer::Muon && precision == DataType::Fp16 { DataType::Bf16 } else { precision };
         let loss_scale = LossScale { initial, growth_interval };
         plan.training =
             Training { learning_rate: rate, weight_decay, clip_norm: clip, momentum, nesterov, loss_scale, ..Training::default() };

@@ -201,3 +201,20 @@ fn counts_of_a_batch_are_samples_of_two_sequences() {
         assert!(sizes.iter().any(|size| text.contains(size)) && text.contains("gradient_accumulation_steps: 2\n"), "{text}");
     }
 }
+
+#[test]
+fn a_learning_rate_that_nobody_chose_is_the_usual_one_of_the_method() {
+    for (lora, preference, rate) in [(false, None, 2e-5), (true, None, 2e-4), (false, Some(Preference::Dpo), 1e-6)] {
+        let mut plan = preference_plan(Preference::Dpo, 8, lora);
+        plan.workload.preference = preference;
+        for (framework, ..) in TUNERS {
+            let open = exported(&llama(), &plan, framework).expect("it is trained");
+            assert_eq!(open.plan.training.learning_rate, Some(rate), "{framework:?}");
+            assert!(open.differences.iter().any(|difference| difference.contains("learning rate")), "{:?}", open.differences);
+            let mut stated = plan.clone();
+            stated.training.learning_rate = Some(3e-5);
+            let kept = exported(&llama(), &stated, framework).expect("it is trained").plan;
+            assert_eq!(kept.training.learning_rate, Some(3e-5), "{framework:?}");
+        }
+    }
+}

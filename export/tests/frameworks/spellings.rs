@@ -106,7 +106,7 @@ prop_compose! {
         let layout = Layout { data, tensor, pipeline, context, zero, recompute, micro_batch, offload, ..Layout::default() };
         let mut plan = Plan::new(layout, data * micro_batch * micro_batches * pipeline);
         plan.optimizer = optimizer;
-        plan.precision = precision;
+        plan.precision = if optimizer == Optimizer::Muon && precision == DataType::Fp16 { DataType::Bf16 } else { precision };
         let weight_decay = if optimizer == Optimizer::Adam { 0.0 } else { decay };
         plan.training = Training { learning_rate: Some(rate), weight_decay, clip_norm: clip, ..Training::default() };
         if let Some((rank, all, quantised)) = adapters.filter(|_| data_only) {

@@ -83,6 +83,11 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>,
     if let Some(risky) = fitting.iter().position(is_risky).filter(|&first| first > 0) {
         fitting.truncate(risky);
     }
+    // Where layouts of all devices have no operators, such as those that shard two stacks of
+    // layers, the profile knows of more.
+    if untraced > 0 && fitting.iter().all(|layout| layout.plan.layout.data < request.devices) {
+        return Ok(None);
+    }
     let least_value = fitting.first().map(|fastest| fastest.value);
     prefer_simple(&mut fitting, request.simplicity_margin);
     if let Some(value) = request.must_beat {

@@ -111,7 +111,15 @@ pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -
         "no plan has this optimizer; adamw, 8-bit AdamW, muon and sgd are planned",
     )?;
     let name = stated.text("optim")?;
-    let name = if stated.is_on("use_muon")? { Some("muon".into()) } else { name };
+    let name = match stated.is_on("use_muon")? {
+        true => {
+            if let Some(other) = name {
+                stated.assume(format!("`optim` {other}: `use_muon` goes before it"));
+            }
+            Some("muon".into())
+        }
+        false => name,
+    };
     let adam = if weight_decay == 0.0 { Optimizer::Adam } else { Optimizer::AdamW };
     plan.optimizer = match name.as_deref() {
         Some("sgd") => {

@@ -297,6 +297,8 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     training.momentum = stated.number(momentum)?.unwrap_or(plan.optimizer.usual_momentum());
     if plan.optimizer == Optimizer::Muon {
         read_muon(stated)?;
+    } else {
+        stated.neutral(&["muon-*"]);
     }
     training.beta1 = stated.number("adam-beta1")?.unwrap_or(usual.beta1);
     training.beta2 = stated.number("adam-beta2")?.unwrap_or(usual.beta2);
@@ -427,6 +429,6 @@ fn read_muon(stated: &mut Stated) -> Result<(), FrameworkError> {
     }
     // These do not change the time of a step, or its memory.
     stated.neutral(&["muon-nesterov", "muon-use-nesterov", "muon-no-split-qkv", "muon-split-qkv", "muon-fp32-matmul-prec"]);
-    stated.neutral(&["muon-coefficient-type", "use-layer-wise-distributed-optimizer"]);
+    stated.neutral(&["muon-coefficient-type", "use-layer-wise-distributed-optimizer", "sgd-momentum"]);
     Ok(())
 }

@@ -206,7 +206,12 @@ impl TableKey {
         };
         // Mistral's step is Llama's, whose tables are more.
         let architectures: &[_] = if architecture == "mistral" { &["mistral", "llama"] } else { &[architecture] };
-        let of_dpo = if workload.precomputed_reference { WITHOUT_REFERENCE } else { WITH_REFERENCE };
+        // With a head that shares the embedding's weights, texts have the same kernels and a table.
+        let of_dpo = match workload.precomputed_reference {
+            true if is_tied(model) => "trl-fused",
+            true => WITHOUT_REFERENCE,
+            false => WITH_REFERENCE,
+        };
         let (with_reference, usual_loss) = ([of_dpo, "model"], [loss]);
         let usual = [
             ("framework", &["hf"][..]),
