@@ -44,8 +44,7 @@ pub fn linear_layers(graph: &Graph) -> impl Iterator<Item = (&str, WeightLayout)
 fn adaptable(graph: &Graph, operator: &Operator) -> Option<WeightLayout> {
     let Kernel::Matmul { weight, .. } = operator.kind else { return None };
     let tensor = graph.tensor(operator.inputs.get(1)?.tensor);
-    let predicts = tensor.dimensions.iter().any(|dimension| matches!(dimension.name, "vocabulary" | "classes"));
-    (matches!(tensor.role, Role::Parameter(_)) && !predicts && !is_adapter(&tensor.name)).then_some(weight)
+    (matches!(tensor.role, Role::Parameter(_)) && !tensor.is_of_predictions() && !is_adapter(&tensor.name)).then_some(weight)
 }
 
 /// Returns a forward graph with an adapter at each linear layer whose name `is_target` accepts.

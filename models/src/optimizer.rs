@@ -17,8 +17,8 @@ pub enum Optimizer {
     /// LAMB: Adam whose update of each parameter has a length in proportion to that of the
     /// parameter (You et al. 2020).
     Lamb,
-    /// Muon for the matrices of hidden layers ([`crate::Graph::hidden_matrices`]) and AdamW for all
-    /// other parameters. Muon's update of a matrix is its momentum made orthogonal, with the length
+    /// Muon for the weights of matrix products in hidden layers, and AdamW for all other
+    /// parameters. Muon's update of a matrix is its momentum made orthogonal, with the length
     /// that AdamW's updates have (Jordan et al. 2024, "Muon"; Liu et al. 2025, arXiv:2502.16982).
     Muon,
 }

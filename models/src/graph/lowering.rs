@@ -170,7 +170,7 @@ impl Operator {
             | Kernel::Interleave { .. }
             | Kernel::Deinterleave { .. }
             | Kernel::TakeColumns { .. }
-            | Kernel::PutColumns { .. } => debug_assert!(false, "invariant: an operator is no work of the compiler's own"),
+            | Kernel::PutColumns { .. } => unreachable!("invariant: an operator is no work of the compiler's own"),
         }
         kernel
     }

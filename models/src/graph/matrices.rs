@@ -47,8 +47,7 @@ impl Graph {
         }
         let weight = operator.inputs.get(1)?;
         let tensor = self.tensor(weight.tensor);
-        let predicts = tensor.dimensions.iter().any(|dimension| matches!(dimension.name, "vocabulary" | "classes"));
-        if predicts || !matches!(tensor.role, Role::Parameter(_)) {
+        if tensor.is_of_predictions() || !matches!(tensor.role, Role::Parameter(_)) {
             return None;
         }
         let roles: Vec<Extent> =

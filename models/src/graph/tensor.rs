@@ -154,6 +154,12 @@ impl Tensor {
         Some(format!("{module}.num_batches_tracked"))
     }
 
+    /// Whether it has a dimension of a vocabulary or of classes, as the weight of a projection to
+    /// predictions has.
+    pub(crate) fn is_of_predictions(&self) -> bool {
+        self.dimensions.iter().any(|dimension| matches!(dimension.name, "vocabulary" | "classes"))
+    }
+
     /// Returns the number of elements over all ranks.
     pub fn elements(&self) -> usize {
         self.dimensions.iter().map(|dimension| dimension.extent).product()

@@ -7,7 +7,7 @@ use super::view::{Destination, View, ViewMut};
 use crate::KernelCall;
 use foretell_models::{NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS};
 
-/// What keeps the division of a matrix of zeros finite.
+/// Added to a norm, so that a matrix of zeros is not divided by zero.
 const EPSILON: f32 = 1e-7;
 
 /// # Safety

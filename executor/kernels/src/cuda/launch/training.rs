@@ -4,7 +4,7 @@ use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
 use crate::cuda::driver::{CudaError, MatrixOperand, Product};
 use foretell_models::{Compression, Kernel, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, muon_length};
 
-/// What the parts of scratch memory are aligned to: the rows that tensor cores read.
+/// Alignment of the parts of scratch memory, in bytes: tensor cores read aligned rows.
 const SCRATCH_ALIGNMENT: usize = 256;
 
 impl Dispatcher<'_> {

@@ -39,7 +39,8 @@ impl Update<'_> {
         }
         let padded = direction;
         let mut shape = member.shape.clone();
-        direction = self.list.add_view(name, direction, 0, vec![shape.iter().product()]);
+        let own_elements: usize = shape.iter().product();
+        direction = self.list.add_view(name, direction, 0, vec![own_elements]);
         // Axes whose ranks have parts of a matrix, and not other matrices. The first have the
         // smallest parts.
         let cuts: Vec<(Axis, usize)> = Axis::WITHIN_STAGE
@@ -62,11 +63,11 @@ impl Update<'_> {
         for &(axis, dimension) in cuts.iter().rev() {
             direction = self.part(name, (axis, dimension), &mut shape, direction);
         }
-        if bucket.elements > member.shape.iter().product() {
+        if bucket.elements > own_elements {
             // What lies behind the matrix belongs to no parameter: its direction is the gathered
             // one, zero.
-            let part = self.list.add_view(name, padded, 0, vec![member.shape.iter().product()]);
-            let kernel = Kernel::Slice { outer: 1, parts: 1, inner: member.shape.iter().product() };
+            let part = self.list.add_view(name, padded, 0, vec![own_elements]);
+            let kernel = Kernel::Slice { outer: 1, parts: 1, inner: own_elements };
             self.compute(name, kernel, &[direction], &[part]);
             direction = padded;
         }
