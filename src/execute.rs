@@ -75,8 +75,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let (false, Some(path)) = (loaded.plan.stack.is_own(), &arguments.profile) {
         return run_framework(arguments, &loaded, path, json);
     }
-    let training =
-        resumption.as_ref().map_or_else(|| Ok(arguments.training.clone()), |training| training.complete(&arguments.training))?;
+    let training = resumption
+        .as_ref()
+        .map_or_else(|| Ok(arguments.training.clone()), |training| training.fill_left_out(&arguments.training))?;
     let world = World::from_environment()?;
     let backend = backend_for(&loaded.topology, world.as_ref())?;
     World::check_transport(world.as_ref(), training.transport(), backend)?;
@@ -107,7 +108,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         profile: profile.as_ref(),
         oversubscribe: arguments.oversubscribe,
     };
-    recovery.check(world.as_ref(), &training, &loaded.plan)?;
+    recovery.check_options(world.as_ref(), &training, &loaded.plan)?;
     // Before anything of the folder is touched.
     training.check_start(&job)?;
     if let (Some(init), Some(run), true) = (&training.init, &arguments.run, arguments.overwrite) {

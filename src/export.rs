@@ -118,7 +118,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     );
     match arguments.to {
         Target::Chakra => chakra(&predicted, &loaded, profile.as_ref(), &arguments.output, json),
-        _ => perfetto(&predicted, &arguments.output, json),
+        Target::Perfetto => perfetto(&predicted, &arguments.output, json),
+        _ => unreachable!("invariant: a framework's job was written before"),
     }
 }
 

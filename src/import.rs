@@ -127,7 +127,13 @@ impl Form {
             Form::HfTrainer | Form::Trl => Some(PlanForm::HuggingFaceTrainer),
             Form::Accelerate => Some(PlanForm::Accelerate),
             Form::Torchtune => Some(PlanForm::Torchtune),
-            _ => None,
+            Form::NvidiaSmiTopo
+            | Form::RocmSmiTopo
+            | Form::SlurmNodes
+            | Form::NcclXml
+            | Form::HfConfig
+            | Form::Torch
+            | Form::Kineto => None,
         }
     }
 
@@ -229,10 +235,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let named = inputs::torch_trace(&text, file, arguments.sequence)?;
             ("model", inputs::ModelFile::to_yaml(&named.model)?)
         }
-        _ => {
+        (Form::HfConfig, None) => {
             let named = inputs::hugging_face(&text, file, arguments.sequence, arguments.like.as_deref())?;
             ("model", inputs::ModelFile::to_yaml(&named.model)?)
         }
+        (Form::Kineto, None) => {
+            return Err(Failure::input(code::OPTION_VALUE, "a page reads no trace of a profiler")
+                .hint("use `foretell import kineto` on a command line"));
+        }
+        (form, None) => unreachable!("invariant: {form:?} is read before"),
     };
     match &arguments.output {
         Some(path) => output::write(path, imported.as_bytes())?,
@@ -412,7 +423,8 @@ fn topology(arguments: &Arguments, text: &str) -> Result<String, Failure> {
         Form::NcclXml => from_nccl_xml(text, &options),
         Form::RocmSmiTopo => from_rocm_topo(text, &options),
         Form::SlurmNodes => from_slurm_nodes(text, &options),
-        _ => from_smi_topo(text, &options),
+        Form::NvidiaSmiTopo => from_smi_topo(text, &options),
+        form => unreachable!("invariant: {form:?} is no topology"),
     };
     imported.map_err(|error| Failure::of_input(error).in_file(path))
 }

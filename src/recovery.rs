@@ -1,5 +1,5 @@
-//! Going on: from a run's checkpoint (`--resume`), and after the loss of a rank (`--max-restarts`,
-//! `--elastic`).
+//! Resumes a run from its checkpoint (`--resume`), and restarts it after the loss of a rank
+//! (`--max-restarts`, `--elastic`).
 
 use crate::failure::{Failure, code};
 use crate::input;
@@ -40,8 +40,8 @@ impl Resumption {
         Start::Checkpoint { path: self.found.path.clone(), step: self.found.state.step }
     }
 
-    /// Arguments with what they leave open taken from the run that is resumed.
-    pub fn complete(&self, arguments: &TrainingArguments) -> Result<TrainingArguments, Failure> {
+    /// Fills arguments that the user left out with those of the resumed run.
+    pub fn fill_left_out(&self, arguments: &TrainingArguments) -> Result<TrainingArguments, Failure> {
         let mut arguments = arguments.clone();
         let CheckpointState { seed, data, input, length, .. } = &self.found.state;
         arguments.seed.get_or_insert(*seed);
@@ -64,9 +64,9 @@ impl Resumption {
 
 /// What to do when a rank is lost.
 pub struct Recovery<'a> {
-    /// Whether to go on with the ranks that are left, instead of as many as before.
+    /// Whether to restart with fewer ranks, in a new layout, instead of with as many as before.
     pub elastic: bool,
-    /// How often to go on.
+    /// The maximum number of restarts.
     pub max_restarts: usize,
     /// Measured costs, to plan again.
     pub profile: Option<&'a Profile>,
@@ -80,8 +80,8 @@ impl Recovery<'_> {
         Recovery { elastic: false, max_restarts: 0, profile: None, oversubscribe: false }
     }
 
-    /// Refuses what cannot be gone on with.
-    pub fn check(&self, world: Option<&World>, arguments: &TrainingArguments, plan: &Plan) -> Result<(), Failure> {
+    /// Refuses options under which a run cannot restart.
+    pub fn check_options(&self, world: Option<&World>, arguments: &TrainingArguments, plan: &Plan) -> Result<(), Failure> {
         if self.max_restarts == 0 {
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl Recovery<'_> {
         let full = training.predicted.compiled.training.mesh.world_size();
         let first = training.start.step();
         let mut first_steps = vec![first];
-        check(&training)?;
+        check_program(&training)?;
         let mut outcome = loop {
             let lost = match train(&training, &signals, &mut made) {
                 Ok(outcome) => break outcome,
@@ -150,7 +150,7 @@ impl Recovery<'_> {
                 Err(error) => return Err(ExecutorError::from(error).into()),
             }
             let step = training.start.step();
-            // A rank that is lost later than the last checkpoint has lost nothing.
+            // If the checkpoint of the final step exists, the lost rank had no work left.
             let is_complete = made.total > 0 && step == made.total;
             let before = training.predicted.compiled.training.mesh.world_size();
             if is_complete {
@@ -177,12 +177,12 @@ impl Recovery<'_> {
             made.evaluations.retain(|evaluation| evaluation.step < step);
             first_steps.push(step);
             if self.elastic {
-                // Devices that were lost before are taken back, unless the last attempt failed
-                // without a step: then one of them may be the cause.
+                // Use devices that were lost earlier again, unless the last attempt made no step:
+                // then one of them may still be broken.
                 let missing = if has_progressed { 1 } else { full.saturating_sub(before) + 1 };
-                // The last rank is started again: this machine is still there.
+                // At least one rank: this process's own machine still runs.
                 training = self.planned_again(training, full.saturating_sub(missing).max(1))?;
-                check(&training)?;
+                check_program(&training)?;
             }
             let ranks = training.predicted.compiled.training.mesh.world_size();
             output::note(&format!("{lost}; the run goes on from step {step} with {ranks} of {before} ranks"));
@@ -195,7 +195,8 @@ impl Recovery<'_> {
         Ok(outcome)
     }
 
-    /// The same run in the best layout of `ranks` ranks, or of fewer if none has so many.
+    /// The same run in the fastest layout of `ranks` ranks, or of the most ranks below that with a
+    /// layout.
     fn planned_again<'b>(&self, training: Training<'b>, ranks: usize) -> Result<Training<'b>, Failure> {
         let loaded = &training.loaded;
         let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
@@ -238,7 +239,7 @@ impl Recovery<'_> {
 }
 
 /// Refuses a Program in which ranks race or wait for each other. No plan leads to one.
-fn check(training: &Training<'_>) -> Result<(), Failure> {
+fn check_program(training: &Training<'_>) -> Result<(), Failure> {
     training.predicted.compiled.check().map_err(|fault| {
         Failure::undone(code::SYSTEM, format!("the plan's Program is unsound: {fault}"))
             .hint("report this fault of Foretell with the plan")

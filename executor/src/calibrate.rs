@@ -40,7 +40,7 @@ pub fn calibrate(
         match report {
             Report::Progress(fraction) => progress(fraction),
             Report::Finished { .. } => running -= 1,
-            report => measurements.add(job, rank, report),
+            report => measurements.add(job, rank, report)?,
         }
     }
     ranks.finish()?;
@@ -64,7 +64,7 @@ struct RankMeasurements {
 }
 
 impl RankMeasurements {
-    fn add(&mut self, job: &CalibrationJob, rank: usize, report: Report) {
+    fn add(&mut self, job: &CalibrationJob, rank: usize, report: Report) -> Result<(), ExecutorError> {
         match report {
             Report::Kernel { index, sample } => self.kernels.entry(index).or_default().push(sample),
             Report::Paces(measured) => self.paces.extend(measured),
@@ -78,8 +78,24 @@ impl RankMeasurements {
             }
             Report::Reference(sample) => self.references.push(sample),
             Report::Overheads(measured) => self.overheads.push(measured),
-            _ => {}
+            Report::Steps(_)
+            | Report::Evaluation(_)
+            | Report::Scores(_)
+            | Report::CheckpointWritten { .. }
+            | Report::CheckpointPart { .. }
+            | Report::Turns { .. } => {
+                return Err(ExecutorError::unexpected_report("a report of training while it calibrates", rank));
+            }
+            // A signal stops a calibration at once, whether or not its ranks hold.
+            Report::Held { .. } => {}
+            Report::Progress(_)
+            | Report::Finished { .. }
+            | Report::AskedToStop { .. }
+            | Report::Starved(_)
+            | Report::Sent { .. }
+            | Report::Failed { .. } => unreachable!("invariant: the launcher's loop takes these"),
         }
+        Ok(())
     }
 
     fn profile(self, job: &CalibrationJob, devices: usize, device: &str, options: &LaunchOptions) -> Profile {

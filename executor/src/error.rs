@@ -161,6 +161,12 @@ impl ExecutorError {
         ExecutorError::System { doing: doing.into(), source }
     }
 
+    /// The error of a rank that reports what has no place in the job.
+    pub(crate) fn unexpected_report(what: &str, rank: usize) -> Self {
+        let what = format!("{what}, from rank {rank},");
+        ExecutorError::Unsupported { what, hint: "this is a fault of Foretell: please report it".into() }
+    }
+
     /// The error of a stream's panic, from the payload that `catch_unwind` returned.
     pub(crate) fn panicked(stream: impl Into<String>, panic: &(dyn Any + Send)) -> Self {
         let message =

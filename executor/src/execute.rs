@@ -34,6 +34,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The invariant of reports about checkpoints.
+const ONLY_SAVING: &str = "invariant: only ranks of a run that saves report checkpoints";
+
 /// The state of dynamic loss scaling after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaling {
@@ -374,10 +377,10 @@ impl<'a> ActiveRun<'a> {
                 }
                 Report::Scores(report) => self.collector.scores(report),
                 Report::CheckpointWritten { step } => {
-                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_written(rank, step))?;
+                    self.saving.as_mut().expect(ONLY_SAVING).add_written(rank, step)?;
                 }
                 Report::CheckpointPart { step, scaler, times } => {
-                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(rank, step, scaler, times))?;
+                    self.saving.as_mut().expect(ONLY_SAVING).add_part(rank, step, scaler, times)?;
                 }
                 Report::Held { started } => {
                     self.held.insert(rank, started);
@@ -391,7 +394,16 @@ impl<'a> ActiveRun<'a> {
                     self.outcome.arenas[stage] = self.outcome.arenas[stage].max(arena);
                     self.running.remove(&rank);
                 }
-                _ => {}
+                Report::Kernel { .. }
+                | Report::Paces(_)
+                | Report::Progress(_)
+                | Report::Speed(_)
+                | Report::Exchange { .. }
+                | Report::Overheads(_)
+                | Report::Reference(_) => return Err(ExecutorError::unexpected_report("a measurement while it trains", rank)),
+                Report::AskedToStop { .. } | Report::Starved(_) | Report::Sent { .. } | Report::Failed { .. } => {
+                    unreachable!("invariant: `Ranks::next` takes these")
+                }
             }
         }
         Ok(())

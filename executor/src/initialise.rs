@@ -140,24 +140,25 @@ fn whole_tensor(tensor: &Tensor, seed: u64) -> Vec<f32> {
     let mut random = random_stream(seed, &tensor.name);
     let initialisation = match &tensor.role {
         Role::Parameter(parameter) => parameter.initialisation,
-        _ => {
+        Role::Running => {
             // Running statistics: all means (0), then all variances (1).
             let mut moments = vec![0.0; elements];
             moments[elements / 2..].fill(1.0);
             return moments;
         }
+        role => unreachable!("invariant: only parameters and running statistics have first values, not {role:?}"),
     };
     match initialisation {
         Initialisation::Zeros => vec![0.0; elements],
         Initialisation::Ones => vec![1.0; elements],
-        Initialisation::Normal(deviation) => match Normal::new(0.0, deviation as f32) {
-            Ok(normal) => (0..elements).map(|_| normal.sample(&mut random)).collect(),
-            Err(_) => vec![0.0; elements],
-        },
-        Initialisation::Uniform(bound) => match Uniform::new(-bound as f32, bound as f32) {
-            Ok(uniform) => (0..elements).map(|_| uniform.sample(&mut random)).collect(),
-            Err(_) => vec![0.0; elements],
-        },
+        Initialisation::Normal(deviation) => {
+            let normal = Normal::new(0.0, deviation as f32).expect("invariant: a deviation is finite");
+            (0..elements).map(|_| normal.sample(&mut random)).collect()
+        }
+        Initialisation::Uniform(bound) => {
+            let uniform = Uniform::new(-bound as f32, bound as f32).expect("invariant: a bound is above zero");
+            (0..elements).map(|_| uniform.sample(&mut random)).collect()
+        }
     }
 }
 

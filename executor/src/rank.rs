@@ -198,7 +198,7 @@ fn join() -> Result<(Member, Arc<ControlClient>), ExecutorError> {
     let world_size = number(WORLD_VARIABLE)?;
     let launcher: SocketAddr = variable(LAUNCHER_VARIABLE)?.parse().map_err(|_| not_set(LAUNCHER_VARIABLE))?;
     let cpus = machine::allowed_cores();
-    if let Ok(core) = number(CORE_VARIABLE) {
+    if let Some(core) = optional_number(CORE_VARIABLE)? {
         machine::pin_to_core(core)?;
     }
     let key_file = KeyFile::path_from_environment();
@@ -207,19 +207,20 @@ fn join() -> Result<(Member, Arc<ControlClient>), ExecutorError> {
         None => RunKey::from_environment().map(Some),
     };
     let mut wait_policy = WaitPolicy::default();
-    if let Ok(microseconds) = number(SPIN_VARIABLE) {
+    if let Some(microseconds) = optional_number(SPIN_VARIABLE)? {
         wait_policy.spin = Duration::from_micros(microseconds as u64);
     }
-    let timeout = number(START_VARIABLE).map_or(START_TIME, |seconds| Duration::from_secs(seconds as u64));
+    let timeout = optional_number(START_VARIABLE)?.map_or(START_TIME, |seconds| Duration::from_secs(seconds as u64));
     let device = open_gpu()?;
     let transport_kind = variable(TRANSPORT_VARIABLE)?;
     let shared_memory = match transport_kind.as_str() {
         "tcp" | "mpi" => None,
-        _ => {
+        "shared_memory" | "mixed" => {
             let segment = Segment::from_environment()?.ok_or_else(|| not_set("FORETELL_SHARED_MEMORY"))?;
             debug_assert!(segment.streams() >= STREAM_COUNT);
             Some(SharedMemory::attach(&segment, rank, world_size, wait_policy)?)
         }
+        _ => return Err(not_set(TRANSPORT_VARIABLE)),
     };
     let mut announcement = Announcement { address: None, machine: machine::host_name() };
     if transport_kind == "shared_memory" {
@@ -277,6 +278,11 @@ fn variable(name: &str) -> Result<String, ExecutorError> {
 
 fn number(name: &str) -> Result<usize, ExecutorError> {
     variable(name)?.parse().map_err(|_| not_set(name))
+}
+
+/// The number in a variable that may be left out.
+fn optional_number(name: &str) -> Result<Option<usize>, ExecutorError> {
+    std::env::var_os(name).map(|_| number(name)).transpose()
 }
 
 fn not_set(name: &str) -> ExecutorError {

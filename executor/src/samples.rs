@@ -189,9 +189,12 @@ impl Samples {
                 let (mut sources, mut tokens) = (unused(source), unused(target));
                 self.dataset.fill_pairs(self.split, indices, &mut sources, &mut tokens, integers)?;
             }
-            _ => {
+            InputKind::Tokens => {
                 let (mut sources, mut labels) = (unused(source), unused(target));
                 self.dataset.fill_pairs(self.split, indices, &mut sources, integers, &mut labels)?;
+            }
+            InputKind::Images | InputKind::Features | InputKind::TokenTypes | InputKind::Positions { .. } => {
+                unreachable!("invariant: a model of pairs reads tokens and labels")
             }
         }
         Ok(())

@@ -49,7 +49,8 @@ impl StepGate {
         match state.order {
             StepOrder::Abort => Err(TransportError::Aborted),
             StepOrder::StopAfter(steps) if step >= steps => Ok(false),
-            _ => {
+            StepOrder::Hold => unreachable!("invariant: holding has ended"),
+            StepOrder::GoOn | StepOrder::StopAfter(_) => {
                 // Sessions of a server are at different steps.
                 state.started = state.started.max(step + 1);
                 Ok(true)

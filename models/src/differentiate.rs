@@ -94,7 +94,8 @@ impl Backward {
                     .operators
                     .iter()
                     .position(|operator| operator.outputs.iter().any(|made| made.tensor == statistics));
-                return maker.into_iter().for_each(|maker| self.cross_entropy(OperatorId(maker), &forward.outputs[2]));
+                let maker = maker.expect("invariant: an operator makes the statistics");
+                return self.cross_entropy(OperatorId(maker), &forward.outputs[2]);
             }
             _ => {}
         }
@@ -245,7 +246,10 @@ impl Backward {
             Kernel::WeightedCrossEntropy { rows, classes, smoothing } => {
                 Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, scaled: false }
             }
-            _ => Kernel::CrossEntropyGradient { rows: 0, classes: 0, normalizer, parts: 1, scaled: false },
+            Kernel::CrossEntropy { .. } | Kernel::LogitStatistics { .. } => {
+                Kernel::CrossEntropyGradient { rows: 0, classes: 0, normalizer, parts: 1, scaled: false }
+            }
+            kind => unreachable!("invariant: `{}` makes no loss", kind.name()),
         };
         self.input_gradient(id, kind, reads, 0);
     }

@@ -189,7 +189,7 @@ fn read(
     sequence: Option<usize>,
     unknown: Unknown,
 ) -> Result<ImportedModel, ConfigError> {
-    let seen = vision::Outer::of(&object);
+    let seen = vision::Outer::of(&object)?;
     let left_out = images_and_text::keep_text(&mut object)?;
     let unread = Some(&object).filter(|object| !is_readable(type_of(object))).cloned();
     let mut fields = Fields::new(object, sequence)?;

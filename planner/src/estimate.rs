@@ -326,7 +326,7 @@ impl Recomputed {
         match recompute {
             Recompute::None => Self::Nothing,
             Recompute::Selective => Self::Attention,
-            _ => Self::Blocks,
+            Recompute::Full | Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) | Recompute::AllBut(_) => Self::Blocks,
         }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
                 .map(|_| ())
                 .or_else(|unsaid| missing(unsaid.what, &format!("write `{}` in its file", unsaid.hint)))
         }
-        _ => Ok(()),
+        Objective::Time | Objective::SlowEnd | Objective::Cost | Objective::Energy => Ok(()),
     }
 }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// The median.
+    /// The median; for kernels, the 20th percentile over passes of each pass's median.
     pub median: Seconds,
     /// The 10th percentile.
     pub p10: Seconds,
@@ -38,9 +38,8 @@ pub struct KernelSample {
     pub accumulate: bool,
     /// The number format.
     pub precision: DataType,
-    /// The duration at the device's usual best: over the shortest fifth of the measurements, with
-    /// as many ranks at work as the machine has devices. [`Profile::paces`] says how often it is
-    /// slower, and by how much.
+    /// The duration at the device's usual best: the 20th percentile over passes, with as many ranks
+    /// at work as the machine has devices. [`Profile::paces`] has the slowdowns over time.
     pub time: Sample,
 }
 
@@ -108,13 +107,14 @@ pub struct MachineIdentity {
     pub system: String,
     /// The number of devices that worked at the same time during the calibration.
     pub devices: usize,
-    /// In a lab, the number of cores that the devices shared: device n ran on core n modulo this
-    /// number.
+    /// If emulated hosts (`foretell lab`) shared the machine: the number of cores; device n ran on
+    /// core n modulo it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
 }
 
-/// The speed of a kind of device relative to the measured one, while both worked.
+/// The speed of a kind of device, relative to the device whose kernels were timed, with both kinds
+/// busy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeSpeed {
@@ -137,12 +137,11 @@ pub struct Slowdown {
 impl Slowdown {
     /// The values of [`Profile::communication_share`] and [`Profile::communication_growth`] that
     /// express this slowdown.
-    ///
-    /// The model is two fluids that share one device. If the communication takes the share `s` and
-    /// its rate grows `g` times as fast as the kernel's, the kernel takes `1 + s g` times and the
-    /// communication `(1 + s g) / g` times as long as alone. The share is at most 1: together they
-    /// take no longer than one after the other, which is where the product of the two slowdowns is
-    /// 1.
+    /// The model: a kernel and communication are fluids that share one device. Communication uses
+    /// the share `s` of the device, and gets `g` times the kernel's relative rate. The kernel then
+    /// takes `1 + s g` times its time alone, the communication `(1 + s g) / g` times. `s` is at
+    /// most 1: the two overlapped never take longer than one after the other (at `s = 1` the
+    /// slowdowns `g` and `1 / g` multiply to 1).
     pub fn share_and_growth(self) -> (f64, f64) {
         let growth = (1.0 + self.kernel) / (1.0 + self.exchange);
         ((self.kernel / growth).min(1.0), growth)
@@ -155,10 +154,10 @@ impl Slowdown {
 pub struct InputCosts {
     /// The size of a sample in storage, on average.
     pub bytes_per_sample: Bytes,
-    /// The time that one worker takes to read a sample that is cached, decode it and change it.
+    /// The time for one worker to read a cached sample, decode it and augment it.
     pub decode: Seconds,
-    /// The rate at which several threads together read the data set's files, as far as they are
-    /// cached now.
+    /// The rate at which several threads together read the data set's files, with the page cache as
+    /// calibration found it.
     pub read: BytesPerSecond,
 }
 
@@ -211,8 +210,9 @@ pub struct Profile {
     /// The share of a device that communication takes while it runs: 1 if both run on the same
     /// core, 0 if other hardware does it.
     pub communication_share: f64,
-    /// The growth of communication beside a kernel on one device ([`Slowdown::share_and_growth`]).
-    /// `None` if an operating system divides a processor between them.
+    /// The rate of communication over that of a kernel, each relative to running alone, when both
+    /// share a device (`g` in [`Slowdown::share_and_growth`]). `None` if an operating system
+    /// divides a processor between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_growth: Option<f64>,
     /// The processor time that an instruction of another stream costs a running kernel, beside the
@@ -221,13 +221,13 @@ pub struct Profile {
     pub interruption: Seconds,
     /// The number of bytes that a sender may be ahead of its receiver: the transport's buffer.
     pub buffered_bytes: u64,
-    /// How much slower than in the kernels' samples a device is over time, since others use the
-    /// machine too: quantiles of this ratio at equal steps of probability, over the whole
-    /// calibration. `[1]` on an otherwise idle machine.
+    /// The device's slowdown over time against the kernel samples, caused by other users of the
+    /// machine: evenly spaced quantiles of the ratio over the calibration. `[1]` on an otherwise
+    /// idle machine.
     pub paces: Vec<f64>,
-    /// The processor time of the reference kernel, a fixed product, at the device's usual best. A
-    /// run times it too, so that a machine that has changed its pace is told from an error of the
-    /// model. `None` on GPUs, and in profiles that do not state it.
+    /// The processor time of the reference kernel, a fixed product: the median over all passes. A
+    /// run times it too. A difference means that the machine's pace changed, not that the model is
+    /// wrong. `None` on GPUs, and in profiles that do not state it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Sample>,
     /// The measured speeds of devices that have only a share of a core's time. The samples are of a
@@ -240,7 +240,7 @@ pub struct Profile {
     /// The costs of writing checkpoints; `None` if they were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageCosts>,
-    /// The operators of a framework other than our own, and how long they take. `kernels` are none
+    /// The operators of a framework other than our own, and how long they take. `kernels` is empty
     /// then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub framework: Option<FrameworkProfile>,

@@ -1,6 +1,6 @@
 //! The layout of a row's run, from columns that use Megatron's conventions.
 
-use crate::names::says;
+use crate::names::has_word;
 use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::{Bert, Gpt, Llama, Model, Moe};
@@ -44,13 +44,21 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
         // micro-batch only (PyTorch's `PipelineStage`). It communicates what ZeRO 1 does.
         Some('3') if pipeline > 1 => 1,
         Some(digit @ '0'..='3') if data * context > 1 || digit == '3' => digit as usize - '0' as usize,
-        _ => 0,
+        None | Some('0'..='3') => 0,
+        Some(_) => {
+            assumptions.push(format!("sharding `{}` is not known; assumed that nothing is sharded", row.zero));
+            0
+        }
     };
     let recompute = match row.recompute.to_lowercase() {
         text if text.starts_with("full") => Recompute::Full,
         text if text.starts_with("selective") => stack.defaults.selective.clone(),
         text if text.starts_with("none") => Recompute::None,
-        _ => stack.defaults.recompute.clone(),
+        text if text.is_empty() || text == "unknown" => stack.defaults.recompute.clone(),
+        text => {
+            assumptions.push(format!("recomputation `{text}` is not known; assumed the stack's usual one"));
+            stack.defaults.recompute.clone()
+        }
     };
     let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.defaults.sequence_parallel, |value| value != 0.0);
     let micro_batch = match (row.count("mbs"), row.count("gbs"), row.count("ga")) {
@@ -133,7 +141,7 @@ fn expert_sizes(
     let may_be_whole = expert_parallel.is_multiple_of(tensor) && data.is_multiple_of(expert_parallel / tensor);
     let must_be_whole = !data.is_multiple_of(expert_parallel);
     // Their scripts pass an expert tensor parallel size of 1 unless told otherwise.
-    let passes_one = ["pai-megatron", "ms-swift"].into_iter().any(|word| says(&row.framework, word));
+    let passes_one = ["pai-megatron", "ms-swift"].into_iter().any(|word| has_word(&row.framework, word));
     if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.defaults.whole_experts || must_be_whole || passes_one) {
         if passes_one {
             assumptions.push("each expert is assumed to be whole on its rank".into());

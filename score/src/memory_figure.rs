@@ -13,7 +13,7 @@ use foretell_units::Bytes;
 /// of a traced job, all bytes in use, as most people read them from `nvidia-smi`.
 pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint, traced: Option<&TracedPrediction>) -> f64 {
     let kind = row.mem_kind.to_lowercase();
-    let says = |word: &str| kind.contains(word) && !kind.contains("not stated");
+    let has_word = |word: &str| kind.contains(word) && !kind.contains("not stated");
     let [handed_out, held, used] = match traced {
         Some(TracedPrediction { memory, outside }) => [memory.allocated, memory.reserved, memory.reserved + *outside],
         None => [allocated(footprint), allocated(footprint) + footprint.unused, footprint.total()],
@@ -21,7 +21,7 @@ pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint, tra
     let is_unstated = kind.is_empty() || kind.starts_with("as printed");
     let figure = if kind.contains("nvidia-smi") || (is_unstated && traced.is_some()) {
         used
-    } else if says("reserved") || (stack.memory.prints_reserved && !says("allocated") && traced.is_none()) {
+    } else if has_word("reserved") || (stack.memory.prints_reserved && !has_word("allocated") && traced.is_none()) {
         held
     } else {
         handed_out

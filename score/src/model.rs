@@ -1,7 +1,7 @@
 //! The model of a row's run: the sizes that the row states, and what the model's name tells about
 //! an architecture where the table has no column for it.
 
-use crate::names::says;
+use crate::names::has_word;
 use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::{Bert, Gpt, GraphOptions, Llama, Model, Moe};
@@ -91,14 +91,14 @@ struct Sizes {
 /// [`Refusal`] if the row does not state a required size, or no family covers the model.
 pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Model, Refusal> {
     let name = row.model.to_lowercase();
-    if let Some((_, library)) = IMAGE_MODELS.into_iter().find(|(word, _)| says(&name, word)) {
+    if let Some((_, library)) = IMAGE_MODELS.into_iter().find(|(word, _)| has_word(&name, word)) {
         return Model::named(library).map_err(|error| Refusal(error.to_string()));
     }
-    if UNSUPPORTED.iter().any(|word| says(&name, word)) {
+    if UNSUPPORTED.iter().any(|word| has_word(&name, word)) {
         return Err(Refusal(format!("no model family covers `{}`", row.model)));
     }
     let sizes = Sizes::of(row, &name, stack, layout, assumptions)?;
-    if says(&name, "bert") {
+    if has_word(&name, "bert") {
         let model = bert(&sizes);
         return Ok(without_padding(&model, stack.defaults.sequence_share).unwrap_or(model));
     }
@@ -111,7 +111,7 @@ pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumption
         let ffn = gated_width(sizes.ffn, layout);
         return mixture(row, &name, &Sizes { ffn, ..sizes }, (experts, experts), assumptions);
     }
-    let is_gated = row.number("gated_ffn").map_or(says(&name, "llama"), |value| value != 0.0);
+    let is_gated = row.number("gated_ffn").map_or(has_word(&name, "llama"), |value| value != 0.0);
     let model = if is_gated || sizes.kv_heads != sizes.heads { llama(&sizes, is_gated, layout) } else { gpt(&sizes) };
     Ok(tied_as_counted(model, row.number("params_b").map(|billions| billions * 1e9)))
 }
@@ -130,7 +130,7 @@ impl Sizes {
             51200
         });
         let padding = row.count("vocabulary_multiple").unwrap_or(stack.defaults.vocabulary_multiple);
-        let found = ARCHITECTURES.iter().find(|(word, _)| says(name, word));
+        let found = ARCHITECTURES.iter().find(|(word, _)| has_word(name, word));
         let architecture = found.map(|(_, architecture)| *architecture).unwrap_or_default();
         let head_dimension = match row.count("head_dim").or(architecture.head_dimension) {
             Some(features) => Some(features),
@@ -200,7 +200,7 @@ fn mixture(
         experts,
         top_k,
         // Llama 4 Maverick has experts in every other layer.
-        moe_every: if says(name, "maverick") { 2 } else { 1 },
+        moe_every: if has_word(name, "maverick") { 2 } else { 1 },
         capacity_factor: 1.0f64.try_into().map_err(|mistake: Mistake| Refusal(one_line(&mistake)))?,
         rope_theta: 10_000,
         tied_embeddings: false,

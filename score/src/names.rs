@@ -4,7 +4,7 @@ use crate::row::Row;
 use foretell_program::LossKernel;
 use foretell_simulator::gpu::{Fp8Scaling, ProductFormat};
 
-/// Profile names by the words that must all occur in a row's text ([`says`]). The first match wins.
+/// Profile names by the words that must all occur in a row's text ([`has_word`]). The first match wins.
 type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[
@@ -95,13 +95,13 @@ const STACKS: &Names = &[
 ];
 
 fn find(names: &Names, text: &str) -> Option<&'static str> {
-    names.iter().find(|(words, _)| words.iter().all(|word| says(text, word))).map(|(_, name)| *name)
+    names.iter().find(|(words, _)| words.iter().all(|word| has_word(text, word))).map(|(_, name)| *name)
 }
 
 /// Returns whether a text has a word, in any case. A word ends where letters and digits meet others
 /// or each other: `RTX4090` has `4090` and `GB200` no `b200`. An underscore joins: `q_lora_rank`
 /// has no `lora`.
-pub(crate) fn says(text: &str, word: &str) -> bool {
+pub(crate) fn has_word(text: &str, word: &str) -> bool {
     let text = text.to_lowercase();
     let kind = |character: char| match character {
         '0'..='9' => 1,
@@ -121,13 +121,13 @@ pub(crate) fn says(text: &str, word: &str) -> bool {
 /// Returns into how many groups a model divides its experts, and in how many of them those of a
 /// token are (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", sections 2.1.2 and 4.2).
 pub(crate) fn groups_of_token(row: &Row) -> Option<[usize; 2]> {
-    (says(&row.model, "deepseek") && says(&row.model, "v3")).then_some([8, 4])
+    (has_word(&row.model, "deepseek") && has_word(&row.model, "v3")).then_some([8, 4])
 }
 
 /// Returns whether the row is a submission to MLPerf: it says so, or names the round.
 fn is_submission(row: &Row) -> bool {
     let has_round = row.notes.split("round v").nth(1).is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));
-    has_round || [&row.framework, &row.notes].iter().any(|text| says(text, "mlperf"))
+    has_round || [&row.framework, &row.notes].iter().any(|text| has_word(text, "mlperf"))
 }
 
 /// Returns the device profiles of a row's nodes with the number of nodes of each, in the row's
@@ -173,7 +173,7 @@ pub(crate) fn trains_adapters(row: &Row) -> bool {
     let method = row.cells.get("method").map_or("", String::as_str);
     matches!(method, "lora" | "qlora")
         || (method.is_empty()
-            && [&row.model, &row.notes, &row.framework].iter().any(|text| says(text, "lora") || says(text, "qlora")))
+            && [&row.model, &row.notes, &row.framework].iter().any(|text| has_word(text, "lora") || has_word(text, "qlora")))
 }
 
 /// Returns how the row's loss is computed. Kernels by Triton that fuse it with the head are Liger's
@@ -189,7 +189,7 @@ pub(crate) fn loss(row: &Row) -> LossKernel {
 
 /// Returns whether the row says that collectives over `tp` overlap with products.
 pub(crate) fn overlaps_tensor(row: &Row) -> bool {
-    says(&row.notes, "async tp")
+    has_word(&row.notes, "async tp")
 }
 
 /// Returns how the row's fp8 operands are scaled.
@@ -201,7 +201,7 @@ pub(crate) fn fp8_scaling(row: &Row) -> Fp8Scaling {
 /// Returns whether the loss is computed operator by operator. Compiled runs of torchtitan compile
 /// the loss as well since 2025.
 pub(crate) fn has_eager_loss(row: &Row) -> bool {
-    !says(&row.notes, "compile") || is_of_2024(row)
+    !has_word(&row.notes, "compile") || is_of_2024(row)
 }
 
 /// Returns whether the row's `source_id` names a month of 2024, as `torchtitan_2412` does.
@@ -235,13 +235,15 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
     }
     let is_since = |first: (u32, u32)| release(&row.framework).is_some_and(|release| release >= first);
     Some(match name {
-        "torchtitan" if says(&row.notes, "compile") => "torchtitan-compiled",
+        "torchtitan" if has_word(&row.notes, "compile") => "torchtitan-compiled",
         // Runs in IEEE half precision predate Megatron Core and FlashAttention.
-        "megatron-core" if says(&row.framework, "megatron-lm") && format(row) == Some(ProductFormat::Fp16) => "megatron-lm-2022",
+        "megatron-core" if has_word(&row.framework, "megatron-lm") && format(row) == Some(ProductFormat::Fp16) => {
+            "megatron-lm-2022"
+        }
         "megatron-bridge" if is_hopper(row) => "megatron-bridge-hopper",
         "megatron-bridge" if is_since((26, 6)) => "megatron-bridge-26.06",
         "megatron-bridge" if is_since((26, 0)) => "megatron-bridge-26.02",
-        "nemo" if says(&row.framework, "nemo 24") => "nemo-2024",
+        "nemo" if has_word(&row.framework, "nemo 24") => "nemo-2024",
         "deeplearningexamples-paddle" if format(row) == Some(ProductFormat::Fp16) => "deeplearningexamples-paddle-amp",
         "paxml" if is_since((23, 0)) && !is_since((24, 0)) && uses_transformer_engine(row) => "paxml-2023-te",
         "paxml" if is_since((23, 0)) && !is_since((24, 0)) => "paxml-2023",
@@ -255,12 +257,12 @@ fn of_submission(row: &Row) -> &'static str {
     if trains_adapters(row) {
         return "mlperf-adapters";
     }
-    if says(&row.model, "resnet") {
+    if has_word(&row.model, "resnet") {
         return "mlperf-mxnet";
     }
-    if says(&row.model, "bert") {
+    if has_word(&row.model, "bert") {
         // MLPerf v0.7 was the last round whose submissions computed padding.
-        let is_padded = row.notes.contains("round v0.") || !says(&row.notes, "unpadded");
+        let is_padded = row.notes.contains("round v0.") || !has_word(&row.notes, "unpadded");
         return if is_padded { "mlperf-bert-2020" } else { "mlperf-bert" };
     }
     "mlperf-nemo"
@@ -299,8 +301,8 @@ pub(crate) fn link(row: &Row) -> Option<&'static str> {
 /// Returns the name of the profile of the network between nodes, if the row names one other than
 /// InfiniBand. EFA's second version came with H100.
 pub(crate) fn network(row: &Row) -> Option<&'static str> {
-    let any = |word: &str| [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| says(text, word));
-    let is_before_h100 = ["a100", "v100", "t4"].iter().any(|device| says(&row.gpu, device));
+    let any = |word: &str| [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| has_word(text, word));
+    let is_before_h100 = ["a100", "v100", "t4"].iter().any(|device| has_word(&row.gpu, device));
     if any("efa") {
         return Some(if is_before_h100 { "efa-1" } else { "efa-2" });
     }
@@ -318,7 +320,7 @@ pub(crate) fn network(row: &Row) -> Option<&'static str> {
 
 /// Returns the format of matrix products, if the row states one that is known.
 pub(crate) fn format(row: &Row) -> Option<ProductFormat> {
-    let has = |word: &str| says(&row.precision, word);
+    let has = |word: &str| has_word(&row.precision, word);
     if row.stated_precision.to_lowercase().contains("tf32 off") {
         return Some(ProductFormat::Fp32);
     }
@@ -354,8 +356,10 @@ mod tests {
 
     #[test]
     fn names_are_found_as_words() {
-        assert!(says("LoRA rank 16", "lora") && says("(LoRA)", "lora") && !says("q_lora_rank 1536", "lora"));
-        assert!(says("RTX4090", "4090") && says("MI300X", "mi300") && !says("GB200", "b200") && !says("A100", "a10"));
+        assert!(has_word("LoRA rank 16", "lora") && has_word("(LoRA)", "lora") && !has_word("q_lora_rank 1536", "lora"));
+        assert!(
+            has_word("RTX4090", "4090") && has_word("MI300X", "mi300") && !has_word("GB200", "b200") && !has_word("A100", "a10")
+        );
         let submission = Row { notes: "round v5.0; system x".into(), ..row("B200", "Dell / NGC PyTorch 25.04") };
         assert_eq!(stack(&submission), Some("mlperf-nemo"));
         // A slash in a framework does not make an MLPerf submission.

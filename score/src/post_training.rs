@@ -1,8 +1,7 @@
 //! Rows of RL post-training (`tests/published/rl.csv`), predicted as a plan with a rollout.
-//!
-//! The actor's columns are those of other rows, so that a [`Run`] has its plan. Sources whose name
-//! has a SHA-256 that begins with an even byte are held out. The others decided two values of
-//! rollout engines.
+//! Columns for the actor's training are named as in other tables, so [`Run::of`] reads its plan.
+//! Held-out sources: see [`is_held_out`]. The others decided `STEP_OVERHEAD` and `BETWEEN_NODES` of
+//! the simulator's `post_training/engine.rs`.
 
 use crate::refusal::Refusal;
 use crate::row::Row;
@@ -35,7 +34,7 @@ pub struct ScoredRollout {
     pub measured_memory_bytes: Option<f64>,
     /// Predicted bytes of the fullest device.
     pub predicted_memory_bytes: Option<f64>,
-    /// Whether the roles are said to fit. Rows with a step ran.
+    /// Whether the prediction is that all roles fit in memory. If a step was measured, they did.
     pub fits: Option<bool>,
     /// The same as `error`, of memory.
     pub memory_error: Option<f64>,
@@ -52,7 +51,7 @@ pub struct ScoredRollout {
 pub struct RolloutScores {
     /// Every row of the table.
     pub rows: Vec<ScoredRollout>,
-    /// Errors of step times over rows of sources that are not held out.
+    /// Errors of step times and memory over rows of sources that are not held out.
     pub seen: RolloutErrors,
     /// The same over rows of held-out sources.
     pub held_out: RolloutErrors,
@@ -77,12 +76,12 @@ pub struct RolloutErrors {
     pub mean_memory_error: Option<f64>,
 }
 
-/// Whether rows are of RL post-training: they count prompts of a step.
+/// Whether this is a table of RL post-training: some row has the column `prompts_per_step`.
 pub fn are_rollouts(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.cells.contains_key("prompts_per_step"))
 }
 
-/// Whether a source is held out.
+/// Whether a source is held out: the SHA-256 of its name begins with an even byte.
 pub fn is_held_out(source: &str) -> bool {
     Sha256::digest(source.as_bytes())[0].is_multiple_of(2)
 }

@@ -141,7 +141,7 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
         let outcome = run.and_then(|run| match predictions.get(&index) {
             Some(Ok(prediction)) => {
                 let mut prediction = prediction.clone();
-                traced::replace(row, &run, &mut prediction);
+                traced::apply_traced(row, &run, &mut prediction);
                 if run.plan.layout.offload == Offload::State && prediction.traced.is_none() {
                     return Err(Refusal("offloading parameters to hosts is known of traced operators alone".into()));
                 }

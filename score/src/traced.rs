@@ -4,7 +4,7 @@
 //! A row is traced if the library has a table of its framework, architecture and settings, and if
 //! its ranks are data-parallel. All others keep the profile of their stack.
 
-use crate::names::{loss, says, trains_adapters};
+use crate::names::{has_word, loss, trains_adapters};
 use crate::prediction::StepPrediction;
 use crate::row::Row;
 use crate::run::Run;
@@ -41,8 +41,8 @@ const ARCHITECTURES: [(&str, &str); 19] = [
     ("phi-3", "phi3"),
 ];
 
-/// Words of frameworks that run Hugging Face's models; `litgpt` runs models of its own whose
-/// operators are as Llama's there.
+/// Words of frameworks that run Hugging Face's models; `litgpt` has its own models, with the same
+/// operators as Hugging Face's Llama.
 const HUGGING_FACE: [&str; 11] = [
     "hugging face",
     "hf trainer",
@@ -64,14 +64,15 @@ const USUAL_RANK: usize = 16;
 /// than release 5, of December 2025.
 const USUAL_RELEASE: &str = "4.48";
 
-/// The release of transformers that a row ran on, if it states one (`version`).
+/// The release of transformers whose tables a row takes: the stated one (`version`), one inferred
+/// for `fms_acceleration` and SantaCoder, or else [`USUAL_RELEASE`].
 ///
 /// `fms_acceleration` stores requirements with 4.45.2 and 4.48.1 beside its results, but not which
 /// file of results had which. That was chosen here by the rows' measured memory, so these rows do
 /// not test it.
 fn release(row: &Row) -> &'static str {
     let stated = row.cells.get("version").map_or("", String::as_str);
-    if stated.starts_with("4.45") || row.notes.contains("refs/a100_80gb_liger.csv") || says(&row.model, "santacoder") {
+    if stated.starts_with("4.45") || row.notes.contains("refs/a100_80gb_liger.csv") || has_word(&row.model, "santacoder") {
         "4.45"
     } else if stated.starts_with('5') {
         "latest"
@@ -80,23 +81,23 @@ fn release(row: &Row) -> &'static str {
     }
 }
 
-/// What is known of the keys of the row's tables beside its plan: framework, release, architecture,
-/// kernels of other libraries; `None` if its framework was not traced.
-fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
-    let framework = |word: &str| says(&row.framework, word);
+/// The keys that select a row's tables, beside its plan: framework, release, architecture, kernels
+/// of other libraries. `None` if no table fits: the framework or architecture was not traced,
+/// activations are offloaded, or products are in TF32.
+fn table_keys(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
+    let framework = |word: &str| has_word(&row.framework, word);
     let is_hugging_face = HUGGING_FACE.into_iter().any(framework);
-    let is_plain = framework("ddp") && says(&row.model, "bert");
+    let is_ddp_bert = framework("ddp") && has_word(&row.model, "bert");
     let is_torchtune = framework("torchtune");
-    let is_other = ["scattermoe", "unsloth", "megatron", "thunder", "modded"].into_iter().any(framework);
+    let has_foreign_kernels = ["scattermoe", "unsloth", "megatron", "thunder", "modded"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
-    let is_compiled = cell("compiled") == "1" || framework("compiled") || says(&row.notes, "compile");
-    // Its script is one that people run on its own; the table's name says so where the framework
-    // does not.
-    let is_nanogpt = is_compiled && says(&row.model, "gpt-2") && (framework("nanogpt") || says(&row.table, "nanogpt"));
+    let is_compiled = cell("compiled") == "1" || framework("compiled") || has_word(&row.notes, "compile");
+    // Rows of nanoGPT's script may name only PyTorch as framework; then the table's name tells.
+    let is_nanogpt = is_compiled && has_word(&row.model, "gpt-2") && (framework("nanogpt") || has_word(&row.table, "nanogpt"));
     let offloads_activations = matches!(cell("offload"), "checkpoints" | "activations");
     // TF32 has other rates than the tables' single precision.
-    let is_left_out = is_other || offloads_activations || run.format == ProductFormat::Tf32;
-    if !(is_hugging_face || is_plain || is_torchtune || is_nanogpt) || is_left_out {
+    let is_left_out = has_foreign_kernels || offloads_activations || run.format == ProductFormat::Tf32;
+    if !(is_hugging_face || is_ddp_bert || is_torchtune || is_nanogpt) || is_left_out {
         return None;
     }
     let owned = |keys: Vec<(&str, &str)>| -> BTreeMap<String, String> {
@@ -107,12 +108,12 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
         return Some(owned(vec![("framework", "nanogpt"), ("architecture", "gpt2"), ("dropout", "none")]));
     }
     let name = row.model.to_lowercase();
-    let named = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word));
+    let named = ARCHITECTURES.into_iter().find(|(word, _)| has_word(&name, word));
     // Of decoders without a table, those with gated networks are most like Llama.
     let like_llama = (row.number("gated_ffn") == Some(1.0) && row.count("experts").is_none()).then_some(("", "llama"));
     let (_, architecture) = named.or(like_llama)?;
     if is_torchtune {
-        // Its tables call the loss in chunks, its usual one, the model's own.
+        // torchtune's tables name its default, the chunked loss, `model`.
         let loss = if loss(row) == LossKernel::Chunked { "model" } else { "whole" };
         let keys = vec![("framework", "torchtune"), ("architecture", architecture), ("precision", "bf16"), ("loss", loss)];
         return Some(owned([keys, vec![("wrapper", "fsdp2")]].concat()));
@@ -120,7 +121,7 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     // Compiled steps were traced with the newest release alone.
     let release = if is_compiled { "latest" } else { release(row) };
     let mut keys = vec![("framework", "hf"), ("version", release), ("architecture", architecture)];
-    // Without autocast, adapters too: inferred from the rows' measured memory.
+    // These runs used bf16 without autocast, adapters included: inferred from measured memory.
     if row.notes.contains("refs/a100_80gb.csv") {
         keys.push(("precision", "bf16"));
     }
@@ -140,18 +141,18 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
 
 /// Whether DeepSpeed shards parameters and updates them.
 fn is_deepspeed(row: &Row) -> bool {
-    says(&row.framework, "deepspeed")
+    has_word(&row.framework, "deepspeed")
 }
 
 /// A run's plan with what the row says of kernels, adapters and widths.
-fn plan(row: &Row, run: &Run) -> Plan {
+fn traced_plan(row: &Row, run: &Run) -> Plan {
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let mut plan = run.plan.clone();
     plan.precision = if run.format == ProductFormat::Fp32 { DataType::Fp32 } else { DataType::Bf16 };
     plan.workload = PlannedWorkload::default();
     // DeepSpeed's optimizers have a copy in single precision of parameters in sixteen bits.
-    plan.workload.no_master_copy = !is_deepspeed(row) && (stores_narrow(row) || says(&row.framework, "torchtune"));
-    let says_flash = says(cell("attention"), "flash") || says(&row.notes, "flash attention");
+    plan.workload.no_master_copy = !is_deepspeed(row) && (stores_16_bit(row) || has_word(&row.framework, "torchtune"));
+    let says_flash = has_word(cell("attention"), "flash") || has_word(&row.notes, "flash attention");
     let says_note = |text: &str| row.notes.to_lowercase().contains(text);
     if says_note("adamw8bit") || says_note("adamw 8 bit") {
         (plan.workload.moments, plan.workload.paged_moments) = (MomentFormat::EightBit, says_note("pagedadamw"));
@@ -165,24 +166,24 @@ fn plan(row: &Row, run: &Run) -> Plan {
     };
     plan.workload.loss = loss(row);
     if trains_adapters(row) {
-        let is_attention = says(&row.notes, "q k v o") || says(&row.notes, "attention projections");
+        let is_attention = has_word(&row.notes, "q k v o") || has_word(&row.notes, "attention projections");
         let targets = NamePatterns::from_iter([if is_attention { "*attn*" } else { "*" }]);
         let rank = row.count("adapter_rank").unwrap_or(USUAL_RANK);
         plan.training.lora = Some(Lora { rank, targets, ..Lora::default() });
-        plan.workload.base_bits = says(cell("method"), "qlora").then_some(4);
+        plan.workload.base_bits = has_word(cell("method"), "qlora").then_some(4);
     }
     plan
 }
 
 /// Whether parameters and states are stored in sixteen bits, without a copy in single precision.
-fn stores_narrow(row: &Row) -> bool {
+fn stores_16_bit(row: &Row) -> bool {
     ["no fp32 copy", "pure bf16", "parameters in bf16"].into_iter().any(|text| row.notes.contains(text))
-        || says(&row.stated_precision, "pure")
+        || has_word(&row.stated_precision, "pure")
 }
 
-/// Replaces a prediction by what the row's traced framework does; leaves it if the framework was
-/// not traced.
-pub(crate) fn replace(row: &Row, run: &Run, prediction: &mut StepPrediction) {
+/// Replaces the step, its interval and the compute time by those of the operator tables; does
+/// nothing if none fit.
+pub(crate) fn apply_traced(row: &Row, run: &Run, prediction: &mut StepPrediction) {
     let Some((time, traced)) = predict(row, run) else { return };
     prediction.step = time.step;
     [prediction.p10, prediction.p90] = time.step_range;
@@ -191,11 +192,12 @@ pub(crate) fn replace(row: &Row, run: &Run, prediction: &mut StepPrediction) {
 }
 
 fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
-    let mut job = TracedPlan::new(&plan(row, run), &run.model, &tables(row, run)?).ok()?.job;
+    let mut job = TracedPlan::new(&traced_plan(row, run), &run.model, &table_keys(row, run)?).ok()?.job;
     if let Model::Llama(llama) = &run.model {
-        // Rows do not pad vocabularies under these frameworks.
+        // These frameworks do not pad the vocabulary; `run.model` may.
         job.sizes = job.sizes.with("v", row.count("vocab").unwrap_or(llama.vocab));
-        // Without a gate the model has a narrower gated network of as many parameters.
+        // `run.model` stands for an ungated network by a narrower gated one with as many
+        // parameters. The tables take the stated width.
         if let (Some(ffn), Some(0.0)) = (row.count("ffn"), row.number("gated_ffn")) {
             job.sizes = job.sizes.with("f", ffn);
         }

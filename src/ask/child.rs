@@ -121,7 +121,7 @@ impl Working {
             return Err(Refusal::Memory(limits.answer_memory));
         }
         let Some(status) = status.code() else {
-            let signal = status.signal().unwrap_or_default();
+            let signal = status.signal().expect("invariant: what has no code ended by a signal");
             return Err(Refusal::Broken(format!("signal {signal} ended the process that was to answer")));
         };
         let document = self.read(DOCUMENT, LARGEST_FILE)?;

@@ -378,6 +378,15 @@ fn choices_that_a_method_does_not_have_are_left_out_and_named() {
     browser.evaluate(&filled("adapter", ""));
     assert_eq!(browser.evaluate(hidden), json!([false, true]));
     assert_eq!(text(&mut browser, "left-out"), "Left out without adapters: bits of frozen weights 4.");
+    // Preferences that compare with a reference may have it computed before.
+    let reference = "document.getElementById('reference-field').hidden";
+    assert_eq!(browser.evaluate(reference), json!(false));
+    browser.evaluate(&filled("bits", ""));
+    browser.evaluate(&filled("reference", "precomputed"));
+    wait(&mut browser, "document.getElementById('line').textContent.endsWith('--method dpo --reference precomputed')");
+    browser.evaluate(&filled("method", "orpo"));
+    assert_eq!(browser.evaluate(reference), json!(true));
+    assert_eq!(text(&mut browser, "left-out"), "Left out with orpo: reference model precomputed.");
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl From<Topology> for TopologySpec {
                 )
                 .into(),
             ),
-            network: Some(ShortOrFull::Full(NetworkSpec::written(&topology.network, &topology.groups)).into()),
+            network: Some(ShortOrFull::Full(NetworkSpec::from_network(&topology.network, &topology.groups)).into()),
             storage: topology.storage_bandwidth.map(|rate| StorageSpec { bandwidth: Some(written(rate)) }.into()),
             restart_time: topology.restart_time.map(written),
             lab: topology.is_lab.then_some(true),

@@ -22,8 +22,8 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
 /// The contents of `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointState {
-    /// The SHA-256 of this document with zeros in this place, in hexadecimal digits. Empty in the
-    /// checkpoints of earlier versions.
+    /// The SHA-256 of the document, taken with 64 zeros as the value of this field, in hexadecimal
+    /// digits. Empty in the checkpoints of earlier versions.
     #[serde(default)]
     pub checksum: String,
     /// The number of the format.
@@ -36,7 +36,7 @@ pub struct CheckpointState {
     pub seed: u64,
     /// The next sample.
     pub position: DataPosition,
-    /// The data.
+    /// The data source, as given to `--data`.
     pub data: String,
     /// How samples are read.
     #[serde(default)]
@@ -85,7 +85,8 @@ impl CheckpointState {
     /// The state after `step` steps of a job. `files` are added when they are written.
     pub(crate) fn new(job: &TrainingJob, step: usize, steps_per_epoch: usize, world_size: usize) -> Self {
         let (epoch, within) = (step / steps_per_epoch.max(1), step % steps_per_epoch.max(1));
-        // A run whose length is refused makes no step.
+        // `steps` fails only for a length that is refused before the first step, so no checkpoint
+        // has the fallback.
         let length = RunLength { steps: job.length.steps(steps_per_epoch).unwrap_or(step), steps_per_epoch };
         Self {
             checksum: String::new(),
@@ -133,7 +134,7 @@ impl CheckpointState {
             return Err(CheckpointError::Newer { path, format });
         }
         let state: Self = serde_json::from_slice(&text).map_err(malformed)?;
-        // The text is hashed as it is: to write it again need not give the same bytes.
+        // Hash the bytes as read: serialising the state again may give other bytes.
         let without = String::from_utf8_lossy(&text).replacen(&state.checksum, NO_CHECKSUM, 1);
         let found = hexadecimal(&Sha256::digest(&without));
         if !state.checksum.is_empty() && state.checksum != found {
@@ -165,7 +166,7 @@ impl CheckpointState {
             );
         }
         let (own, other) = (self.plan.replicas(), job.plan.replicas());
-        // Replicas that were one may part, and then each begins with the state of all.
+        // A checkpoint of one replica fits any number: every replica starts from its state.
         if own > 1 && own != other {
             return refuse(
                 format!("it has the optimizer states of {own} replicas, the plan's mode keeps {other}"),

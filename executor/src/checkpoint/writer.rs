@@ -209,7 +209,8 @@ impl<'a> CheckpointWriter<'a> {
                 driver.synchronize(stream)?;
             }
             // SAFETY: the bytes lie in the buffer. No stream writes to it between steps.
-            _ => bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(from, bytes.len()) }),
+            (None, _) => bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(from, bytes.len()) }),
+            (Some(_), None) => unreachable!("invariant: a stream is made before state is copied from a GPU"),
         }
         Ok(())
     }

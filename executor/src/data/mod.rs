@@ -257,7 +257,7 @@ impl Dataset {
                     images.fill(images.split(split).get(index).expect("invariant: the request was checked").0, sample);
                 }
                 Contents::Synthetic(synthetic) => synthetic.fill(split, index, sample),
-                Contents::Tokens(_) => {}
+                Contents::Tokens(_) => unreachable!("invariant: the kind was checked"),
             }
         }
         Ok(replaced)
@@ -279,7 +279,7 @@ impl Dataset {
                     i32::from(images.split(split).get(index).expect("invariant: the request was checked").1)
                 }
                 Contents::Synthetic(synthetic) => synthetic.label(split, index) as i32,
-                Contents::Tokens(_) => IGNORED_LABEL,
+                Contents::Tokens(_) => unreachable!("invariant: the kind was checked"),
             }
         }
         Ok(())
@@ -311,15 +311,18 @@ impl Dataset {
         let rows = tokens.chunks_exact_mut(sequence).zip(labels.chunks_exact_mut(sequence));
         for (&index, (tokens, labels)) in indices.iter().zip(rows) {
             match &self.contents {
-                Contents::Tokens(data) if index != PADDING => {
+                _ if index == PADDING => {
+                    tokens.fill(0);
+                    labels.fill(IGNORED_LABEL);
+                }
+                Contents::Tokens(data) => {
                     if data.fill(split, index, tokens, labels)? == Filled::Replaced {
                         replaced.insert(index);
                     }
                 }
-                Contents::Synthetic(data) if index != PADDING => data.fill_tokens(split, index, tokens, labels),
-                _ => {
-                    tokens.fill(0);
-                    labels.fill(IGNORED_LABEL);
+                Contents::Synthetic(data) => data.fill_tokens(split, index, tokens, labels),
+                Contents::Images(_) | Contents::Pictures(_) => {
+                    unreachable!("invariant: pictures are not opened for a model of tokens")
                 }
             }
             if let SampleShape::MaskedTokens { vocabulary, predictions, .. } = self.shape
@@ -355,11 +358,14 @@ impl Dataset {
         let rows = sources.chunks_exact_mut(source).zip(tokens.chunks_exact_mut(target)).zip(labels.chunks_exact_mut(target));
         for (&index, ((source, tokens), labels)) in indices.iter().zip(rows) {
             match &self.contents {
-                Contents::Synthetic(data) if index != PADDING => data.fill_pair(split, index, source, tokens, labels),
-                _ => {
+                _ if index == PADDING => {
                     source.fill(0);
                     tokens.fill(0);
                     labels.fill(IGNORED_LABEL);
+                }
+                Contents::Synthetic(data) => data.fill_pair(split, index, source, tokens, labels),
+                Contents::Images(_) | Contents::Pictures(_) | Contents::Tokens(_) => {
+                    unreachable!("invariant: only synthetic data is opened for a model of pairs")
                 }
             }
         }

@@ -56,7 +56,9 @@ impl Synthetic {
     pub(crate) fn label(&self, split: Split, index: usize) -> usize {
         let classes = match self.shape {
             SampleShape::Image { classes, .. } | SampleShape::Features { classes, .. } => classes,
-            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => 0,
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => {
+                unreachable!("invariant: sequences have no class")
+            }
         };
         below(&mut self.sample_stream(split, index), classes as u64) as usize
     }
@@ -67,7 +69,9 @@ impl Synthetic {
         let (channels, height, width) = match self.shape {
             SampleShape::Image { channels, height, width, .. } => (channels, height, width),
             SampleShape::Features { width, .. } => (1, 1, width),
-            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => return,
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => {
+                unreachable!("invariant: sequences are no images")
+            }
         };
         let label = self.label(split, index);
         let mut class = stream(self.seed, Purpose::ClassPattern, label as u64);

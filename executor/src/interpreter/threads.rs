@@ -97,7 +97,10 @@ fn run_steps(shared: &Arc<SharedState>, stream: usize, mut runner: StreamRunner,
             (Some(gpu_streams), Some(communication)) => {
                 gpu::run_stream(shared, gpu_streams, prepared, stream, &mut runner, communication, &step)
             }
-            _ => run_stream(shared, prepared, stream, &mut runner, &step),
+            (None, None) => run_stream(shared, prepared, stream, &mut runner, &step),
+            (Some(_), None) | (None, Some(_)) => {
+                unreachable!("invariant: a stream has communication of its own exactly on a GPU")
+            }
         };
         if let Err(error) = result {
             shared.fail(error);

@@ -4,9 +4,9 @@ use crate::transport::StreamNumber;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A rank that waits reports so once a second. After a longer gap it has received something, or the
-/// whole run was stopped for a while.
-const MOST_GAP: Duration = Duration::from_secs(3);
+/// The longest gap between two reports of one wait. A waiting rank reports every second, so a
+/// longer gap means that bytes arrived or that the whole run was stopped.
+const LONGEST_REPORT_GAP: Duration = Duration::from_secs(3);
 
 /// One direction of a connection between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,7 +39,7 @@ struct Wait {
     received: Option<u64>,
     /// When the receiver last said so.
     reported: Instant,
-    /// Since when more than these are known to be sent.
+    /// When the launcher first knew that bytes, or the connection itself, were overdue.
     missing_since: Option<Instant>,
 }
 
@@ -49,7 +49,7 @@ impl LinkWatch {
         // The peer accepts connections at any time, so one that does not come about is missing.
         let new = Wait { received, reported: now, missing_since: received.is_none().then_some(now) };
         let wait = self.waits.entry(*link).or_insert(new);
-        if wait.received != received || now.duration_since(wait.reported) > MOST_GAP {
+        if wait.received != received || now.duration_since(wait.reported) > LONGEST_REPORT_GAP {
             *wait = new;
         }
         wait.reported = now;
@@ -72,7 +72,7 @@ mod tests {
 
     const LINK: Link = Link { from: 0, to: 1, stream: StreamNumber(2) };
 
-    /// A watch, and a clock whose hours are seconds after its making.
+    /// A watch, and a function from seconds to instants after the start.
     fn watch() -> (LinkWatch, impl Fn(u64) -> Instant) {
         let start = Instant::now();
         (LinkWatch::default(), move |second| start + Duration::from_secs(second))

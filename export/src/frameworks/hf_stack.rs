@@ -36,7 +36,8 @@ pub(super) fn choose(stated: &mut Stated, plan: &mut Plan, name: &'static str, u
         "hf-trainer" => "Hugging Face's Trainer and Accelerate on PyTorch's DDP or FSDP",
         "hf-deepspeed" => "Hugging Face's Trainer and Accelerate on DeepSpeed",
         "deepspeed-zero" => "DeepSpeed without a Trainer",
-        _ => "PyTorch's FSDP2",
+        FSDP2 => "PyTorch's FSDP2",
+        _ => unreachable!("invariant: no file is read as one of `{name}`"),
     };
     if name == usual {
         stated.assume(format!("`stack` {name}: {what}"));

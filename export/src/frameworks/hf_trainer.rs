@@ -319,7 +319,8 @@ fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bo
         let what = match tool {
             Tool::Trl => "TRL recomputes since 0.20 (`gradient_checkpointing`)",
             Tool::Swift => "ms-swift recomputes unless `gradient_checkpointing` is off",
-            _ => "LLaMA-Factory recomputes unless `disable_gradient_checkpointing` is on",
+            Tool::LlamaFactory => "LLaMA-Factory recomputes unless `disable_gradient_checkpointing` is on",
+            Tool::Trainer | Tool::Axolotl | Tool::OpenRlhf(_) => unreachable!("invariant: it does not usually recompute"),
         };
         stated.assume(format!("`recompute` full: {what}"));
         stated.provide("activation_checkpointing", Value::Bool(true));

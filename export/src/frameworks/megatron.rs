@@ -172,7 +172,8 @@ fn layout_arguments(layout: &Layout, blocks: usize) -> Arguments {
         }
         Recompute::Full => arguments.extend(full_recompute("uniform", 1)),
         Recompute::FullLayers(layers) => arguments.extend(full_recompute("block", layers)),
-        _ => {}
+        Recompute::None => {}
+        Recompute::FullLayersOfStages(_) | Recompute::AllBut(_) => unreachable!("invariant: `restrict` has replaced it"),
     }
     arguments
 }

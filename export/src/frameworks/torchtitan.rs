@@ -188,12 +188,16 @@ fn plan_settings(plan: &Plan, blocks: usize) -> Result<String, FrameworkError> {
     let mode = match layout.recompute {
         Recompute::None => "none",
         Recompute::Full => "full",
-        _ => "selective",
+        Recompute::AllBut(_) => "selective",
+        Recompute::Selective | Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) => {
+            unreachable!("invariant: `restrict` has replaced it")
+        }
     };
     let schedule = match layout.schedule {
         Schedule::Gpipe => "GPipe",
-        _ if layout.virtual_stages > 1 => "Interleaved1F1B",
-        _ => "1F1B",
+        Schedule::Interleaved => "Interleaved1F1B",
+        Schedule::OneForwardOneBackward => "1F1B",
+        other => unreachable!("invariant: `restrict` has replaced {other:?}"),
     };
     let name = if plan.optimizer == Optimizer::AdamW { "AdamW" } else { "Adam" };
     let parts = layout.cuts.as_ref().filter(|_| layout.pipeline > 1).map_or(String::new(), |cuts| model_parts(cuts, blocks));

@@ -265,7 +265,8 @@ fn text(plan: &Plan, [package, builder, tokenizer]: [&str; 3], sequence: Option<
     let loss = match plan.workload.loss {
         _ if is_on_preferences => "torchtune.rlhf.loss.DPOLoss",
         LossKernel::Plain => "torch.nn.CrossEntropyLoss",
-        _ => "torchtune.modules.loss.CEWithChunkedOutputLoss",
+        LossKernel::Chunked => "torchtune.modules.loss.CEWithChunkedOutputLoss",
+        LossKernel::Liger => unreachable!("invariant: `restrict` has replaced it"),
     };
     let dataset = match is_on_preferences {
         true => "torchtune.datasets.stack_exchange_paired_dataset",

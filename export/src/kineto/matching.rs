@@ -180,7 +180,12 @@ fn key_of(operation: &Operation, part: Part) -> Option<(Key, f64)> {
         Operation::Collective { kind: Collective::AllGather, .. } => exchange(Exchange::AllGather),
         Operation::Send { .. } => exchange(Exchange::SendReceive),
         Operation::Load { .. } => Some((Key::Load, 1.0)),
-        _ => None,
+        Operation::Collective { kind: Collective::AllToAll | Collective::Shift, .. }
+        | Operation::Receive { .. }
+        | Operation::Copy { .. }
+        | Operation::Save { .. }
+        | Operation::Write { .. }
+        | Operation::Traced { .. } => None,
     }
 }
 

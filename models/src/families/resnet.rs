@@ -84,7 +84,8 @@ impl Family for Resnet {
             34 => ([3, 4, 6, 3], false),
             50 => ([3, 4, 6, 3], true),
             101 => ([3, 4, 23, 3], true),
-            _ => ([3, 8, 36, 3], true),
+            152 => ([3, 8, 36, 3], true),
+            depth => unreachable!("invariant: `validate` has refused depth {depth}"),
         };
         let mode = if options.inference { Mode::Inference } else { Mode::Training };
         let mut net = Layers { builder: GraphBuilder::new(name, options), mode };

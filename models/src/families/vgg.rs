@@ -128,7 +128,8 @@ impl Family for Vgg {
             11 => [1, 1, 2, 2, 2],
             13 => [2, 2, 2, 2, 2],
             16 => [2, 2, 3, 3, 3],
-            _ => [2, 2, 4, 4, 4],
+            19 => [2, 2, 4, 4, 4],
+            depth => unreachable!("invariant: `validate` has refused depth {depth}"),
         };
         let mode = if options.inference { Mode::Inference } else { Mode::Training };
         let mut builder = GraphBuilder::new(name, options);

@@ -94,7 +94,9 @@ fn modernbert_bases(fields: &mut Fields) -> Result<[usize; 2], ConfigError> {
             };
             for (name, value) in base.1 {
                 match (name.as_str(), value) {
-                    ("rope_theta", value) => *base.0 = value.as_f64().unwrap_or(*base.0),
+                    ("rope_theta", value) => {
+                        *base.0 = value.as_f64().ok_or_else(|| fields.unknown(format!("{field}.{name}")))?;
+                    }
                     ("rope_type", value) if *value == "default" => {}
                     _ => return Err(inexpressible(&format!("{field}.{name}"), value, "frequencies are not scaled")),
                 }

@@ -14,23 +14,35 @@ pub(super) struct Outer {
     kind: String,
     vision: Map<String, Value>,
     /// `mm_tokens_per_image`, `spatial_merge_size` and `multimodal_projector_bias`.
-    tokens: Option<u64>,
-    merge: Option<u64>,
+    tokens: Option<usize>,
+    merge: Option<usize>,
     bias: Option<bool>,
 }
 
 impl Outer {
     /// The part that sees images, if a configuration has one.
-    pub(super) fn of(object: &Map<String, Value>) -> Option<Self> {
-        let vision = object.get("vision_config")?.as_object()?.clone();
-        let number = |field: &str| object.get(field).and_then(Value::as_u64);
-        Some(Self {
+    ///
+    /// # Errors
+    /// [`ConfigError`] if a field of the projector has no value of its kind.
+    pub(super) fn of(object: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
+        let Some(vision) = object.get("vision_config").and_then(Value::as_object) else { return Ok(None) };
+        let stated = |field: &str| object.get(field).filter(|value| !value.is_null());
+        let number = |field: &str| {
+            let size = |value: &Value| match value.as_u64() {
+                Some(size) if (1..=1 << 20).contains(&size) => Ok(size as usize),
+                _ => Err(inexpressible(field, value, "it is a whole number from 1 to 1,048,576")),
+            };
+            stated(field).map(size).transpose()
+        };
+        let bias = stated("multimodal_projector_bias")
+            .map(|value| value.as_bool().ok_or_else(|| inexpressible("multimodal_projector_bias", value, "it is true or false")));
+        Ok(Some(Self {
             kind: object.get("model_type").and_then(Value::as_str).unwrap_or_default().into(),
-            vision,
-            tokens: number("mm_tokens_per_image"),
-            merge: number("spatial_merge_size"),
-            bias: object.get("multimodal_projector_bias").and_then(Value::as_bool),
-        })
+            vision: vision.clone(),
+            tokens: number("mm_tokens_per_image")?,
+            merge: number("spatial_merge_size")?,
+            bias: bias.transpose()?,
+        }))
     }
 
     /// The decoder with its encoder, and a note on the images of a sample.
@@ -71,7 +83,7 @@ impl Outer {
     }
 
     fn merge_of(&self, usual: usize) -> usize {
-        self.merge.and_then(|size| usize::try_from(size).ok()).unwrap_or(usual).clamp(1, 64)
+        self.merge.unwrap_or(usual)
     }
 
     /// The encoder with the outer model's projector.
@@ -83,7 +95,7 @@ impl Outer {
             }
             "paligemma" => Ok(VisionTower { projector: Projector { inner: None, bias: true, norm: None }, ..tower }),
             "gemma3" => {
-                let tokens = self.tokens.and_then(|tokens| usize::try_from(tokens).ok()).unwrap_or(256).max(1);
+                let tokens = self.tokens.unwrap_or(256);
                 if !tower.patches.is_multiple_of(tokens) {
                     return Err(inexpressible(
                         "mm_tokens_per_image",

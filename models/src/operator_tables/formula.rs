@@ -64,7 +64,10 @@ impl Formula {
                         Operation::Add => left + right,
                         Operation::Subtract => left - right,
                         Operation::Multiply => left * right,
-                        _ => left / right,
+                        Operation::Divide => left / right,
+                        Operation::Number(_) | Operation::Symbol(_) | Operation::Ceiling => {
+                            unreachable!("invariant: it is binary")
+                        }
                     };
                 }
             }
@@ -78,7 +81,7 @@ impl Formula {
             match operation {
                 Operation::Number(_) | Operation::Symbol(_) => now += 1,
                 Operation::Ceiling => {}
-                _ => now -= 1,
+                Operation::Add | Operation::Subtract | Operation::Multiply | Operation::Divide => now -= 1,
             }
             most = most.max(now);
         }

@@ -113,7 +113,7 @@ impl Bounds<'_> {
         } else {
             self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_memory(timetable.in_flight(), 0, |_| 1, 1.0))
         };
-        let extra = self.truncated.extra_messages(layout, &models);
+        let extra = self.truncated.extra_message_times(layout, &models);
         let time = self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_time_by_pass(&timetable, &extra));
         let bound = self.bound(micro_batches, time, bytes);
         Ok(Bound { memory: bound.memory.max(memory), ..bound })
@@ -163,7 +163,7 @@ impl Bounds<'_> {
         let (schedule, chunks) = (layout.schedule, layout.virtual_stages);
         let costs = PipelineCosts::new(&models, &kind_of_stage, self.kinds.weights(), &cuts, schedule, chunks)
             .offloading(self.hosts.offload(layout, &self.hosts.copy_time_per_byte, 1));
-        let after_passes = costs.time_left(&timetable, &self.truncated.extra_messages(layout, &models))?;
+        let after_passes = costs.time_left(&timetable, &self.truncated.extra_message_times(layout, &models))?;
         Some(LayoutTimeLeft { timetable, after_passes, overhead: self.overhead(micro_batches) })
     }
 
@@ -172,8 +172,8 @@ impl Bounds<'_> {
         let mut arrangements: Vec<Arrangement> = Vec::new();
         let mut seen: Vec<&Layout> = Vec::new();
         for variant in variants {
-            let lies_alike = |other: &Layout| !self.kinds.are_mixed() || have_same_devices(other, variant);
-            if !seen.iter().any(|other| other.cuts == variant.cuts && lies_alike(other)) {
+            let has_same_rank_distances = |other: &Layout| !self.kinds.are_mixed() || have_same_devices(other, variant);
+            if !seen.iter().any(|other| other.cuts == variant.cuts && has_same_rank_distances(other)) {
                 seen.push(variant);
                 let layout = Layout { zero: 0, shard_group: None, ..variant.clone() };
                 let mesh = Plan { layout, ..self.request.base.clone() }.mesh();

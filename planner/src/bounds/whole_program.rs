@@ -71,14 +71,14 @@ fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -
     let Request { topology, costs, base, .. } = *bounds.request;
     let (stages, chunks, schedule, bucket) = (layout.pipeline, layout.virtual_stages, layout.schedule, layout.bucket);
     // Without a pipeline the first replica lies on the same devices however many there are.
-    let lies_alike = stages == 1 && layout.placement.is_none();
+    let has_same_rank_distances = stages == 1 && layout.placement.is_none();
     let plan = Plan { global_batch: layout.samples_at_once() * micro_batches, layout, ..base.clone() };
     let Some(program) = unplaced(bounds, &plan).map_err(|error| Mistake::of(&error))? else { return Ok(None) };
     let Ok(mut times) = least_times(&program, topology, costs, Oversubscription::Allowed, bucket) else { return Ok(None) };
     if program.lists.len() != stages {
         return Ok(None);
     }
-    if !lies_alike {
+    if !has_same_rank_distances {
         leave_out_communication(&program.lists, &mut times);
     }
     let mut of_positions = vec![ChunkCost::default(); stages * chunks];

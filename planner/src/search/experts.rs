@@ -394,7 +394,7 @@ impl Searcher<'_> {
                     self.take_probed(*incumbent);
                 }
                 Outcome::Stopped(_) => simulated += 1,
-                _ => {}
+                Outcome::Indivisible(_) | Outcome::OutOfMemory(_) | Outcome::OutOfHostMemory | Outcome::Interrupted => {}
             }
         }
         simulated

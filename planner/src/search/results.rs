@@ -85,7 +85,7 @@ impl Searcher<'_> {
                 Objective::Energy => continue,
                 // The value is the 90th percentile itself, as `best_seconds` is.
                 Objective::SlowEnd => incumbent.value,
-                _ => incumbent.value / self.bounds.value_per_second(layout),
+                Objective::Time | Objective::Cost | Objective::Goodput => incumbent.value / self.bounds.value_per_second(layout),
             };
             let least = self.search.seconds_by_devices.entry(world_size(layout)).or_insert(seconds);
             *least = least.min(seconds);

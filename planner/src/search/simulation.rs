@@ -170,7 +170,8 @@ impl Simulations<'_> {
             };
             let value = match request.objective {
                 Objective::SlowEnd => prediction.step_seconds_p90.value(),
-                _ => prediction.step_seconds.value() * value_per_second,
+                Objective::Time | Objective::Cost | Objective::Goodput => prediction.step_seconds.value() * value_per_second,
+                Objective::Energy => unreachable!("invariant: the energy of a step has no prediction of its time"),
             };
             (value, Some(PredictedStep { prediction, memory, weights }))
         } else {

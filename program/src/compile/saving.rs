@@ -69,7 +69,11 @@ fn saving_list(list: &StageProgram, mesh: &StageMesh, first_stages: &FirstStages
         let is_copy = match value {
             StateValue::OuterParameter => !replicas_differ,
             StateValue::Parameter => masters.contains(&tensor),
-            _ => false,
+            StateValue::Master
+            | StateValue::Optimizer(_)
+            | StateValue::Running
+            | StateValue::OuterVelocity
+            | StateValue::Residual => false,
         };
         !is_copy && first_stages.get(&(value, tensor)) == Some(&list.stage)
     };

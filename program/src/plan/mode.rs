@@ -90,7 +90,10 @@ impl Mode {
             (_, StateValue::Optimizer(_)) => true,
             (Mode::Decentralised(mode), StateValue::Parameter | StateValue::Master) => mode.graph != AveragingGraph::Complete,
             (Mode::LocalSgd(mode), StateValue::Parameter | StateValue::Master) => mode.keeps_replicas_apart(),
-            _ => false,
+            (
+                Mode::LocalSgd(_) | Mode::Decentralised(_),
+                StateValue::Running | StateValue::OuterParameter | StateValue::OuterVelocity | StateValue::Residual,
+            ) => false,
         }
     }
 

@@ -1,17 +1,17 @@
-//! Woven orders: a stage runs a forward and a backward pass of different micro-batches at a time,
-//! so that one travels while the other computes (DualPipe and DualPipeV, DeepSeek-AI 2024,
-//! "DeepSeek-V3 Technical Report"; Megatron-Core's combined 1F1B).
-//!
-//! Both passes of a pair begin when the inputs of both are there, and count as ended when both are.
-//! So a pair must not need, through other stages, what it makes itself. In 1F1B forward and
-//! backward passes travel in opposite directions, and each stage would wait for the other's pair.
-//! In a V-shaped schedule, forward passes of one chunk travel as backward passes of the other.
+//! Woven orders overlap passes: a stage runs a forward and a backward pass of two micro-batches
+//! together, so that the communication of one overlaps the computation of the other (DualPipe and
+//! DualPipeV, DeepSeek-AI 2024, "DeepSeek-V3 Technical Report"; Megatron-Core's combined 1F1B).
+//! A pair starts when the inputs of both passes have arrived, and ends when both have ended. So
+//! neither pass may depend, through other stages, on the other. In 1F1B, forward and backward
+//! passes move in opposite directions: two neighbouring stages would each wait for the other's
+//! pair. In a V-shaped schedule, forward passes of one chunk move in the same direction as backward
+//! passes of the other, so this does not happen.
 
 use super::timing::{PassTimes, duration, finish, run_starts};
 use super::{Schedule, StagePass, Task};
 use std::collections::VecDeque;
 
-/// The tasks of every stage, in order, and which of them run at a time.
+/// Each stage's tasks in order, and the pairs of tasks that run together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WovenOrders {
     /// The tasks of every stage.
@@ -28,7 +28,8 @@ impl WovenOrders {
         Self { orders, pairs }
     }
 
-    /// Pairs neighbouring passes of some orders, where that makes the pipeline no longer.
+    /// Pairs all neighbouring passes of `orders`, starting with either the forward or the backward
+    /// pass. Returns the orders unpaired if both ways lengthen the pipeline.
     pub(super) fn pairing(schedule: Schedule, stages: usize, chunks: usize, orders: Vec<Vec<Task>>) -> Self {
         let unpaired = finish(schedule, stages, chunks, &orders);
         let mut best = Self::unpaired(orders);
@@ -47,8 +48,8 @@ impl WovenOrders {
         self.pairs.iter().map(Vec::len).sum()
     }
 
-    /// The number of tasks that begin together from a stage's task `index` on, which begins no
-    /// later than the others.
+    /// The number of tasks that start together with task `index` of a stage: 2 if `index` is the
+    /// first of a pair, else 1.
     fn length(&self, stage: usize, index: usize) -> usize {
         if self.pairs[stage].binary_search(&index).is_ok() { 2 } else { 1 }
     }
@@ -81,8 +82,8 @@ impl WovenOrders {
     }
 }
 
-/// The indices of all tasks that can run together with the next one and are forward passes, or all
-/// that are backward passes.
+/// The indices of all tasks that can be paired with the next one. The first task of every pair is a
+/// forward pass if `starts_forward`, else a backward pass.
 fn neighbouring_pairs(order: &[Task], starts_forward: bool) -> Vec<usize> {
     let is_backward = |task: &Task| matches!(task.pass, StagePass::Backward | StagePass::InputGradient);
     let is_forward = |task: &Task| task.pass == StagePass::Forward;
@@ -96,9 +97,9 @@ fn neighbouring_pairs(order: &[Task], starts_forward: bool) -> Vec<usize> {
     order.windows(2).enumerate().filter(|(_, pair)| is_pair(pair)).map(|(index, _)| index).collect()
 }
 
-/// The orders of DualPipeV (DeepSeek-AI's repository `DualPipe`, `dualpipev.py`) for at least two
-/// micro-batches for each stage. Backward passes are whole where they are paired. Where the
-/// pipeline fills and drains, weight gradients are passes of their own.
+/// The orders of DualPipeV (DeepSeek-AI's repository `DualPipe`, `dualpipev.py`). Needs
+/// `micro_batches >= 2 * stages`. Weight gradients are separate passes while the pipeline fills and
+/// in the second half of the drain; all other backward passes are whole.
 ///
 /// A stage holds one chunk's activations more than in ZB-V.
 pub(super) fn dual_pipe_v(stages: usize, micro_batches: usize) -> WovenOrders {
@@ -139,11 +140,12 @@ impl DualPipeStage {
         self
     }
 
-    /// Two pairs in each of `turns`, then those for which no forward pass of the first chunk is
-    /// left.
+    /// Two pairs in each of `turns`. Then no forward pass of chunk 0 is left, and backward passes
+    /// of chunk 1 run unpaired.
     fn steady(mut self, turns: usize, after: usize) -> Self {
         for turn in 0..turns {
-            // The last stage's first backward pass is that of its latest forward pass.
+            // As in `dualpipev.py`, the last stage does not pair its first backward pass: that
+            // shortens the bubble.
             if turn == 0 && after == 0 {
                 self.forward(0);
                 self.backward(1);

@@ -143,7 +143,7 @@ impl<'a, Backend: DrawingBackend> Canvas<'a, Backend> {
                 [from, to] => {
                     dashes(from, to).try_for_each(|dash| self.area.draw(&PathElement::new(dash, style)).map_err(failed))
                 }
-                _ => Ok(()),
+                _ => unreachable!("invariant: a window of two has two ends"),
             }),
         }
     }

@@ -213,7 +213,12 @@ impl Path<'_> {
                 }
                 Operation::Compute { .. } | Operation::Traced { .. } => &mut by_time.compute,
                 Operation::Load { .. } => &mut by_time.data,
-                _ => &mut by_time.communication,
+                Operation::Collective { .. }
+                | Operation::Send { .. }
+                | Operation::Receive { .. }
+                | Operation::Copy { .. }
+                | Operation::Save { .. }
+                | Operation::Write { .. } => &mut by_time.communication,
             };
             *spent_on += Seconds::from(duration);
             total += duration;

@@ -138,10 +138,7 @@ impl InputPipeline {
         // before the second half.
         let steps = 8 * (self.prefetch + 8);
         let begins = self.simulate(step, steps).begins;
-        let simulated = match (begins.get(steps / 2), begins.last()) {
-            (Some(&middle), Some(&last)) => (last - middle) / (steps - 1 - steps / 2) as f64,
-            _ => step,
-        };
+        let simulated = (begins[steps - 1] - begins[steps / 2]) / (steps - 1 - steps / 2) as f64;
         simulated.max(self.on_shared_cores(step))
     }
 }

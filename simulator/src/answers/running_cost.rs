@@ -163,7 +163,7 @@ fn step_energy(program: &Program, topology: &Topology, timeline: &Timeline, mode
     for device in 0..devices {
         let kind_index = topology.kind_index(DeviceId(device));
         let kind = &topology.device_kinds()[kind_index];
-        let power = kind.power.unwrap_or_default();
+        let power = kind.power.expect("invariant: every power is known");
         let idle = kind.idle_power.map_or(model.idle, |idle| idle / power);
         let busy: f64 = (device..timeline.ranks.len())
             .step_by(devices.max(1))
@@ -202,7 +202,7 @@ impl Spent {
                 Operation::Traced { .. } => 1,
                 // The host loads samples, and copies take little of the device.
                 Operation::Load { .. } | Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => continue,
-                _ => 2,
+                Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => 2,
             };
             changes.push((span.start, category, 1));
             changes.push((span.end, category, -1));

@@ -250,7 +250,7 @@ impl CostModel {
         let links = &self.scale.links;
         let (bandwidth, latency) = match reach {
             Reach::Node => (links.intra_node_bandwidth, links.intra_node_latency),
-            _ => (links.inter_node_bandwidth, links.inter_node_latency),
+            Reach::Switch | Reach::Fabric => (links.inter_node_bandwidth, links.inter_node_latency),
         };
         CommunicationCost { latency: cost.latency * latency, flow: cost.flow / bandwidth, ..cost }
     }

@@ -32,7 +32,7 @@ impl GpuCosts<'_> {
             CollectiveRole::Tensor if kind == Collective::AllGather && communication.narrow_operands && self.format.is_cast() => {
                 self.format.bytes() / 2.0
             }
-            _ => 1.0,
+            CollectiveRole::Tensor | CollectiveRole::Parameters | CollectiveRole::Context | CollectiveRole::Expert => 1.0,
         }
     }
 
@@ -77,7 +77,9 @@ impl GpuCosts<'_> {
     fn wait_for_slowest(&self, role: CollectiveRole, group: &NodeSpread) -> Seconds {
         match role {
             CollectiveRole::Tensor => self.stack.communication.tensor_wait * (group.members as f64).log2(),
-            _ => Seconds::ZERO,
+            CollectiveRole::Context | CollectiveRole::Expert | CollectiveRole::Gradients | CollectiveRole::Parameters => {
+                Seconds::ZERO
+            }
         }
     }
 }

@@ -16,18 +16,18 @@ pub struct GpuProfile {
     pub generation: String,
     /// Number of streaming multiprocessors, or compute units.
     pub multiprocessors: f64,
-    /// Dense peak by format. The file has those that no data type of a plan has; the others come
-    /// from the library's device.
+    /// Dense peak by format. The profile's file states only formats that no data type of a plan
+    /// has; see [`Self::take_data_sheet`] for the others.
     #[serde(default)]
     peak: BTreeMap<ProductFormat, FlopsPerSecond>,
-    /// Size of the memory, of the library's device.
+    /// Size of the memory, from the data sheet.
     #[serde(skip)]
     pub memory: Bytes,
-    /// Memory bandwidth of the data sheet, of the library's device.
+    /// Memory bandwidth, from the data sheet.
     #[serde(skip)]
     pub memory_bandwidth: BytesPerSecond,
-    /// Rate of copies to or from the host, one way, while all devices of a node copy; of the
-    /// library's device.
+    /// Rate of copies to or from the host, one way, while all devices of a node copy; from the data
+    /// sheet.
     #[serde(skip)]
     pub host_rate: BytesPerSecond,
     /// Share of the memory bandwidth that streaming kernels reach.
@@ -48,15 +48,15 @@ pub struct GpuProfile {
     #[serde(default)]
     single: Option<Tiling>,
     /// Shares of the peak that fused attention reaches, forward and backward, with long sequences
-    /// and heads of 128 features. The peak is that of products, or of bf16 if products are
-    /// narrower.
+    /// and heads of 128 features. The peak is that of the products' format, or of bf16 if that
+    /// format is narrower than bf16.
     pub attention: [f64; 2],
-    /// Efficiency of attention kernels that are written for Ampere's instructions, over what the
-    /// same kernels reach on Ampere, both over `attention`.
+    /// Relative efficiency of attention kernels written for Ampere (FlashAttention-2, Triton):
+    /// their rate as a fraction of `attention` on this device, over the same fraction on Ampere.
     #[serde(default = "one")]
     pub ampere_attention: f64,
-    /// Numbers of a second that a multiprocessor of the device writes in a kernel that computes the
-    /// place of each of them. Where the memory is slower than that, it counts.
+    /// Elements per second that one multiprocessor writes in a kernel that computes the address of
+    /// each element. Such a kernel takes this time or the memory's time, whichever is longer.
     #[serde(default = "indexed_elements")]
     pub indexed_elements: f64,
     /// Device time of the smallest kernel, from the end of the previous kernel.
@@ -110,10 +110,11 @@ impl GpuProfile {
     /// Returns the share of the peak that large products in a format reach, or in the nearest wider
     /// format with a figure.
     pub fn product_efficiency(&self, format: ProductFormat) -> f64 {
-        widened(&self.product, format).unwrap_or(0.7)
+        widened(&self.product, format).expect("invariant: every profile has the efficiency of single precision")
     }
 
-    /// Takes the data sheet of a device of the library or of a topology.
+    /// Overwrites the peaks, memory size, memory bandwidth and host rate with those of a data
+    /// sheet: first the device library's, later that of the topology's device.
     pub(crate) fn take_data_sheet(&mut self, kind: &DeviceKind) {
         for (&precision, &peak) in &kind.peak {
             self.peak.insert(ProductFormat::of(precision), peak);

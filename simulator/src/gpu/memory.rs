@@ -94,7 +94,13 @@ impl StageMemory {
                 BufferRole::Parameter => memory.parameters += elements,
                 BufferRole::Gradient => memory.gradients += elements,
                 BufferRole::OptimizerState => memory.optimized += elements,
-                _ => {}
+                // The stack's own code says what frameworks keep of these.
+                BufferRole::ParameterCopy
+                | BufferRole::Running
+                | BufferRole::Input
+                | BufferRole::Activation
+                | BufferRole::Sum
+                | BufferRole::Workspace => {}
             }
         }
         memory.peaks = peaks(list, memory.logits, &BTreeMap::new(), &rows_over_slots);

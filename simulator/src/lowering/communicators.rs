@@ -7,7 +7,7 @@ use super::ranks::{LoweringContext, SimulatedRank};
 use super::repeated::Repeated;
 use crate::cost::{CollectiveCall, CommunicationCost, CostModel, Parameters, Quantile, Source};
 use crate::gpu::NodeSpread;
-use crate::network::{AlgorithmTerms, Collectives, FlowContext, MeshRotation, Shape, goes_round};
+use crate::network::{AlgorithmTerms, Collectives, FlowContext, MeshRotation, Shape, is_ring_collective};
 use foretell_program::{Collective, CollectiveAlgorithm, Exchange, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
@@ -122,7 +122,7 @@ impl ProcessGroup {
         };
         let tree = shape(needs_tree && uses(|kind| kind == Collective::AllReduce), Shape::double_tree)?;
         // Step by step, rings have hops instead.
-        let ring = shape(mode == Collectives::Flow && uses(goes_round), Shape::ring)?;
+        let ring = shape(mode == Collectives::Flow && uses(is_ring_collective), Shape::ring)?;
         let pairs = shape(uses(|kind| kind == Collective::AllToAll), Shape::all_pairs)?;
         let shift = shape(uses(|kind| kind == Collective::Shift), Shape::shift)?;
         if !is_symmetric {
@@ -159,7 +159,7 @@ impl ProcessGroup {
 
     /// Whether the collective with this index among the distinct ones runs step by step.
     pub(crate) fn is_stepped(&self, distinct: usize) -> bool {
-        !self.hops.is_empty() && goes_round(self.collectives.distinct()[distinct].kind)
+        !self.hops.is_empty() && is_ring_collective(self.collectives.distinct()[distinct].kind)
     }
 
     /// The cost alone of the collective with this index among the distinct ones, and its link

@@ -10,7 +10,7 @@ use super::ranks::{LoweringContext, SimulatedRank};
 use super::repeated::Repeated;
 use crate::cost::{CollectiveCall, Quantile};
 use crate::error::SimulationError;
-use crate::network::{Collectives, Hop, MeshRotation, Shape, goes_round, hops, set_step_costs, steps};
+use crate::network::{Collectives, Hop, MeshRotation, Shape, hops, is_ring_collective, set_step_costs, steps};
 use foretell_program::{Axis, Group, Program, Rank};
 use foretell_topologies::DeviceId;
 use std::collections::BTreeMap;
@@ -88,7 +88,7 @@ impl Pairing {
         number: u32,
         group: &mut ProcessGroup,
     ) -> Result<bool, SimulationError> {
-        if members.len() < 2 || !group.collectives.distinct().iter().any(|call| goes_round(call.kind)) {
+        if members.len() < 2 || !group.collectives.distinct().iter().any(|call| is_ring_collective(call.kind)) {
             return Ok(true);
         }
         let with_devices: Vec<(Rank, DeviceId)> = members.iter().map(|&member| (member, context.device(member))).collect();
@@ -107,7 +107,7 @@ impl Pairing {
                 let cost = group.cost_of(context.costs, *call, Quantile::Median).0;
                 (call.bytes / parts, (cost.latency + cost.flow).value() / f64::from(steps(call.kind, group.size)))
             };
-            let around_rings = group.collectives.distinct().iter().filter(|call| goes_round(call.kind));
+            let around_rings = group.collectives.distinct().iter().filter(|call| is_ring_collective(call.kind));
             let steps: Vec<(f64, f64)> = around_rings.map(step).collect();
             set_step_costs(&mut self.hops[first as usize..], &steps);
         }

@@ -12,7 +12,7 @@ mod shape;
 pub(crate) use algorithm_terms::AlgorithmTerms;
 pub use fair_share::{ActivityId, FairShare, ResourceId};
 pub use ring_steps::Collectives;
-pub(crate) use ring_steps::{Hop, goes_round, hops, set_step_costs, steps};
+pub(crate) use ring_steps::{Hop, hops, is_ring_collective, set_step_costs, steps};
 pub(crate) use rotation::MeshRotation;
 pub(crate) use saturation::{LoadedLinks, links_that_can_saturate};
 pub(crate) use shape::{FlowContext, Shape, capacity, has_queue};

@@ -35,12 +35,13 @@ pub(crate) struct Hop {
     pub(crate) before: u32,
     pub(crate) after: u32,
     pub(crate) shape: Shape,
-    /// Number of hops that it represents at its sender and at its receiver.
+    /// How many hops of the whole ring this one stands for: counted at the sender, and at the
+    /// receiver. Both are 1 until equivalent ranks are folded.
     pub(crate) weights: [f64; 2],
 }
 
 /// Returns whether a collective runs around a ring.
-pub(crate) fn goes_round(collective: Collective) -> bool {
+pub(crate) fn is_ring_collective(collective: Collective) -> bool {
     matches!(collective, Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather)
 }
 
@@ -51,14 +52,14 @@ pub(crate) fn steps(collective: Collective, members: usize) -> u32 {
 }
 
 /// Returns the hops of a group's rings and the number of rings.
-///
-/// Hops are numbered from `first`. `place` maps a rank to its simulated rank. With a rotation,
-/// these are the representatives' hops; `None` if the rotation is no symmetry of some ring.
+/// Hops are numbered from `first`. `index_of` maps a rank to its simulated rank. With a rotation,
+/// these are the representatives' hops. Returns `None` if the rotation does not map every ring onto
+/// itself, or if two links of one hop share a representative.
 pub(crate) fn hops(
     context: FlowContext<'_>,
     group: u32,
     members: &[(Rank, DeviceId)],
-    place: impl Fn(Rank) -> u32,
+    index_of: impl Fn(Rank) -> u32,
     first: u32,
 ) -> Result<Option<(Vec<Hop>, u32)>, TopologyError> {
     let devices: Vec<DeviceId> = members.iter().map(|&(_, device)| device).collect();
@@ -66,7 +67,7 @@ pub(crate) fn hops(
     let mut hops: Vec<Hop> = Vec::new();
     for order in &orders {
         let ring: Vec<Rank> = order.iter().map(|&member| members[member].0).collect();
-        let Some(represented_by) = positions(context.rotation, &ring) else { return Ok(None) };
+        let Some(represented_by) = representative_positions(context.rotation, &ring) else { return Ok(None) };
         let kept = || (0..ring.len()).filter(|&position| represented_by[position] == position);
         let mut number_at = vec![0; ring.len()];
         (first + hops.len() as u32..).zip(kept()).for_each(|(number, position)| number_at[position] = number);
@@ -76,8 +77,8 @@ pub(crate) fn hops(
             let Some(shape) = Shape::point_to_point(context, devices[order[from]], devices[order[to]])? else { return Ok(None) };
             hops.push(Hop {
                 group,
-                sender: place(ring[from]),
-                receiver: place(ring[to]),
+                sender: index_of(ring[from]),
+                receiver: index_of(ring[to]),
                 before: number_of(position + ring.len() - 1),
                 after: number_of(position + 1),
                 shape,
@@ -88,9 +89,9 @@ pub(crate) fn hops(
     Ok(Some((hops, orders.len() as u32)))
 }
 
-/// Returns, for each position of a ring, the position whose hop represents the one that begins
-/// there. `None` if the rotation is no symmetry of the ring.
-fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize>> {
+/// Returns, for each position of a ring, the position of its representative: the one whose outgoing
+/// hop stands for this position's. `None` if the rotation does not map the ring onto itself.
+fn representative_positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize>> {
     let Some(rotation) = rotation else { return Some((0..ring.len()).collect()) };
     // For each rank: the index of its representative, and the number of rotations from the
     // representative to the rank.
@@ -106,33 +107,32 @@ fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize
     let count = rotation.period();
     let mut represented_by = Vec::with_capacity(rotated.len());
     for (position, &(place, rotations)) in rotated.iter().enumerate() {
-        let of_first = position_of[place]?;
-        // The rank must send to its representative's successor, rotated equally often.
-        let (next_of_first, its_rotations) = after(of_first);
-        let sum = its_rotations + rotations;
+        let representative = position_of[place]?;
+        // The rotation maps a ring onto itself only if it takes the representative's successor to
+        // this rank's successor.
+        let (next_of_first, successor_rotations) = after(representative);
+        let sum = successor_rotations + rotations;
         let expected = if sum < count { sum } else { sum - count };
         if after(position) != (next_of_first, expected) {
             return None;
         }
-        represented_by.push(of_first);
+        represented_by.push(representative);
     }
     Some(represented_by)
 }
 
-/// Fits every hop's latency and rate to the duration of one step by the cost model's rule for whole
-/// collectives.
+/// Sets the latency and the seconds per byte of every hop, fitted to step durations that the cost
+/// model derives from whole collectives.
 ///
 /// `steps` has pairs of a step's bytes and its uncontended seconds. The fit minimises the squared
 /// relative errors.
-///
-/// The rule covers the protocol, the links' efficiency and the ranks' waiting for each other. For
-/// example, flags in eight bytes have little latency and a quarter of the rate. Hops still share
-/// links, at that rate.
+/// These durations include the protocol (NCCL's LL has low latency and a quarter of the rate), the
+/// links' efficiency and ranks waiting for each other. Hops still share links, at that rate.
 pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
-    let Some((latency, rate)) = line(steps) else { return };
+    let Some((latency, seconds_per_byte)) = line(steps) else { return };
     for hop in hops {
         hop.shape.hop_latency = Seconds::new(latency);
-        hop.shape.seconds_per_byte = rate;
+        hop.shape.seconds_per_byte = seconds_per_byte;
     }
 }
 
@@ -141,34 +141,36 @@ pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let points = || points.iter().filter(|(bytes, seconds)| *bytes > 0.0 && *seconds > 0.0);
     let sum = |of: &dyn Fn(f64, f64) -> f64| points().map(|&(bytes, seconds)| of(bytes / seconds, 1.0 / seconds)).sum::<f64>();
-    let (slopes, ones) = (sum(&|slope, _| slope * slope), sum(&|_, value| value * value));
-    let (both, slope, one) = (sum(&|slope, value| slope * value), sum(&|slope, _| slope), sum(&|_, value| value));
-    if ones == 0.0 {
+    // A relative error is `w latency + x seconds_per_byte - 1`: the normal equations of weights `w`.
+    let (sum_xx, sum_ww) = (sum(&|x, _| x * x), sum(&|_, w| w * w));
+    let (sum_xw, sum_x, sum_w) = (sum(&|x, w| x * w), sum(&|x, _| x), sum(&|_, w| w));
+    if sum_ww == 0.0 {
         return None;
     }
-    let determinant = slopes * ones - both * both;
-    let (latency, rate) = if determinant > 1e-9 * slopes * ones {
-        ((one * slopes - slope * both) / determinant, (slope * ones - one * both) / determinant)
+    let determinant = sum_xx * sum_ww - sum_xw * sum_xw;
+    let (latency, seconds_per_byte) = if determinant > 1e-9 * sum_xx * sum_ww {
+        ((sum_w * sum_xx - sum_x * sum_xw) / determinant, (sum_x * sum_ww - sum_w * sum_xw) / determinant)
     } else {
-        // With one size, latency and rate cannot be told apart: all of it counts as rate.
-        (0.0, slope / slopes)
+        // With one size, the latency and the time per byte cannot be told apart: all of it counts
+        // as the latter.
+        (0.0, sum_x / sum_xx)
     };
-    Some(match (latency < 0.0, rate < 0.0) {
-        (true, _) => (0.0, slope / slopes),
-        (_, true) => (one / ones, 0.0),
-        _ => (latency, rate),
+    Some(match (latency < 0.0, seconds_per_byte < 0.0) {
+        (true, _) => (0.0, sum_x / sum_xx),
+        (_, true) => (sum_w / sum_ww, 0.0),
+        _ => (latency, seconds_per_byte),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{line, positions};
+    use super::{line, representative_positions};
     use crate::network::MeshRotation;
     use foretell_program::Rank;
 
     #[test]
     fn a_rotation_is_a_symmetry_of_rings_with_one_stride() {
-        let positions = |ring: [usize; 4]| positions(Some(&MeshRotation::of_blocks(1, 4)), &ring.map(Rank));
+        let positions = |ring: [usize; 4]| representative_positions(Some(&MeshRotation::of_blocks(1, 4)), &ring.map(Rank));
         assert_eq!(positions([0, 1, 2, 3]), Some(vec![0; 4]));
         assert_eq!(positions([3, 2, 1, 0]), Some(vec![3; 4]));
         // Rank 0 sends to rank 2 but rank 2 to rank 3.

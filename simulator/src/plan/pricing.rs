@@ -36,7 +36,7 @@ impl Workload {
             },
             fp8_scaling: match stated.products {
                 Some(OperandFormat::Fp8ByRow) => Fp8Scaling::Row,
-                _ => Fp8Scaling::Tensor,
+                None | Some(OperandFormat::Fp8 | OperandFormat::Mxfp8 | OperandFormat::Nvfp4) => Fp8Scaling::Tensor,
             },
             has_eager_loss: stated.eager_loss,
             logits_at_a_time: match (stated.loss, model.sample().tokens()) {

@@ -49,11 +49,12 @@ const inList = (names) => names.map((name) => `${moreChoices[name].title} ${now.
 const showOffered = () => {
   const { state } = now;
   find("batching-field").hidden = !lengthOptions(state).lengths;
-  for (const name of ["adapter", "bits"]) find(`${name}-field`).hidden = !moreChoices[name].isOffered(state);
+  for (const name of ["adapter", "bits", "reference"]) find(`${name}-field`).hidden = !moreChoices[name].isOffered(state);
   find("adapter").placeholder = adapted.includes(state.method) ? "rank=16,targets=all-linear" : "none; or rank=16,targets=attention";
   find("more-stated").textContent = inList(sentChoices(state)) || `optimizer, kernels, headroom, layout${adaptable.includes(state.method) ? ", adapters" : ""}`;
   const unused = leftOutChoices(state);
-  const where = adaptable.includes(state.method) && state.method !== "qlora" ? "without adapters" : `with ${state.method}`;
+  const wantAdapters = adaptable.includes(state.method) && !hasAdapters(state) && unused.every((name) => name === "bits");
+  const where = wantAdapters ? "without adapters" : `with ${state.method}`;
   find("left-out").textContent = unused.length ? `Left out ${where}: ${inList(unused)}.` : "";
 };
 
@@ -105,6 +106,7 @@ const setUpFields = () => {
   choices(find("loss"), plan.loss.enum, "the usual one");
   choices(find("attention"), plan.attention.enum, "the framework's");
   choices(find("bits"), ["4", "8"], "the precision's");
+  choices(find("reference"), plan.reference.enum, "the usual one");
   choices(find("export-to"), exported.to.enum);
   const axes = ["context", "method", "batch", "nodes", "gpus", "model", "loss"];
   choices(find("fits-rows"), axes);

@@ -3,7 +3,7 @@ const known = JSON.parse(find("known").textContent);
 
 const usual = { model: "llama3-8b", topology: "8xh100", method: "pretrain", stack: "", precision: "", nodes: "", sequence: "", batch: "",
   lengths: "", batching: "pad", tokens: "1e9", price: "", device: "h100-sxm-80g", nic: "400Gbit/s", hardware: "",
-  optimizer: "", loss: "", attention: "", adapter: "", bits: "", fix: "", headroom: "",
+  optimizer: "", loss: "", attention: "", adapter: "", bits: "", reference: "", fix: "", headroom: "",
   modelFile: null, topologyFile: null, lengthsFile: null };
 // Fields that take a file too.
 const filed = ["model", "topology", "lengths"];
@@ -12,6 +12,8 @@ const texts = Object.keys(usual).filter((name) => !name.endsWith("File"));
 // Methods that always train adapters, and those that train some if the user describes them.
 const adapted = ["lora", "qlora"];
 const adaptable = [...adapted, "dpo", "orpo", "kto", "reward", "grpo", "ppo"];
+// Methods that compare with a model that is not trained.
+const referenced = ["dpo", "kto"];
 const hasAdapters = ({ method, adapter }) => adapted.includes(method) || (adaptable.includes(method) && adapter.trim() !== "");
 // Fields of the group of more choices. An empty field leaves its option to the program. `isOffered`
 // tells whether a configuration's method has the choice; `inMessage` matches messages about it.
@@ -24,6 +26,7 @@ const moreChoices = {
   adapter: { option: "adapter", title: "adapters", isOffered: ({ method }) => adaptable.includes(method), inMessage: /--adapter\b|training\.lora/ },
   // The frozen weights of QLoRA always have 4 bits.
   bits: { option: "base-bits", title: "bits of frozen weights", isOffered: (state) => hasAdapters(state) && state.method !== "qlora", inMessage: /--base-bits\b/ },
+  reference: { option: "reference", title: "reference model", isOffered: ({ method }) => referenced.includes(method), inMessage: /--reference\b/ },
 };
 // The stated choices that the method has, and those that it does not have.
 const statedChoices = (state) => Object.keys(moreChoices).filter((name) => state[name].trim() !== "");

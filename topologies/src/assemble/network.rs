@@ -23,7 +23,7 @@ pub(super) fn over(
         (
             At { value: ShortOrFull::Full(own @ NetworkSpec { kind: None, .. }), place },
             Some(At { value: ShortOrFull::Full(base), .. }),
-        ) => At { value: ShortOrFull::Full(own.over(base)), place },
+        ) => At { value: ShortOrFull::Full(own.with_defaults_from(base)), place },
         (network, _) => network,
     }
 }

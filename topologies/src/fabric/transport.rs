@@ -64,7 +64,15 @@ impl Transport {
     pub(crate) const fn usual_latency(self) -> Seconds {
         match self {
             Transport::Tcp => Seconds::new(50e-6),
-            _ => super::DEFAULT_NETWORK_LATENCY,
+            // GPUDirect-TCPX and TCPXO bypass the hosts' copies of data.
+            Transport::InfiniBand
+            | Transport::Roce
+            | Transport::Slingshot
+            | Transport::OmniPath
+            | Transport::Efa1
+            | Transport::Efa2
+            | Transport::TcpX
+            | Transport::TcpXo => super::DEFAULT_NETWORK_LATENCY,
         }
     }
 }

@@ -81,11 +81,12 @@ impl SlurmNode {
         let all = if gpu_types(&generic).is_empty() { of_tres(text("CfgTRES")) } else { generic };
         // Only nodes without GPUs have devices of their CPUs.
         let cpus = if gpu_types(&all).is_empty() { cpus? } else { cpus.unwrap_or(0) };
+        let or_none = |key: &str| if text(key).is_empty() { Ok(0) } else { number(key) };
         Ok(Self {
             state: text("State").to_owned(),
-            cpus: (number("CPUAlloc").unwrap_or(0) as usize, cpus as usize),
+            cpus: (or_none("CPUAlloc")? as usize, cpus as usize),
             load: text("CPULoad").parse().ok(),
-            memory: (number("AllocMem").unwrap_or(0), number("RealMemory")?),
+            memory: (or_none("AllocMem")?, number("RealMemory")?),
             resources: (resources, all),
             name,
         })

@@ -84,8 +84,9 @@ pub(crate) struct RouteSpec {
 }
 
 impl NetworkSpec {
-    /// Lays this network over a base's, field by field, keeping its kind.
-    pub(crate) fn over(self, base: NetworkSpec) -> Self {
+    /// Fills the fields that this spec leaves out from `base`. The kind is that of `base`; the
+    /// caller replaces `base` altogether if this spec states a kind.
+    pub(crate) fn with_defaults_from(self, base: NetworkSpec) -> Self {
         NetworkSpec {
             kind: base.kind,
             transport: self.transport.or(base.transport),
@@ -109,8 +110,8 @@ impl NetworkSpec {
         }
     }
 
-    /// Converts a network to its full written form.
-    pub(crate) fn written(network: &Network, groups: &[NodeGroup]) -> Self {
+    /// The spec that describes `network`; fields with default values are left out.
+    pub(crate) fn from_network(network: &Network, groups: &[NodeGroup]) -> Self {
         let mut spec = NetworkSpec {
             kind: Some(network.fabric.name().to_owned().into()),
             transport: (network.transport != Transport::default()).then(|| network.transport.name().to_owned().into()),
@@ -171,5 +172,5 @@ fn name_of(node: usize, groups: &[NodeGroup]) -> String {
         }
         first += group.count;
     }
-    format!("node {node}")
+    unreachable!("invariant: a node of a network is in a group")
 }

@@ -16,66 +16,66 @@ struct Phase {
     /// First tap; further taps follow at distance `stride`.
     first_tap: usize,
     taps: usize,
-    /// First row of the phase.
-    first_row: usize,
+    /// First pixel of the phase, along its axis.
+    first_pixel: usize,
+    /// First element of dy that a tap of `first_tap` reads for it.
     first_output: usize,
-    rows: usize,
+    pixels: usize,
 }
 
 impl Phase {
-    /// The phase of rows whose distance from the bordered image's start is `index` modulo the
-    /// stride.
+    /// The phase of the rows `r` of dx with `(r + padding) % stride == index`.
     fn new(index: usize, extent: usize, window: &Window) -> Self {
         let Window { size, stride, padding, .. } = *window;
         let taps = size.saturating_sub(index).div_ceil(stride);
         let first_output = padding.saturating_sub(index).div_ceil(stride);
         let last = (extent + padding).checked_sub(index + 1).map(|last| last / stride);
-        let rows = last.map_or(0, |last| (last + 1).saturating_sub(first_output));
-        let first_row = (first_output * stride + index).saturating_sub(padding);
-        Phase { first_tap: index, taps, first_row, first_output, rows }
+        let pixels = last.map_or(0, |last| (last + 1).saturating_sub(first_output));
+        let first_pixel = (first_output * stride + index).saturating_sub(padding);
+        Phase { first_tap: index, taps, first_pixel, first_output, pixels }
     }
 
     /// Rows of zeros needed before dy.
-    fn border(&self) -> usize {
+    fn margin(&self) -> usize {
         self.taps.saturating_sub(1 + self.first_output)
     }
 
     /// Whether any tap reaches its rows.
-    fn is_met(&self) -> bool {
-        self.taps > 0 && self.rows > 0
+    fn is_nonempty(&self) -> bool {
+        self.taps > 0 && self.pixels > 0
     }
 }
 
-/// dy with the border of zeros that the phases read.
-struct Bordered {
-    border: usize,
+/// dy with the margin of zeros that the phases read.
+struct PaddedGradient {
+    margin: usize,
     height: usize,
     width: usize,
 }
 
-impl Bordered {
+impl PaddedGradient {
     fn new(rows: &[Phase], columns: &[Phase], window: &Window) -> Self {
-        let border = rows.iter().chain(columns).filter(|phase| phase.is_met()).map(Phase::border).max().unwrap_or(0);
+        let margin = rows.iter().chain(columns).filter(|phase| phase.is_nonempty()).map(Phase::margin).max().unwrap_or(0);
         let extent = |phases: &[Phase], outputs: usize| {
-            let met = phases.iter().filter(|phase| phase.is_met()).map(|phase| phase.first_output + phase.rows);
-            border + met.max().unwrap_or(0).max(outputs)
+            let met = phases.iter().filter(|phase| phase.is_nonempty()).map(|phase| phase.first_output + phase.pixels);
+            margin + met.max().unwrap_or(0).max(outputs)
         };
-        Bordered { border, height: extent(rows, window.out_height()), width: extent(columns, window.out_width()) }
+        PaddedGradient { margin, height: extent(rows, window.out_height()), width: extent(columns, window.out_width()) }
     }
 
     fn is_needed(&self, window: &Window) -> bool {
         (self.height, self.width) != (window.out_height(), window.out_width())
     }
 
-    /// Copies images of dy into the bordered buffer.
+    /// Copies images of dy into the padded buffer.
     fn copy(&self, copied: &mut [f32], dy: &[f32], window: &Window) {
         let length = window.out_width() * window.out_channels;
-        let (line, before) = (self.width * window.out_channels, self.border * window.out_channels);
+        let (line, before) = (self.width * window.out_channels, self.margin * window.out_channels);
         let images = copied.chunks_exact_mut(self.height * line).zip(dy.chunks_exact(window.out_height() * length));
         for (copied, dy) in images {
             let mut lines = dy.chunks_exact(length);
             for (row, copied) in copied.chunks_exact_mut(line).enumerate() {
-                let source = if row < self.border { None } else { lines.next() };
+                let source = if row < self.margin { None } else { lines.next() };
                 match source {
                     None => copied.fill(0.0),
                     Some(source) => {
@@ -105,55 +105,55 @@ pub(super) fn input_gradient(
     }
     let rows: Vec<Phase> = (0..stride).map(|index| Phase::new(index, height, window)).collect();
     let columns: Vec<Phase> = (0..stride).map(|index| Phase::new(index, width, window)).collect();
-    let bordered = Bordered::new(&rows, &columns, window);
+    let padded = PaddedGradient::new(&rows, &columns, window);
     let dy_image = window.out_height() * window.out_width() * out_channels;
-    let (line, image) = (bordered.width * out_channels, bordered.height * bordered.width * out_channels);
+    let (line, image) = (padded.width * out_channels, padded.height * padded.width * out_channels);
     let dx_image = height * width * in_channels;
     let positions = (height * width).div_ceil(stride * stride);
     let most = (BAND_ELEMENTS / (image + dx_image).max(1)).max(LEAST_BAND / positions.max(1));
     let band = evenly(batch, most);
     let panel = in_channels.next_multiple_of(kernel.panel_width);
     let packed_elements = window.size * window.size * out_channels * panel;
-    let copied_elements = if bordered.is_needed(window) { band * image } else { 0 };
+    let copied_elements = if padded.is_needed(window) { band * image } else { 0 };
     let [packed, copied] = scratch.pieces([packed_elements, copied_elements]);
-    let met = || rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column)));
+    let phase_pairs = || rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column)));
     let mut rest = &mut *packed;
-    for (row, column) in met() {
+    for (row, column) in phase_pairs() {
         let (phase, after) = rest.split_at_mut(row.taps * column.taps * out_channels * panel);
         pack(phase, w, [row, column], window, kernel.panel_width);
         rest = after;
     }
-    if met().any(|(row, column)| row.rows * column.rows > 0 && row.taps * column.taps == 0) {
+    if phase_pairs().any(|(row, column)| row.pixels * column.pixels > 0 && row.taps * column.taps == 0) {
         dx.fill(0.0);
     }
     for first in (0..batch).step_by(band) {
         let images = band.min(batch - first);
         let dy = &dy[first * dy_image..][..images * dy_image];
         let dx = &mut dx[first * dx_image..][..images * dx_image];
-        let source = if bordered.is_needed(window) {
-            bordered.copy(&mut copied[..images * image], dy, window);
+        let source = if padded.is_needed(window) {
+            padded.copy(&mut copied[..images * image], dy, window);
             copied.as_ptr()
         } else {
             dy.as_ptr()
         };
         let mut rest = &*packed;
-        for (row, column) in met() {
+        for (row, column) in phase_pairs() {
             let (phase, after) = rest.split_at(row.taps * column.taps * out_channels * panel);
             rest = after;
-            if !row.is_met() || !column.is_met() {
+            if !row.is_nonempty() || !column.is_nonempty() {
                 continue;
             }
-            let start = |phase: &Phase| bordered.border + phase.first_output + 1 - phase.taps;
+            let start = |phase: &Phase| padded.margin + phase.first_output + 1 - phase.taps;
             let reach = Reach { rows: row.taps, line: column.taps * out_channels, row_step: line, column_step: out_channels };
-            // SAFETY: the border is as wide as any phase needs, and what is copied reaches to the
-            // last row that one meets; the phases' pixels lie in the image.
+            // SAFETY: the margin before dy is as wide as any phase needs, and the source reaches to
+            // the last row that any phase reads. All pixels of a phase lie in the image.
             unsafe {
                 let pointer = source.add(start(row) * line + start(column) * out_channels);
                 let pixels = Positions {
-                    pointer: dx.as_mut_ptr().add((row.first_row * width + column.first_row) * in_channels),
+                    pointer: dx.as_mut_ptr().add((row.first_pixel * width + column.first_pixel) * in_channels),
                     images,
-                    rows: row.rows,
-                    columns: column.rows,
+                    rows: row.pixels,
+                    columns: column.pixels,
                     channels: in_channels,
                     image_step: dx_image,
                     row_step: stride * width * in_channels,
@@ -165,8 +165,8 @@ pub(super) fn input_gradient(
     }
 }
 
-/// Packs the taps of a phase, rotated by 180 degrees, into panels `[rows, columns, out, width]` of
-/// inputs.
+/// Packs a phase's taps, rotated by 180 degrees, into panels `[tap rows, tap columns, out, width]`
+/// of `width` input channels each.
 fn pack(packed: &mut [f32], w: &[f32], [row, column]: [&Phase; 2], window: &Window, width: usize) {
     let Window { in_channels, out_channels, size, stride, .. } = *window;
     let lines = row.taps * column.taps * out_channels;

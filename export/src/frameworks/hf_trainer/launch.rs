@@ -35,12 +35,15 @@ pub(super) fn follow(
     let text = launch.text(of_file);
     let kind = object_of(&text, "Accelerate's configuration")?.remove("distributed_type");
     let is_deepspeed = kind.and_then(|kind| kind.as_str().map(str::to_ascii_uppercase)).as_deref() == Some("DEEPSPEED");
-    let launched = accelerate::import(&text, surroundings)?;
+    let mut launched = accelerate::import(&text, surroundings)?;
     if !stated.has("bf16") && !stated.has("fp16") {
         match launched.plan.precision {
             DataType::Bf16 => stated.provide("bf16", Value::Bool(true)),
             DataType::Fp16 => stated.provide("fp16", Value::Bool(true)),
-            _ => {}
+            // A Trainer's arguments have no such switch.
+            DataType::Fp8 => launched.unread.push("mixed_precision".into()),
+            DataType::Fp32 | DataType::Tf32 => {}
+            DataType::Fp64 | DataType::Int8 | DataType::Int32 => unreachable!("invariant: Accelerate has no such precision"),
         }
     }
     Ok(Launched { imported: launched, is_deepspeed })

@@ -208,8 +208,8 @@ impl Layers<'_> {
             }
             parallel => {
                 let normed = match parallel {
-                    ParallelBlock::OneNorm => normed,
-                    _ => self.norm(&name("post_attention_layernorm"), x),
+                    ParallelBlock::None | ParallelBlock::OneNorm => normed,
+                    ParallelBlock::OwnNorms => self.norm(&name("post_attention_layernorm"), x),
                 };
                 let z = self.feed_forward(layer, normed);
                 let z = self.added(&name("mlp"), "post_feedforward_layernorm", z);
@@ -333,7 +333,11 @@ impl Layers<'_> {
         let is_mixture = |mixtures: &Mixtures| match self.sizes.kind_of(layer) {
             LayerKind::MixtureAlone => true,
             LayerKind::DenseAlone => false,
-            _ => mixtures.includes(layer),
+            LayerKind::Attention
+            | LayerKind::Linear
+            | LayerKind::AttentionAndLinear
+            | LayerKind::AttentionAlone
+            | LayerKind::LinearAlone => mixtures.includes(layer),
         };
         match self.sizes.mixtures.filter(is_mixture) {
             Some(mixtures) => self.mixture(&name("block_sparse_moe"), x, mixtures),
@@ -381,7 +385,8 @@ impl Layers<'_> {
             FeedForward::Gelu => self.builder.gelu_exact(name, x),
             FeedForward::Relu => self.builder.relu(name, x),
             FeedForward::SquaredRelu => self.builder.squared_relu(name, x),
-            _ => self.builder.gelu(name, x),
+            FeedForward::GeluTanh => self.builder.gelu(name, x),
+            FeedForward::GatedSilu | FeedForward::GatedGeluTanh => unreachable!("invariant: it has a gate"),
         }
     }
 

@@ -48,7 +48,7 @@ impl Layers<'_> {
         // work.
         let y = match sizes.norm {
             LinearNorm::Heads => self.builder.rms_norm(&name("norm"), y, epsilon),
-            _ => y,
+            LinearNorm::None | LinearNorm::Whole | LinearNorm::Groups => y,
         };
         let y = match sizes.rule {
             ScanRule::StateSpace | ScanRule::GatedDelta => self.builder.silu_multiply(&name("gate"), gate, y),

@@ -240,7 +240,7 @@ impl Layers<'_> {
         if joins > 1 {
             x = match tower.joined {
                 JoinedPatches::Mean => self.builder.mean_of_positions(&part("mean"), x, joins),
-                _ => self.builder.join_positions(&part("joined"), x, joins),
+                JoinedPatches::SideBySide | JoinedPatches::Merged => self.builder.join_positions(&part("joined"), x, joins),
             };
         }
         if joins > 1 && tower.joined == JoinedPatches::Merged {

@@ -31,7 +31,12 @@ pub(super) fn check(layer: &NetworkLayer, reads: &[Read<'_>], is_integer: bool) 
         | NetworkOperation::Embedding => 2..=2,
         NetworkOperation::Attention { .. } | NetworkOperation::LayerNorm | NetworkOperation::BatchNorm => 3..=3,
         NetworkOperation::Work { .. } => 1..=MOST_PLANNED_READS,
-        _ => 1..=1,
+        NetworkOperation::View
+        | NetworkOperation::Slice { .. }
+        | NetworkOperation::MaxPool { .. }
+        | NetworkOperation::Relu
+        | NetworkOperation::Gelu
+        | NetworkOperation::Loss => 1..=1,
     };
     if !wanted.contains(&reads.len()) {
         return Err(format!("it reads {} tensors", reads.len()));

@@ -72,7 +72,8 @@ impl FittedStages {
         let Some(&budget) = self.budgets.as_ref().and_then(|budgets| budgets.get(stage)) else {
             return Some(match self.layout.recompute.of_stage(stage) {
                 Recompute::FullLayers(layers) => layers,
-                _ => 0,
+                Recompute::None | Recompute::Selective | Recompute::Full | Recompute::AllBut(_) => 0,
+                Recompute::FullLayersOfStages(_) => unreachable!("invariant: it is that of one stage"),
             });
         };
         let fits = |recomputed: usize| self.memory(kind, stage, blocks, recomputed) <= budget;

@@ -36,7 +36,8 @@ impl PipelineTables {
             Recompute::FullLayersOfStages(layers) if layers.len() == stages => {
                 Arc::new(cuts.recomputing(layers.clone(), layout.schedule))
             }
-            _ => cuts,
+            Recompute::FullLayersOfStages(_) => unreachable!("invariant: each stage has its number of layers"),
+            Recompute::None | Recompute::Selective | Recompute::Full | Recompute::AllBut(_) => cuts,
         }
     }
 

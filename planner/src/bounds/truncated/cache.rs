@@ -48,18 +48,20 @@ impl<'a> TruncatedModels<'a> {
     }
 
     /// Returns `true` if truncated models represent one replica of a layout.
-    ///
     /// Layouts with unequal shares, with stage meshes of their own or with shardings of single
-    /// operators are not represented. A truncated pipeline has four stages. If the pipeline is not
-    /// the outermost axis, the ranks of a group lie further apart the more stages there are, so a
-    /// layout with fewer than four is not represented. Nor is a single stage with several chunks:
-    /// its chunks are added up, so a shared table would count twice.
+    /// operators are not represented. A truncated pipeline has four stages. With a rank order of
+    /// its own (`placement`), ranks of a group lie further apart the more stages there are, so it
+    /// needs at least four stages. Nor is a single stage with several chunks represented: its
+    /// chunks are added up, so a shared table would count twice.
     pub(in crate::bounds) fn represent(&self, layout: &Layout) -> bool {
         let are_known = self.collectives_are_known();
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
-        let lies_alike = is_even && (layout.placement.is_none() || layout.pipeline >= TRUNCATED_STAGES);
+        let has_same_rank_distances = is_even && (layout.placement.is_none() || layout.pipeline >= TRUNCATED_STAGES);
         let has_one_chunk = layout.virtual_stages == 1 || layout.pipeline > 1;
-        self.compilers.is_some() && lies_alike && has_one_chunk && self.fill_nodes_evenly(layout, inner_ranks(layout))
+        self.compilers.is_some()
+            && has_same_rank_distances
+            && has_one_chunk
+            && self.fill_nodes_evenly(layout, inner_ranks(layout))
     }
 
     /// Returns `true` if all devices are of one kind, or if the cost model knows how long
@@ -78,8 +80,8 @@ impl<'a> TruncatedModels<'a> {
     /// lie on nodes in the same way in all stages.
     pub(in crate::bounds) fn represent_all_ranks(&self, layout: &Layout) -> bool {
         let ranks = ranks_of_stage(layout);
-        // The first and the last stage may share a table. In some stage orders they are neighbours,
-        // which they are not in a truncated model. That matters only if stages share a node.
+        // With `stage_places`, the first and the last stage may be neighbours and share a table,
+        // unlike in a truncated model. That is harmless if no two stages share a node.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
         // With more ranks than devices, ranks start over at the first device. A group that spans
         // two nodes in the truncated model may then lie in one.
@@ -87,9 +89,9 @@ impl<'a> TruncatedModels<'a> {
         has_own_devices && self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }
 
-    /// Returns, for each stage of a layout, by how many picoseconds at least a message to the next
-    /// stage takes longer than its truncated models say. Empty if that is 0 for all.
-    pub(in crate::bounds) fn extra_messages(&self, layout: &Layout, models: &[Arc<TruncatedModel>]) -> Vec<f64> {
+    /// Returns, for each stage, a lower bound in picoseconds on the extra time of a message to the
+    /// next stage over what the truncated models say. Empty means none for any stage.
+    pub(in crate::bounds) fn extra_message_times(&self, layout: &Layout, models: &[Arc<TruncatedModel>]) -> Vec<f64> {
         let extra = models.iter().map(|model| model.extra_between_nodes).reduce(f64::min).unwrap_or(0.0);
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
         let Some(mesh) = plan.mesh().ok().filter(|_| extra > 0.0) else { return Vec::new() };
@@ -135,7 +137,7 @@ impl<'a> TruncatedModels<'a> {
             return Ok(Arc::new(TruncatedModel::partly_recomputed(&*with(Recompute::None)?, with(Recompute::Full)?)));
         }
         let is_pipeline = layout.pipeline > 1;
-        let own = Layout {
+        let truncated_layout = Layout {
             pipeline: if is_pipeline { TRUNCATED_STAGES } else { 1 },
             virtual_stages: 1,
             schedule: layout.schedule.of_one_chunk(),
@@ -146,9 +148,9 @@ impl<'a> TruncatedModels<'a> {
             ..layout.clone()
         };
         // If a kind of device is given, it is not known on which nodes the stages lie.
-        let ends_may_be_nearer = is_pipeline && (kind.is_some() || self.ends_are_nearer(layout, &own));
+        let ends_may_be_nearer = is_pipeline && (kind.is_some() || self.ends_are_nearer(layout, &truncated_layout));
         let left_out = LeftOut { messages: leave_out_messages, sums_over_stages: ends_may_be_nearer };
-        let plan = Plan { layout: own, ..self.request.base.clone() };
+        let plan = Plan { layout: truncated_layout, ..self.request.base.clone() };
         let key = ModelKey { layout: plan.layout.clone(), micro_batches, kind, left_out };
         self.models.get(key, || {
             let compilers = self.compilers.as_ref().expect("invariant: layouts of models without a pattern are not represented");
@@ -157,8 +159,8 @@ impl<'a> TruncatedModels<'a> {
         })
     }
 
-    /// Returns `true` if the first and the last stage of a layout share a table and some node, and
-    /// those of its truncated model share none.
+    /// Returns `true` if the first and the last stage share a parameter table and a node, while in
+    /// the truncated model they share no node.
     fn ends_are_nearer(&self, layout: &Layout, truncated: &Layout) -> bool {
         let topology = self.request.topology;
         let node = topology.node_groups().iter().map(|group| group.devices).max().expect("invariant: a topology has nodes");

@@ -141,10 +141,14 @@ impl Averaging {
                 collective(list, name, Collective::AllToAll, [message, arrived]);
                 Some(arrived)
             }
-            _ => {
-                let own = part(list, name, changes?, [slice.start, slice.elements]);
+            (Way::Sum, None) => {
+                let changes = changes.expect("invariant: changes that are summed have a buffer");
+                let own = part(list, name, changes, [slice.start, slice.elements]);
                 collective(list, name, Collective::AllReduce, [own, own]);
                 None
+            }
+            (Way::Sum, Some(_)) | (Way::Gather(_) | Way::Scatter(_), None) => {
+                unreachable!("invariant: compressed changes, and they alone, have messages")
             }
         }
     }

@@ -206,12 +206,15 @@ impl<'a> Exchange<'a> {
                 let writes: Vec<BufferId> = std::iter::once(begun.values).chain(buffers.outer.iter().copied()).collect();
                 list.compute(label, kernel, &[change], &writes);
             }
-            _ => {
+            (None, None) => {
                 for &received in &begun.received {
                     list.compute(label, Kernel::Accumulate { elements }, &[received], &[begun.values]);
                 }
                 let parts = if begun.received.is_empty() { self.replicas() } else { begun.received.len() + 1 };
                 list.compute(label, Kernel::Average { elements, parts }, &[], &[begun.values]);
+            }
+            (Some(_), None) | (None, Some(_)) => {
+                unreachable!("invariant: an outer optimizer, and it alone, gets the sum of changes")
             }
         }
         if begun.is_rounded {

@@ -21,7 +21,13 @@ impl StageEmitter<'_> {
                 gathered.or_else(|| self.persistent.find(&description.name))
             }
             Role::Running | Role::Constant(_) => self.persistent.find(&description.name),
-            _ => None,
+            Role::Input(_)
+            | Role::Activation
+            | Role::OfParameter(_)
+            | Role::ParameterGradient(_)
+            | Role::Kept
+            | Role::UnreadSum
+            | Role::Sum => None,
         };
         if let Some(buffer) = persistent {
             let placements = stage.lowering.sharding.settled(tensor);

@@ -96,7 +96,9 @@ fn kept_operators(lowering: &Lowering, recompute: &Recompute) -> Vec<bool> {
     let kept = match recompute {
         Recompute::Selective => return graph.operators.iter().map(|operator| !operator.is_attention()).collect(),
         Recompute::AllBut(kept) => *kept,
-        _ => return vec![false; graph.operators.len()],
+        Recompute::None | Recompute::Full | Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) => {
+            return vec![false; graph.operators.len()];
+        }
     };
     let is_summed = |operator: &Operator| {
         let mut outputs = operator.outputs.iter();

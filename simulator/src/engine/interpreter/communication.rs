@@ -19,6 +19,22 @@ mod flag {
     pub(super) const IS_BUFFERED: u32 = 16;
 }
 
+/// The messages of all channels.
+#[derive(Debug)]
+pub(super) struct Messages {
+    /// For each message of each channel, the bits of [`flag`].
+    flags: Vec<u32>,
+    /// The number of the first message: collectives are numbered before messages.
+    first: u32,
+}
+
+impl Messages {
+    pub(super) fn new(lowered: &Lowered<'_>) -> Self {
+        let first = lowered.channels.first().map_or(lowered.communications, |channel| channel.first_communication);
+        Self { flags: vec![0; (lowered.communications - first) as usize], first }
+    }
+}
+
 /// The buffer of a channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Buffer {
@@ -144,8 +160,8 @@ impl<'a> Interpreter<'a> {
     fn try_message(&mut self, message: Communication) {
         let Communicator::Channel(number, channel) = communicator(self.lowered, message.communicator) else { return };
         let capacity = self.lowered.costs.buffered.count();
-        let index = (channel.first_communication - self.first_message + message.nth) as usize;
-        let flags = &mut self.message_flags[index];
+        let index = (channel.first_communication - self.messages.first + message.nth) as usize;
+        let flags = &mut self.messages.flags[index];
         if *flags & flag::HAS_BEGUN != 0 || *flags & flag::SENDER_IS_READY == 0 {
             return;
         }
@@ -164,7 +180,7 @@ impl<'a> Interpreter<'a> {
         self.catch_up(channel.sender);
         self.catch_up(channel.receiver);
         self.ranks[channel.sender as usize].meter.begin(TimeCategory::Communication, now);
-        if self.message_flags[index] & flag::RECEIVER_IS_READY != 0 {
+        if self.messages.flags[index] & flag::RECEIVER_IS_READY != 0 {
             self.ranks[channel.receiver as usize].meter.begin(TimeCategory::Communication, now);
         }
         self.begin_communication(message, now);
@@ -198,18 +214,17 @@ impl<'a> Interpreter<'a> {
     /// Gives a communication the exclusive use of its members' processors, which are idle.
     pub(super) fn hold_processors(&mut self, communication: Communication, end: Picoseconds) {
         for (_, resource) in self.processors_of(communication) {
-            self.processors[(resource - self.first_processor) as usize].exclusive =
-                Some(Exclusive { owner: ExclusiveOwner::Communication(communication), end });
+            self.processors.of(resource).exclusive = Some(Exclusive { owner: ExclusiveOwner::Communication(communication), end });
         }
-        let generation = self.exclusive_generations[communication.communicator as usize];
+        let generation = self.processors.exclusive_generations[communication.communicator as usize];
         self.queue.schedule(end, Event::ExclusiveCommunicationEnds { communication, generation });
     }
 
     /// Ends the exclusive use of its members' processors by a communication.
     pub(super) fn release_processors(&mut self, communication: Communication) {
-        self.exclusive_generations[communication.communicator as usize] += 1;
+        self.processors.exclusive_generations[communication.communicator as usize] += 1;
         for (_, resource) in self.processors_of(communication) {
-            self.processors[(resource - self.first_processor) as usize].exclusive = None;
+            self.processors.of(resource).exclusive = None;
         }
     }
 
@@ -299,8 +314,8 @@ impl<'a> Interpreter<'a> {
                 }
             }
             Communicator::Channel(_, channel) => {
-                let index = channel.first_communication - self.first_message + communication.nth;
-                let flags = &mut self.message_flags[index as usize];
+                let index = channel.first_communication - self.messages.first + communication.nth;
+                let flags = &mut self.messages.flags[index as usize];
                 *flags |= flag::HAS_ENDED;
                 let receiver_is_ready = *flags & flag::RECEIVER_IS_READY != 0;
                 self.catch_up(channel.sender);
@@ -332,8 +347,8 @@ impl<'a> Interpreter<'a> {
     fn flags_of(&mut self, message: Communication) -> Option<&mut u32> {
         match communicator(self.lowered, message.communicator) {
             Communicator::Channel(_, channel) => {
-                let index = channel.first_communication - self.first_message + message.nth;
-                self.message_flags.get_mut(index as usize)
+                let index = channel.first_communication - self.messages.first + message.nth;
+                self.messages.flags.get_mut(index as usize)
             }
             Communicator::Group(_) => None,
         }

@@ -6,6 +6,15 @@ use crate::engine::Deadline;
 use crate::engine::blocks::BlockList;
 use foretell_units::Picoseconds;
 
+/// When a run is cut off.
+#[derive(Debug)]
+pub(super) struct Cutoff {
+    /// `None`: it runs to its end.
+    pub(super) remaining: Option<RemainingTimes>,
+    /// The least duration of the step, once it is known to end after the deadline.
+    pub(super) least_step: Option<Picoseconds>,
+}
+
 /// A deadline, with the least remaining time after each block.
 #[derive(Debug)]
 pub(super) struct RemainingTimes {
@@ -33,12 +42,12 @@ impl RemainingTimes {
 impl Interpreter<'_> {
     /// Checks, at the end of a block, whether the step can still end by the deadline.
     pub(super) fn check_deadline(&mut self, task: Task, end: Picoseconds) {
-        let Some(RemainingTimes { step, after_block }) = &self.deadline else { return };
+        let Some(RemainingTimes { step, after_block }) = &self.cutoff.remaining else { return };
         let list = self.lowered.ranks[task.rank as usize].list;
         let remaining =
             after_block.get(list).and_then(|blocks| blocks.get(task.block as usize)).copied().unwrap_or(Picoseconds::ZERO);
         if end + remaining > *step {
-            self.least_step.get_or_insert(end + remaining);
+            self.cutoff.least_step.get_or_insert(end + remaining);
         }
     }
 }

@@ -35,13 +35,13 @@ use super::{EventQueue, Recording, ResolvedCosts, RunOutcome, Runnable, Scenario
 use crate::error::SimulationError;
 use crate::lowering::Lowered;
 use crate::network::FairShare;
-use communication::{Arrivals, Buffer};
-use deadline::RemainingTimes;
+use communication::{Arrivals, Buffer, Messages};
+use deadline::{Cutoff, RemainingTimes};
 use event::{Event, Task};
 use fast_path::RunAheadState;
 use foretell_units::Picoseconds;
 use meter::Meter;
-use processors::{Fluid, Processor};
+use processors::{Fluids, Processors};
 use quota::Quotas;
 use recorder::Recorder;
 use ring_steps::Rings;
@@ -54,13 +54,13 @@ pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<
     let mut interpreter = Interpreter::new(runnable, scenario, &costs, &times);
     interpreter.start_all();
     let mut events = 0_u64;
-    while interpreter.least_step.is_none() && interpreter.advance() {
+    while interpreter.cutoff.least_step.is_none() && interpreter.advance() {
         events += 1;
         if events.is_multiple_of(EVENTS_BETWEEN_CHECKS) && scenario.stop.is_raised() {
             return Err(SimulationError::Interrupted);
         }
     }
-    match interpreter.least_step {
+    match interpreter.cutoff.least_step {
         Some(at_least) => Err(SimulationError::PastDeadline { at_least }),
         None if interpreter.queue.now() > LATEST => Err(interpreter.too_long()),
         None => interpreter.into_outcome(),
@@ -93,36 +93,22 @@ struct Interpreter<'a> {
     recorder: Option<Recorder>,
     /// Blocks that begin at this instant, the next one last.
     ready: Vec<Task>,
-    /// Rates of fluid activities on links and processors.
-    fair_share: FairShare,
-    /// The fluid activities, by their number in `fair_share`.
-    fluids: Vec<Fluid>,
-    quotas: Quotas,
-    processors: Vec<Processor>,
-    /// The resource that is the first processor; links come before it.
-    first_processor: u32,
-    /// For each communicator, how often an exclusive use of its members' processors has ended;
-    /// drops the event of the planned end.
-    exclusive_generations: Vec<u32>,
+    fluids: Fluids,
+    processors: Processors,
     run_ahead: RunAheadState,
     /// For each rank, its communicators: see [`RankState::first_communicator`].
     communicators: Vec<u32>,
     arrivals: Arrivals,
-    /// For each message of each channel, its flags.
-    message_flags: Vec<u32>,
-    /// The number of the first message among all communication.
-    first_message: u32,
+    messages: Messages,
     /// For each channel, its buffer.
     buffers: Vec<Buffer>,
     rings: Rings,
     /// Whether blocks may start in advance: no two ranks share a processor, and no two collectives
-    /// of one group can run at once.
+    /// of one group, or messages to one peer, can run at once.
     can_start_in_advance: bool,
     /// Instructions that have not ended.
     unfinished: usize,
-    deadline: Option<RemainingTimes>,
-    /// The least duration of the step, once it is known to end after the deadline.
-    least_step: Option<Picoseconds>,
+    cutoff: Cutoff,
 }
 
 impl<'a> Interpreter<'a> {
@@ -162,14 +148,12 @@ impl<'a> Interpreter<'a> {
             streams += block_list.stream_count() as u32;
             slots += block_list.slots;
         }
-        let first_processor = lowered.first_processor() as u32;
         let mut fair_share = FairShare::new(lowered.capacities.iter().copied());
         let quotas = Quotas::new(lowered, &scenario.periods, &mut fair_share);
-        let mut processors = vec![Processor::default(); lowered.processors];
-        quotas.resources().for_each(|resource| processors[(resource - first_processor) as usize].has_quota = true);
+        let processors = Processors::new(lowered, quotas.resources());
         let can_start_in_advance = !lowered.shares_processors() && !lowered.communication_overlaps();
         let may_run_ahead = can_start_in_advance && lowered.hops.is_empty() && scenario.fast_path == FastPath::On;
-        let first_message = lowered.channels.first().map_or(lowered.communications, |channel| channel.first_communication);
+        let remaining = scenario.deadline.as_deref().map(|deadline| RemainingTimes::new(deadline, &runnable.block_lists));
         let mut progress = Vec::with_capacity(streams as usize);
         for rank in &ranks {
             progress.extend(rank.block_list.streams[..rank.block_list.stream_count()].iter().map(|&first| Progress::at(first)));
@@ -183,23 +167,17 @@ impl<'a> Interpreter<'a> {
             ends: vec![Picoseconds::ZERO; slots as usize],
             recorder: (scenario.recording == Recording::Spans).then(|| Recorder::new(lowered)),
             ready: Vec::new(),
-            fair_share,
-            fluids: Vec::new(),
-            quotas,
+            fluids: Fluids { fair_share, activities: Vec::new(), quotas },
             processors,
-            first_processor,
-            exclusive_generations: vec![0; lowered.groups.len() + lowered.channels.len()],
             run_ahead: RunAheadState::new(lowered.ranks.len(), may_run_ahead),
             communicators,
             arrivals: Arrivals::new(lowered),
-            message_flags: vec![0; (lowered.communications - first_message) as usize],
-            first_message,
+            messages: Messages::new(lowered),
             buffers: vec![Buffer::default(); lowered.channels.len()],
             rings: Rings::new(lowered, |rank| costs.never_saturates(lowered, rank)),
             can_start_in_advance,
             unfinished: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].actions.len()).sum(),
-            deadline: scenario.deadline.as_deref().map(|deadline| RemainingTimes::new(deadline, &runnable.block_lists)),
-            least_step: None,
+            cutoff: Cutoff { remaining, least_step: None },
             ranks,
         }
     }
@@ -220,9 +198,8 @@ impl<'a> Interpreter<'a> {
 
     /// Handles the next event; returns `false` if there is none, or if it comes after [`LATEST`].
     fn advance(&mut self) -> bool {
-        // Rates are solved once all events of an instant are handled: if one kernel replaces
-        // another, nothing changes.
-        if self.fair_share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
+        // Solve the rates once per instant: a kernel that replaces another leaves them unchanged.
+        if self.fluids.fair_share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
             self.update_rates();
         }
         let Some(event) = self.next_event().filter(|_| self.queue.now() <= LATEST) else { return false };
@@ -237,7 +214,7 @@ impl<'a> Interpreter<'a> {
             Event::HopArrived(hop) => self.hop_arrived(hop),
             Event::ExclusiveEnds { task, generation } => {
                 let processor = self.processor_index(task.rank);
-                let state = &mut self.processors[processor];
+                let state = &mut self.processors.states[processor];
                 if state.generation == generation {
                     state.exclusive = None;
                     state.generation += 1;
@@ -246,7 +223,7 @@ impl<'a> Interpreter<'a> {
                 }
             }
             Event::ExclusiveCommunicationEnds { communication, generation } => {
-                if self.exclusive_generations[communication.communicator as usize] == generation {
+                if self.processors.exclusive_generations[communication.communicator as usize] == generation {
                     self.release_processors(communication);
                     self.finish_communication(communication);
                 }
@@ -267,7 +244,7 @@ impl<'a> Interpreter<'a> {
             return self.queue.pop();
         }
         let Self { queue, ranks, progress, ends, communicators, processors, .. } = self;
-        let memory = Memory { ranks, progress, ends, communicators, processors };
+        let memory = Memory { ranks, progress, ends, communicators, processors: &processors.states };
         let mut fetched = 0;
         let event = queue.pop_with_preview(|event| {
             if let Event::ExclusiveEnds { task, .. } | Event::Start(task) = event {
@@ -284,12 +261,12 @@ impl<'a> Interpreter<'a> {
             return;
         }
         let Self { ranks: states, progress, ends, communicators, processors, .. } = self;
-        let memory = Memory { ranks: states, progress, ends, communicators, processors };
+        let memory = Memory { ranks: states, progress, ends, communicators, processors: &processors.states };
         std::hint::black_box(ranks.fold(0, |fetched, rank| fetched ^ memory.prefetch(rank)));
     }
 }
 
-/// A duration on a device that is slower than its costs by the factor `pace`.
+/// A duration on a device that takes `pace` times as long as its costs say.
 fn at_pace(duration: Picoseconds, pace: f64) -> Picoseconds {
     if pace == 1.0 { duration } else { Picoseconds((duration.0 as f64 * pace).round() as u64) }
 }

@@ -37,7 +37,7 @@ impl Interpreter<'_> {
             events: self.queue.handled() + self.run_ahead.blocks_without_event,
             #[cfg(test)]
             queue_events: self.queue.handled(),
-            periods: self.quotas.periods_at(last),
+            periods: self.fluids.quotas.periods_at(last),
             uncalibrated: self.costs.uncalibrated.iter().cloned().collect(),
         })
     }

@@ -1,15 +1,17 @@
 //! Runs blocks on processors, alone or as fluid activities that share processors and links.
 
 use super::event::{Communication, Event, Task};
+use super::quota::Quotas;
 use super::{Interpreter, at_pace};
-use crate::network::ActivityId;
+use crate::lowering::Lowered;
+use crate::network::{ActivityId, FairShare};
 use foretell_units::Picoseconds;
 
 /// An activity whose rate depends on what it shares resources with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fluid {
     pub(super) owner: FluidOwner,
-    /// ListTimes left at `since`, in picoseconds alone.
+    /// Time left at `since`, in picoseconds alone.
     pub(super) left: f64,
     pub(super) since: Picoseconds,
     pub(super) generation: u32,
@@ -50,6 +52,47 @@ pub(super) struct Processor {
     pub(super) has_quota: bool,
 }
 
+/// The processors of a run. A processor's resource is a number; those of links come first.
+#[derive(Debug)]
+pub(super) struct Processors {
+    pub(super) states: Vec<Processor>,
+    /// The resource of the first processor.
+    first: u32,
+    /// For each communicator, the generation of its exclusive use of its members' processors. An
+    /// end event of an older generation is ignored.
+    pub(super) exclusive_generations: Vec<u32>,
+}
+
+impl Processors {
+    /// Those of a lowered Program, of which some have quotas.
+    pub(super) fn new(lowered: &Lowered<'_>, with_quota: impl Iterator<Item = u32>) -> Self {
+        let mut states = vec![Processor::default(); lowered.processors];
+        let first = lowered.first_processor() as u32;
+        with_quota.for_each(|resource| states[(resource - first) as usize].has_quota = true);
+        Self { states, first, exclusive_generations: vec![0; lowered.groups.len() + lowered.channels.len()] }
+    }
+
+    /// The processor that is a resource.
+    pub(super) fn of(&mut self, resource: u32) -> &mut Processor {
+        &mut self.states[(resource - self.first) as usize]
+    }
+
+    /// The index in `states` of the processor that is a resource.
+    pub(super) fn index(&self, resource: u32) -> usize {
+        (resource - self.first) as usize
+    }
+}
+
+/// The activities that share links and processors.
+#[derive(Debug)]
+pub(super) struct Fluids {
+    /// Their rates.
+    pub(super) fair_share: FairShare,
+    /// The activities, by their number in `fair_share`.
+    pub(super) activities: Vec<Fluid>,
+    pub(super) quotas: Quotas,
+}
+
 /// Processor use of loads and copies beside a kernel, as a share of the kernel's: next to nothing,
 /// but not zero, so that they end.
 const SHARE_BESIDE_KERNEL: f64 = 0.01;
@@ -68,7 +111,7 @@ impl Interpreter<'_> {
         self.end_exclusive_use(resource);
         if self.is_idle(resource) {
             let end = now + work;
-            let state = &mut self.processors[processor];
+            let state = &mut self.processors.states[processor];
             state.exclusive = Some(Exclusive { owner: ExclusiveOwner::Task(task), end });
             self.queue.schedule(end, Event::ExclusiveEnds { task, generation: state.generation });
         } else {
@@ -88,7 +131,7 @@ impl Interpreter<'_> {
             return false;
         }
         let (end, category) = (start + self.duration(task), self.block(task).category);
-        let state = &mut self.processors[processor];
+        let state = &mut self.processors.states[processor];
         state.exclusive = Some(Exclusive { owner: ExclusiveOwner::Task(task), end });
         self.queue.schedule(end, Event::ExclusiveEnds { task, generation: state.generation });
         self.ranks[task.rank as usize].meter.kernel_begins(category, start);
@@ -114,7 +157,7 @@ impl Interpreter<'_> {
     /// owner becomes a fluid activity, or is planned again if it has not begun.
     pub(super) fn end_exclusive_use(&mut self, resource: u32) {
         let now = self.queue.now();
-        let state = &mut self.processors[(resource - self.first_processor) as usize];
+        let state = self.processors.of(resource);
         let Some(Exclusive { owner, end }) = state.exclusive else { return };
         let task = match owner {
             ExclusiveOwner::Task(task) => task,
@@ -139,8 +182,8 @@ impl Interpreter<'_> {
 
     /// Whether a processor is neither used nor reserved, and has no quota.
     pub(super) fn is_idle(&self, resource: u32) -> bool {
-        let processor = &self.processors[(resource - self.first_processor) as usize];
-        processor.exclusive.is_none() && !processor.has_quota && self.fair_share.users(resource) == 0
+        let processor = &self.processors.states[self.processors.index(resource)];
+        processor.exclusive.is_none() && !processor.has_quota && self.fluids.fair_share.users(resource) == 0
     }
 
     /// Takes the time of an interruption from what runs on a rank's processor, if anything does. An
@@ -157,7 +200,7 @@ impl Interpreter<'_> {
     /// Whether something runs on a rank's processor.
     fn is_busy(&self, rank: u32) -> bool {
         let resource = self.ranks[rank as usize].processor;
-        self.processors[(resource - self.first_processor) as usize].exclusive.is_some() || self.fair_share.users(resource) > 0
+        self.processors.states[self.processors.index(resource)].exclusive.is_some() || self.fluids.fair_share.users(resource) > 0
     }
 
     /// Adds a fluid activity of `work` picoseconds alone. `demands` are resources and the use of
@@ -166,16 +209,16 @@ impl Interpreter<'_> {
         let now = self.queue.now();
         // A device with a quota runs faster than its long-run pace while it runs.
         let bound = if let FluidOwner::Task(task) = owner { self.ranks[task.rank as usize].max_rate } else { 1.0 };
-        let activity = self.fair_share.add(demands, bound, growth);
+        let activity = self.fluids.fair_share.add(demands, bound, growth);
         let index = activity as usize;
-        let generation = self.fluids.get(index).map_or(0, |fluid| fluid.generation);
+        let generation = self.fluids.activities.get(index).map_or(0, |fluid| fluid.generation);
         let fluid = Fluid { owner, left: work, since: now, generation };
-        if index < self.fluids.len() {
-            self.fluids[index] = fluid;
+        if index < self.fluids.activities.len() {
+            self.fluids.activities[index] = fluid;
         } else {
-            self.fluids.push(fluid);
+            self.fluids.activities.push(fluid);
         }
-        if self.fair_share.rate(activity) > 0.0 {
+        if self.fluids.fair_share.rate(activity) > 0.0 {
             // It uses no shared resource, so its rate is known and never changes.
             self.queue.schedule(now + Picoseconds((work / bound).ceil() as u64), Event::FluidEnds { activity, generation });
         }
@@ -184,11 +227,11 @@ impl Interpreter<'_> {
     /// Solves for the rates after the changes of this instant, and schedules the new ends.
     pub(super) fn update_rates(&mut self) {
         let now = self.queue.now();
-        let mut fair_share = std::mem::take(&mut self.fair_share);
+        let mut fair_share = std::mem::take(&mut self.fluids.fair_share);
         fair_share.solve(|activity, before, rate| {
-            let fluid = self.fluids[activity as usize];
+            let fluid = self.fluids.activities[activity as usize];
             self.record_fluid_progress(&fluid, before, now);
-            let fluid = &mut self.fluids[activity as usize];
+            let fluid = &mut self.fluids.activities[activity as usize];
             fluid.left = (fluid.left - before * now.saturating_sub(fluid.since).0 as f64).max(0.0);
             fluid.since = now;
             fluid.generation += 1;
@@ -197,19 +240,19 @@ impl Interpreter<'_> {
                 self.queue.schedule(end, Event::FluidEnds { activity, generation: fluid.generation });
             }
         });
-        self.fair_share = fair_share;
+        self.fluids.fair_share = fair_share;
         self.update_quotas();
     }
 
     /// Handles the end of a fluid activity.
     pub(super) fn finish_fluid(&mut self, activity: ActivityId, generation: u32) {
-        let fluid = self.fluids[activity as usize];
+        let fluid = self.fluids.activities[activity as usize];
         if fluid.generation != generation {
             return;
         }
-        self.fluids[activity as usize].generation += 1;
-        self.record_fluid_progress(&fluid, self.fair_share.rate(activity), self.queue.now());
-        self.fair_share.remove(activity);
+        self.fluids.activities[activity as usize].generation += 1;
+        self.record_fluid_progress(&fluid, self.fluids.fair_share.rate(activity), self.queue.now());
+        self.fluids.fair_share.remove(activity);
         match fluid.owner {
             FluidOwner::Task(task) => self.finish(task),
             FluidOwner::Communication(communication) => self.finish_communication(communication),

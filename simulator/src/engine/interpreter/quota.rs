@@ -115,9 +115,9 @@ impl Quota {
 impl Interpreter<'_> {
     /// Schedules the ends of budgets whose use has changed.
     pub(super) fn update_quotas(&mut self) {
-        for number in 0..self.quotas.quotas.len() {
-            let rate = self.fair_share.used(self.quotas.quotas[number].resource);
-            if rate != self.quotas.quotas[number].rate {
+        for number in 0..self.fluids.quotas.quotas.len() {
+            let rate = self.fluids.fair_share.used(self.fluids.quotas.quotas[number].resource);
+            if rate != self.fluids.quotas.quotas[number].rate {
                 self.use_quota(number, rate);
             }
         }
@@ -125,8 +125,8 @@ impl Interpreter<'_> {
 
     fn use_quota(&mut self, number: usize, rate: f64) {
         let now = self.queue.now();
-        let elapsed = self.quotas.elapsed_of_period(now);
-        let quota = &mut self.quotas.quotas[number];
+        let elapsed = self.fluids.quotas.elapsed_of_period(now);
+        let quota = &mut self.fluids.quotas.quotas[number];
         quota.left = quota.left_at(now, elapsed);
         (quota.since, quota.rate) = (now, rate);
         quota.generation += 1;
@@ -139,8 +139,8 @@ impl Interpreter<'_> {
     /// Handles the end of a budget: the device stands still.
     pub(super) fn stop_device(&mut self, number: u32, generation: u32) {
         let now = self.queue.now();
-        let elapsed = self.quotas.elapsed_of_period(now);
-        let quota = &mut self.quotas.quotas[number as usize];
+        let elapsed = self.fluids.quotas.elapsed_of_period(now);
+        let quota = &mut self.fluids.quotas.quotas[number as usize];
         if quota.generation != generation {
             return;
         }
@@ -151,16 +151,16 @@ impl Interpreter<'_> {
         }
         (quota.left, quota.since, quota.is_stopped) = (0.0, now, true);
         let resource = quota.resource;
-        self.fair_share.set_capacity(resource, 0.0);
+        self.fluids.fair_share.set_capacity(resource, 0.0);
         self.queue.schedule(now + Picoseconds(period().0 - elapsed.0), Event::PeriodBegins(number));
     }
 
     /// Handles the start of a period for a device that stood still.
     pub(super) fn start_device(&mut self, number: u32) {
         let now = self.queue.now();
-        let quota = &mut self.quotas.quotas[number as usize];
+        let quota = &mut self.fluids.quotas.quotas[number as usize];
         (quota.left, quota.since, quota.is_stopped) = (period().0 as f64, now, false);
         let (resource, max_rate) = (quota.resource, quota.max_rate);
-        self.fair_share.set_capacity(resource, max_rate);
+        self.fluids.fair_share.set_capacity(resource, max_rate);
     }
 }

@@ -199,7 +199,7 @@ impl<'a> Interpreter<'a> {
 
     /// Where a rank's processor is in [`Interpreter::processors`].
     pub(super) fn processor_index(&self, rank: u32) -> usize {
-        (self.ranks[rank as usize].processor - self.first_processor) as usize
+        self.processors.index(self.ranks[rank as usize].processor)
     }
 }
 

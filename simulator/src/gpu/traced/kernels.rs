@@ -160,7 +160,7 @@ fn format(element: Element) -> ProductFormat {
         Element::F16 => ProductFormat::Fp16,
         // Devices' rates of eight-bit integers and floating-point numbers are taken to be equal.
         Element::F8 | Element::I8 => ProductFormat::Fp8,
-        _ => ProductFormat::Fp32,
+        Element::F32 | Element::F64 | Element::C64 | Element::I64 | Element::I32 | Element::Bool => ProductFormat::Fp32,
     }
 }
 

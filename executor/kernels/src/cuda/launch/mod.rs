@@ -190,7 +190,7 @@ unsafe fn dispatch(dispatcher: &mut Dispatcher<'_>, kernel: &Kernel) -> Result<(
             || dispatcher.training_kernel(kernel)?
             || dispatcher.recurrent_kernel(kernel)?
     };
-    debug_assert!(is_known, "{kernel:?} is of no family");
+    assert!(is_known, "invariant: {kernel:?} is of a family");
     Ok(())
 }
 

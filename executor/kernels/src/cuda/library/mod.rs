@@ -57,7 +57,7 @@ impl Library {
     /// Only cuDNN is checked: its parts are separate files, which need the driver and cuBLASLt.
     pub fn fault(self) -> Option<String> {
         match self {
-            Self::Cudnn if self.is_present() => cudnn::fault(),
+            Self::Cudnn if self.is_present() => cudnn::load_error(),
             _ => None,
         }
     }

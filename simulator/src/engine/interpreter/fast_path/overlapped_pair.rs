@@ -27,7 +27,7 @@ pub(super) struct OverlappedPair {
 struct SharedPeriod {
     from: Picoseconds,
     until: Picoseconds,
-    /// ListTimes left to each at `from`, in picoseconds alone.
+    /// Time left to each at `from`, in picoseconds alone.
     left: [Picoseconds; 2],
     /// Rate of each, relative to running alone.
     rates: [f64; 2],
@@ -50,7 +50,7 @@ impl SharedPeriod {
         since + Picoseconds((left / rate).ceil() as u64)
     }
 
-    /// ListTimes left to one of them at a time in the period.
+    /// Time left to one of them at a time in the period.
     fn left(&self, one: usize, now: Picoseconds) -> f64 {
         (self.left[one].0 as f64 - self.rates[one] * now.saturating_sub(self.from).0 as f64).max(0.0)
     }
@@ -163,7 +163,7 @@ impl Interpreter<'_> {
                 if is_under_way(kernel) {
                     let end = if is_to_come { kernel.start + self.duration(task) } else { kernel.end };
                     let processor = self.processor_index(rank);
-                    let state = &mut self.processors[processor];
+                    let state = &mut self.processors.states[processor];
                     state.exclusive = Some(Exclusive { owner: ExclusiveOwner::Task(task), end });
                     self.queue.schedule(end, Event::ExclusiveEnds { task, generation: state.generation });
                 }

@@ -52,7 +52,7 @@ impl Interpreter<'_> {
         self.run_ahead.runs[index as usize] = run;
         self.run_ahead.run_of_rank[rank as usize] = index;
         let processor = self.processor_index(rank);
-        let state = &mut self.processors[processor];
+        let state = &mut self.processors.states[processor];
         state.exclusive = Some(Exclusive { owner: ExclusiveOwner::RunAhead(rank), end: last.end });
         self.queue.schedule(last.end, Event::RunAheadEnds { rank, generation: state.generation });
         true
@@ -125,7 +125,7 @@ impl Interpreter<'_> {
     /// Handles the event of a run ahead: the rank is through all blocks, unless it caught up
     /// before.
     pub(in crate::engine::interpreter) fn finish_run_ahead(&mut self, rank: u32, generation: u32) {
-        if self.processors[self.processor_index(rank)].generation != generation {
+        if self.processors.states[self.processor_index(rank)].generation != generation {
             return;
         }
         let Some(Stopped::At(last)) = self.stop_run_ahead(rank, Picoseconds::MAX) else { return };
@@ -167,7 +167,7 @@ impl Interpreter<'_> {
             Some(collective) => self.hold_processors(collective, end),
             None => {
                 let processor = self.processor_index(task.rank);
-                let state = &mut self.processors[processor];
+                let state = &mut self.processors.states[processor];
                 state.exclusive = Some(Exclusive { owner: ExclusiveOwner::Task(task), end });
                 self.queue.schedule(end, Event::ExclusiveEnds { task, generation: state.generation });
             }
@@ -195,7 +195,7 @@ impl Interpreter<'_> {
         let index = std::mem::replace(&mut self.run_ahead.run_of_rank[rank as usize], NONE) as usize;
         let mut run = std::mem::take(self.run_ahead.runs.get_mut(index)?);
         let processor = self.processor_index(rank);
-        let state = &mut self.processors[processor];
+        let state = &mut self.processors.states[processor];
         state.exclusive = None;
         state.generation += 1;
         let mut stopped = None;

@@ -1,9 +1,8 @@
 //! Convolutions by cuDNN 9's backend interface.
-//!
 //! For each shape and alignment an engine is chosen once: the first that cuDNN's heuristics rank
 //! and that is deterministic, sums in single precision, and needs no more workspace than
-//! [`MAX_WORKSPACE`]. The caller provides the workspace at execution. It must not know Programs or
-//! buffers: a call has shapes and addresses.
+//! [`MAX_WORKSPACE`]. The caller provides the workspace at execution. This module must not know
+//! Programs or buffers: a call has shapes and addresses.
 
 mod api;
 mod descriptor;
@@ -21,14 +20,14 @@ use foretell_units::DataType;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most bytes of workspace that an engine may need: as many as the matrix products over windows
-/// take instead.
+/// Limit on an engine's workspace, in bytes: the scratch memory of the fallback, matrix products
+/// over windows.
 const MAX_WORKSPACE: usize = 256 << 20;
-/// Engine configurations that are tried from each of cuDNN's rankings, fastest first.
+/// Number of engine configurations tried from each of cuDNN's rankings, fastest first.
 const MAX_CONFIGURATIONS: usize = 24;
 /// Tensors of so many elements are refused here: engines with 32-bit indices are not trusted to
 /// refuse them.
-const TOO_MANY_ELEMENTS: usize = 1 << 31;
+const ELEMENT_LIMIT: usize = 1 << 31;
 
 /// Properties that rule an engine out: nondeterministic sums, sums or products in less precision
 /// than the format, and transforms, whose errors exceed those of plain sums.
@@ -84,11 +83,11 @@ impl Cudnn {
 }
 
 /// Returns why cuDNN's parts, which are separate files, cannot be loaded; `None` if they can.
-pub(super) fn fault() -> Option<String> {
+pub(super) fn load_error() -> Option<String> {
     load_parts().err().map(|failure| failure.to_string())
 }
 
-/// Loads cuDNN's parts, by building a graph and asking for its heuristics.
+/// Loads cuDNN's parts: building a graph and a heuristics descriptor for it makes cuDNN open them.
 fn load_parts() -> Result<(), CudnnFailure> {
     let api: Arc<dyn CudnnApi> = Arc::new(LoadedCudnn::without_device()?);
     let (size, channels) = (3, 8);
@@ -210,7 +209,7 @@ impl ConvolutionPlanner {
     fn make_plan(&self, shape: &ConvolutionShape) -> Result<EnginePlan, CudnnFailure> {
         let window = &shape.window;
         let elements = [window.input_elements(), window.weight_elements(), window.output_elements()];
-        if elements.iter().any(|&elements| elements >= TOO_MANY_ELEMENTS) {
+        if elements.iter().any(|&elements| elements >= ELEMENT_LIMIT) {
             return Err(CudnnFailure { call: "checking sizes", reason: "a tensor has 2^31 elements or more".into() });
         }
         let handle = match &self.target {
