@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if has_policy {
         let setting = arguments.choices.setting(Trainer::Framework)?;
         let files = (arguments.top, arguments.output.as_deref(), arguments.report.as_deref());
-        return post_training::run_plan(&arguments.choices, &setting, profile.as_ref(), files, json);
+        return post_training::run_plan(&arguments.choices, &setting, profile.as_ref(), (files, &arguments.running), json);
     }
     let trainer = if is_ours { Trainer::Ours } else { Trainer::Framework };
     let (choices, lengths) = arguments.lengths.apply(&arguments.choices, trainer)?;
@@ -330,7 +330,7 @@ impl Arguments {
             ("--breakeven", self.breakeven.is_some()),
             ("--plots", self.plots.is_some()),
             ("--lengths", self.lengths.are_stated()),
-            ("what a run costs", self.running.ask()),
+            ("--goodput", self.running.goodput || self.running.checkpoint_every.is_some()),
             ("--mode", self.mode == ModeChoice::Any),
             ("--progress", self.progress.is_some()),
             ("--objective", !matches!(objective, Objective::Time)),

@@ -7,6 +7,7 @@ use crate::host::Instant;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, PolicyTraining};
 use crate::predict;
+use crate::running_cost::{self, CostAnswer};
 use foretell_planner::{
     FixedRollout, Framework, PlacedRoles, PlacementSearch, PlanJob, PlannedRoles, PostTrainingPlanError, PostTrainingRequest,
     Request, plan_post_training,
@@ -30,6 +31,8 @@ pub struct PlanRolesAnswer {
     alternatives: Vec<AlternativeRoles>,
     /// What the search did.
     search: PlacementSearch,
+    /// What a step costs, and a run if its length is stated. The energy is not known.
+    cost: CostAnswer,
 }
 
 /// Another placement.
@@ -51,6 +54,8 @@ pub struct SimulateRolesAnswer {
     /// Where the roles do not fit: changes of the rollout with which they would.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<ChangedRollout>,
+    /// What a step costs, and a run if its length is stated. The energy is not known.
+    cost: CostAnswer,
 }
 
 /// A change with which the roles fit.
@@ -134,7 +139,7 @@ pub fn run_plan(
     choices: &Choices,
     setting: &Setting,
     profile: Option<&Profile>,
-    (top, output, report): (usize, Option<&Path>, Option<&Path>),
+    ((top, output, report), running): ((usize, Option<&Path>, Option<&Path>), &running_cost::Questions),
     json: bool,
 ) -> Result<(), Failure> {
     let planned = output::with_spinner("search", || plan(choices, setting, profile, top))?;
@@ -154,6 +159,7 @@ pub fn run_plan(
         let title = (setting.model.name.as_str(), setting.topology.name(), policy(setting)?.method);
         output::write(path, page_of(title, text, &file(best)?)?.as_bytes())?;
     }
+    let cost = running_cost::answer_of_roles(running, &best.prediction, best.rollout.prompts, &setting.topology)?;
     if json {
         let alternative = |placed: &PlacedRoles| -> Result<AlternativeRoles, Failure> {
             Ok(AlternativeRoles { plan: file(placed)?, predicted: placed.prediction.clone() })
@@ -163,6 +169,7 @@ pub fn run_plan(
             predicted: best.prediction.clone(),
             alternatives: candidates.iter().skip(1).map(alternative).collect::<Result<Vec<_>, _>>()?,
             search: *search,
+            cost: cost.documents().0,
         });
     }
     best.prediction.assumptions.iter().for_each(|one| output::note(one));
@@ -173,6 +180,9 @@ pub fn run_plan(
     output::line(&format!("{model} on {topology}, {} by {framework}, the actor trained by {stack}", method.name()))?;
     output::line(&placements(candidates))?;
     output::line(&format!("placement 1:\n{}", step(&best.prediction)))?;
+    if let Some(table) = cost.table() {
+        output::line(&table)?;
+    }
     let PlacementSearch { placements, layouts, predicted, out_of_memory } = search;
     output::line(&format!(
         "searched: {placements} splits of the devices, {layouts} layouts of the actor, {predicted} steps, of which {out_of_memory} do not fit"
@@ -201,7 +211,7 @@ pub fn run_simulate(
     loaded: &LoadedPlan,
     policy: &PolicyTraining,
     profile: Option<&Profile>,
-    report: Option<&Path>,
+    (running, report): (&running_cost::Questions, Option<&Path>),
     json: bool,
 ) -> Result<(), Failure> {
     check_framework(policy.method, &policy.rollout, loaded.plan.stack.name()).map_err(|failure| failure.in_file(&loaded.path))?;
@@ -213,12 +223,16 @@ pub fn run_simulate(
         let title = (loaded.model.name.as_str(), loaded.topology.name(), policy.method);
         output::write(path, page_of(title, text.clone(), &loaded.file)?.as_bytes())?;
     }
+    let cost = running_cost::answer_of_roles(running, &prediction, policy.rollout.prompts, &loaded.topology)?;
     let failure = (!prediction.fits).then(|| does_not_fit(&prediction, &changes).in_file(&loaded.path));
     if json {
-        output::json(&SimulateRolesAnswer { prediction, remarks, changes })?;
+        output::json(&SimulateRolesAnswer { prediction, remarks, changes, cost: cost.documents().0 })?;
     } else {
-        remarks.iter().for_each(|one| output::note(one));
+        remarks.iter().for_each(|remark| output::note(remark));
         output::line(&text)?;
+        if let Some(table) = cost.table() {
+            output::line(&table)?;
+        }
     }
     failure.map_or(Ok(()), Err)
 }

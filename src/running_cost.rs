@@ -8,9 +8,11 @@ use clap::Args;
 use foretell_planner::checkpoint_bytes;
 use foretell_program::Stack;
 use foretell_reports::{Column, table};
-use foretell_simulator::PlanPrediction;
-use foretell_simulator::{CheckpointCost, MissingFact, PowerModel, Reliability, RunningCost, reliability, running_cost};
-use foretell_topologies::{DeviceId, NodeId};
+use foretell_simulator::{
+    CheckpointCost, MissingFact, PlanPrediction, PostTrainingPrediction, PowerModel, Reliability, RunningCost, cost_of_devices,
+    reliability, running_cost,
+};
+use foretell_topologies::{DeviceId, NodeId, Topology};
 use foretell_units::{Bytes, Joules, Price, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -113,6 +115,23 @@ impl Questions {
     }
 }
 
+/// Computes the answer of a run of steps of RL post-training. A sample is a prompt, and tokens are
+/// those of prompts and responses. The energy of such a step is not known.
+pub fn answer_of_roles(
+    questions: &Questions,
+    prediction: &PostTrainingPrediction,
+    prompts: usize,
+    topology: &Topology,
+) -> Result<Answers, Failure> {
+    let step = Seconds::new(prediction.step_seconds);
+    let tokens = Some(prediction.tokens_per_second * prediction.step_seconds);
+    let pace = Pace { step, samples: prompts as f64, tokens, data_set: None };
+    let devices = prediction.groups.iter().map(|group| group.devices).sum();
+    let cost = RunningCost { unpowered: Vec::new(), ..cost_of_devices(topology, devices) };
+    let (cost, currency) = priced(questions, cost, topology);
+    Ok(Answers { cost, currency, step, steps: steps(questions, pace)?, goodput: None, is_asked: questions.asks_for_cost() })
+}
+
 /// Computes the answer of a run of such steps.
 pub fn answer(questions: &Questions, predicted: &PlanPrediction, pace: Pace, loaded: &LoadedPlan) -> Result<Answers, Failure> {
     let program = predicted.program();
@@ -120,18 +139,22 @@ pub fn answer(questions: &Questions, predicted: &PlanPrediction, pace: Pace, loa
     // A step of another duration has the simulated step's mean power.
     let share = pace.step / predicted.prediction.step_seconds;
     let energy = predicted.traced_energy.or(of_program.step_energy).map(|energy| energy * share);
-    let mut cost = RunningCost { step_energy: energy, ..of_program };
-    let mut currency = loaded.topology.currency().map(str::to_owned);
-    // Of nodes that are used in part, only the devices in use are paid.
-    if let Some(Price { amount, currency: stated }) = &questions.device_price {
-        cost.price_per_hour = Some(amount * cost.devices as f64);
-        cost.unpriced.clear();
-        currency.clone_from(stated);
-    }
+    let (cost, currency) = priced(questions, RunningCost { step_energy: energy, ..of_program }, &loaded.topology);
     let steps = steps(questions, pace)?;
     let goodput = goodput(questions, pace.step, loaded, predicted, cost.devices)?;
     let is_asked = questions.asks_for_cost();
     Ok(Answers { cost, currency, step: pace.step, steps, goodput, is_asked })
+}
+
+/// The cost at the stated price of a device, if there is one, and the currency.
+fn priced(questions: &Questions, mut cost: RunningCost, topology: &Topology) -> (RunningCost, Option<String>) {
+    let Some(Price { amount, currency }) = &questions.device_price else {
+        return (cost, topology.currency().map(str::to_owned));
+    };
+    // Of nodes that are used in part, only the devices in use are paid.
+    cost.price_per_hour = Some(amount * cost.devices as f64);
+    cost.unpriced.clear();
+    (cost, currency.clone())
 }
 
 /// The run's length in steps.
@@ -239,13 +262,16 @@ impl Answers {
             let money = |amount| money(amount, self.currency.as_deref());
             row("price of a step", self.cost.price(self.step).map_or_else(|| unpriced.clone(), money));
             let mean = |energy: Joules| energy.value() / self.step.value().max(f64::MIN_POSITIVE) / devices as f64;
-            row(
-                "energy of a step",
-                self.cost.step_energy.map_or_else(
-                    || unpowered.clone(),
-                    |energy| format!("{energy}, devices only ({:.0} W each on average)", mean(energy)),
-                ),
-            );
+            let has_energy = self.cost.step_energy.is_some() || !self.cost.unpowered.is_empty();
+            if has_energy {
+                row(
+                    "energy of a step",
+                    self.cost.step_energy.map_or_else(
+                        || unpowered.clone(),
+                        |energy| format!("{energy}, devices only ({:.0} W each on average)", mean(energy)),
+                    ),
+                );
+            }
             if let Some(steps) = self.steps {
                 row("the run", format!("{steps} steps"));
                 // The run fails before it reaches a checkpoint, for ever.
@@ -253,8 +279,10 @@ impl Answers {
                 row("  its time", self.run_time().map_or_else(endless, days));
                 let price = |time| self.cost.price(time).map_or(unpriced, money);
                 row("  its price", self.run_time().map_or_else(endless, price));
-                let energy = |_| self.run_energy().map_or(unpowered, kilowatt_hours);
-                row("  its energy", self.run_time().map_or_else(endless, energy));
+                if has_energy {
+                    let energy = |_| self.run_energy().map_or(unpowered, kilowatt_hours);
+                    row("  its energy", self.run_time().map_or_else(endless, energy));
+                }
             }
         }
         if let Some(failing) = &self.goodput {

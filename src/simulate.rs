@@ -235,7 +235,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     replaced_method::replace(&mut loaded, &arguments.method)?;
     if let Some(policy) = arguments.policy(&mut loaded)? {
-        return post_training::run_simulate(&loaded, &policy, profile.as_ref(), arguments.report.as_deref(), json);
+        let asked = (&arguments.running, arguments.report.as_deref());
+        return post_training::run_simulate(&loaded, &policy, profile.as_ref(), asked, json);
     }
     let options = options(arguments, json);
     let mut predicted = output::with_spinner("simulate", || predict::predict_as(&loaded, profile.as_ref(), &options))?;
@@ -362,8 +363,7 @@ impl Arguments {
             ("--beside", !self.beside.is_empty()),
             ("--lengths", self.lengths.are_stated()),
             ("--what-if", !self.what_if.is_empty()),
-            ("--cost, --steps, --samples, --tokens or --device-price", self.running.asks_for_cost()),
-            ("--goodput", self.running.goodput),
+            ("--goodput", self.running.goodput || self.running.checkpoint_every.is_some()),
             ("--jitter", self.jitter > 0.0),
             ("--straggler", !self.stragglers.is_empty()),
             ("--ranks", self.ranks == Ranks::OnePerStage),

@@ -4,7 +4,7 @@ mod common;
 
 use boon::{Compiler, Schemas};
 use common::Scratch;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const JOB: [&str; 7] = ["plan", "--model", "short.yaml", "--topology", "8xh100", "--method", "grpo"];
 const ROLLOUT: &str = "prompts=16,samples=8,prompt=512,response=1024,response-max=3072";
@@ -49,6 +49,23 @@ fn a_plan_simulates_to_its_step_and_documents_match_their_schemas() {
     for row in ["rollout engine", "generation", "log-probabilities", "reference", "training", "memory in generation"] {
         assert!(text.contains(row), "{row}: {text}");
     }
+}
+
+#[test]
+fn a_run_has_its_hours_and_its_price() {
+    let scratch = scratch();
+    let run = ["--samples", "1600", "--epochs", "3", "--device-price", "2.50USD"];
+    let answer = planned(&scratch, &[&["--rollout", ROLLOUT, "-o", "best.yaml"][..], &run].concat());
+    let simulated = scratch.json(&[&["simulate", "--plan", "best.yaml"][..], &run].concat());
+    assert_eq!(answer["cost"], simulated["cost"]);
+    let (cost, step) = (&simulated["cost"], simulated["step_seconds"].as_f64().expect("a step"));
+    // A sample is a prompt, of which a step has 16. Eight devices are paid.
+    assert_eq!((&cost["run"]["steps"], &cost["devices"], &cost["currency"]), (&json!(300.0), &json!(8), &json!("USD")));
+    let price = 300.0 * step / 3600.0 * 8.0 * 2.5;
+    assert!((cost["run"]["price"].as_f64().expect("a price") / price - 1.0).abs() < 1e-9, "{cost}");
+    assert_eq!(cost["step_energy_joules"], Value::Null);
+    let text = String::from_utf8(scratch.run(&[&["simulate", "--plan", "best.yaml"][..], &run].concat()).stdout).expect("UTF-8");
+    assert!(text.contains("its price") && !text.contains("energy"), "{text}");
 }
 
 #[test]

@@ -4,7 +4,8 @@ use crate::row::Row;
 use foretell_program::LossKernel;
 use foretell_simulator::gpu::{Fp8Scaling, ProductFormat};
 
-/// Profile names by the words that must all occur in a row's text ([`has_word`]). The first match wins.
+/// Profile names by the words that must all occur in a row's text ([`has_word`]). The first match
+/// wins.
 type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[

@@ -51,6 +51,7 @@ const ALLOWED: [Allowed; 8] = [
             ("method", Plain),
             ("adapter", Plain),
             ("base-bits", Plain),
+            ("reference", Plain),
             ("loss", Plain),
             ("attention", Plain),
             ("optimizer", Plain),

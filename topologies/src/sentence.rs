@@ -6,6 +6,7 @@ use crate::device::{Architecture, DeviceKind};
 use crate::error::{TopologyError, TopologyProblem};
 use crate::topology::Topology;
 use foretell_units::suggest;
+use std::collections::BTreeSet;
 
 /// A topology from a few words.
 #[derive(Debug, Clone, PartialEq)]
@@ -184,7 +185,10 @@ fn find(name: &str, notes: &mut Vec<String>) -> Result<DeviceKind, TopologyError
         (rank, !known.contains("-sxm-"), known.split('-').count())
     });
     let Some(first) = found.first() else {
-        let mut hint = suggest(plain, DeviceKind::library_names()?);
+        let names: BTreeSet<&str> = DeviceKind::library_names()?.collect();
+        // `h100` says as much as one of its full names.
+        let short = names.iter().filter_map(|known| known.split('-').next().filter(|first| first.contains(char::is_numeric)));
+        let mut hint = suggest(plain, short.chain(names.iter().copied()).collect::<BTreeSet<_>>());
         if Topology::library_names().any(|known| known == plain) {
             hint = format!("`{plain}` is a whole topology: use `--topology {plain}`, and `--nodes` for their number");
         }
@@ -248,6 +252,8 @@ mod tests {
         }
         let error = one_line(&Topology::said("8xh1000").unwrap().unwrap_err());
         assert!(error.contains("h1000") && error.contains("hint: "), "{error}");
+        let error = one_line(&Topology::said("8xh101").unwrap().unwrap_err());
+        assert!(error.contains("did you mean `h100`?"), "{error}");
         let error = one_line(&Topology::said("2x8xt4").unwrap().unwrap_err());
         assert!(error.contains("2x8xt4@100Gbit/s"), "{error}");
     }

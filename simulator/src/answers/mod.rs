@@ -34,7 +34,9 @@ pub use load::{LinkLoad, Load, ServerLoad, load};
 pub use memory::{MemoryUse, OverfullDevice, memory_use};
 pub use paced::PacedPrediction;
 pub use prediction::{Prediction, StepKind, predict, predict_step, predict_with, predict_with_memory};
-pub use running_cost::{MissingFact, PowerModel, RunningCost, price_per_hour, reliability, running_cost, traced_energy};
+pub use running_cost::{
+    MissingFact, PowerModel, RunningCost, cost_of_devices, price_per_hour, reliability, running_cost, traced_energy,
+};
 pub use saving::{CheckpointCost, checkpoint_cost};
 pub use simulation::{Operators, Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
 pub use traced::{

@@ -117,7 +117,13 @@ fn nodes_of(topology: &Topology, devices: usize) -> BTreeSet<NodeId> {
 /// simulation.
 pub fn running_cost(program: &Program, topology: &Topology, timeline: &Timeline, model: &PowerModel) -> RunningCost {
     let ranks = program.mesh.world_size().min(timeline.ranks.len());
-    let devices = ranks.min(topology.device_count());
+    let cost = cost_of_devices(topology, ranks.min(topology.device_count()));
+    let energy = || step_energy(program, topology, timeline, model, cost.devices);
+    RunningCost { step_energy: cost.unpowered.is_empty().then(energy), ..cost }
+}
+
+/// Returns the cost of a topology's first devices, without the energy of a step.
+pub fn cost_of_devices(topology: &Topology, devices: usize) -> RunningCost {
     let nodes = nodes_of(topology, devices);
     let groups: Vec<usize> = nodes.iter().map(|&node| topology.group_of(node)).collect();
     let price_of = |group: &usize| topology.node_groups()[*group].price_per_hour;
@@ -134,7 +140,7 @@ pub fn running_cost(program: &Program, topology: &Topology, timeline: &Timeline,
         nodes: nodes.len(),
         devices,
         price_per_hour: price_per_hour(topology, devices),
-        step_energy: unpowered.is_empty().then(|| step_energy(program, topology, timeline, model, devices)),
+        step_energy: None,
         unpriced,
         unpowered,
     }

@@ -141,7 +141,7 @@ pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let points = || points.iter().filter(|(bytes, seconds)| *bytes > 0.0 && *seconds > 0.0);
     let sum = |of: &dyn Fn(f64, f64) -> f64| points().map(|&(bytes, seconds)| of(bytes / seconds, 1.0 / seconds)).sum::<f64>();
-    // A relative error is `w latency + x seconds_per_byte - 1`: the normal equations of weights `w`.
+    // The normal equations of the errors `w latency + x seconds_per_byte - 1`.
     let (sum_xx, sum_ww) = (sum(&|x, _| x * x), sum(&|_, w| w * w));
     let (sum_xw, sum_x, sum_w) = (sum(&|x, w| x * w), sum(&|x, _| x), sum(&|_, w| w));
     if sum_ww == 0.0 {

@@ -109,9 +109,9 @@ const follow = async (mine) => {
 // The command without what only the page needs.
 const typed = (line) => line.replace(/ --top \d/, "").replace(/ --time-limit \S+/, "");
 
-let waiting = 0;
+let searchClock = 0;
 const answerAgain = async () => {
-  clearInterval(waiting);
+  clearInterval(searchClock);
   const mine = newConfiguration();
   writeAddress();
   isOld(true);
@@ -147,15 +147,15 @@ const answerAgain = async () => {
     performance.mark("first");
     const began = performance.now();
     status("No layout fits so far. The search goes on.");
-    waiting = setInterval(() => {
-      if (mine !== configuration || !open.has("search")) return clearInterval(waiting);
+    searchClock = setInterval(() => {
+      if (mine !== configuration || !open.has("search")) return clearInterval(searchClock);
       status(`No layout fits so far. The search goes on: ${figures((performance.now() - began) / 1000)} s.`);
     }, 1000);
   }
   await cluster;
   try {
     const search = ask("search", "plan", { ...options, top: 5, "time-limit": "60s" }, { progress: true });
-    search.finally(() => clearInterval(waiting)).catch(() => null);
+    search.finally(() => clearInterval(searchClock)).catch(() => null);
     follow(mine);
     const answer = await search;
     now.line = typed(answer.line);

@@ -50,10 +50,31 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
     names
 }
 
+/// Names that several scripts declare. Scripts of a page are joined into one, in which a name can
+/// be declared once.
+#[must_use]
+pub fn declared_twice(scripts: &[String]) -> BTreeSet<String> {
+    const WORDS: [&str; 5] = ["const ", "let ", "function ", "async function ", "class "];
+    let declared = |line: &str| {
+        let rest = WORDS.iter().find_map(|word| line.strip_prefix(word))?;
+        let name: String = rest.chars().take_while(|letter| letter.is_alphanumeric() || matches!(letter, '_' | '$')).collect();
+        Some(name).filter(|name| !name.is_empty())
+    };
+    let mut known = BTreeSet::new();
+    let names = scripts.iter().flat_map(|script| script.lines()).filter_map(declared);
+    names.filter(|name| !known.insert(name.clone())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::modules::Target;
+
+    #[test]
+    fn a_name_that_two_scripts_declare_is_found() {
+        let scripts = ["let waiting = 0;\nconst ask = () => {\n  const own = 1;\n};\n", "const waiting = [];\nconst own = 2;\n"];
+        assert_eq!(declared_twice(&scripts.map(str::to_owned)), ["waiting".to_owned()].into());
+    }
 
     #[test]
     fn what_a_page_lacks_is_found() {

@@ -7,7 +7,7 @@ use foretell_house::codes::{Codes, page, read_codes};
 use foretell_house::cycles::cycles;
 use foretell_house::invariants::{INVARIANTS, breaches};
 use foretell_house::modules::{CrateModules, Target};
-use foretell_house::page::faults;
+use foretell_house::page::{declared_twice, faults};
 use foretell_house::text::{
     broken_links, dangling_citations, hints_in_messages, long_test_names, misplaced_names, wide_comments,
 };
@@ -163,4 +163,20 @@ fn no_message_has_its_hint_inside() {
         report.extend(hints_in_messages(&read(file)).iter().map(|line| format!("{}:{line}", file.display())));
     }
     assert!(report.is_empty(), "the hint is the help of a diagnostic:\n{}", report.join("\n"));
+}
+
+#[test]
+fn the_scripts_of_a_page_declare_each_name_once() {
+    // Those of `foretell serve`, and those of the page without a server.
+    let (served, built) = (read(&root().join("src/serve/planner.rs")), read(&root().join("web/build")));
+    let of_server =
+        served.split("include_str!(\"").skip(1).filter_map(|rest| rest.split('"').next()).map(|name| format!("src/serve/{name}"));
+    let joined = built.lines().find(|line| line.contains("cat $page/draw.js")).expect("the line that joins the scripts");
+    let of_folder = joined.split_whitespace().skip(1).map(|name| name.replace("$page", "src/serve/page"));
+    for scripts in [of_server.collect::<Vec<_>>(), of_folder.collect()] {
+        let scripts: Vec<String> =
+            scripts.iter().filter(|name| name.ends_with(".js")).map(|name| read(&root().join(name))).collect();
+        assert!(scripts.len() >= 9);
+        assert_eq!(declared_twice(&scripts), [].into());
+    }
 }
