@@ -2,7 +2,7 @@
 //! with a proof of how far it is from the best.
 //!
 //! The nouns:
-//! - A [`PlanJob`] is what `foretell plan` is asked: several searches, over number formats and
+//! - A [`PlanJob`] is one question to `foretell plan`: several searches, over number formats and
 //!   orders of nodes. [`plan_job`] answers it.
 //! - A [`Request`] is one search. It names the model, the devices, and the layout fields that are
 //!   [`Fixed`].
