@@ -14,11 +14,11 @@
 //!   and timed instruction by instruction.
 //! - *Incumbents* are the best layouts simulated so far.
 //! - [`SearchResult`] is the answer: [`Candidate`]s, the best first, and what the search did. Its
-//!   `gap` is how far the best candidate may lie above the best layout of the space.
+//!   `gap` is how far the best candidate may be above the best layout of the space.
 //!
 //! The flow: [`plan()`] lists the families, bounds them, and opens the one with the least bound. It
-//! simulates layouts in parallel, in the order of their bounds, until no bound that is left can
-//! beat the incumbents. The answer does not depend on the number of threads.
+//! simulates layouts in parallel, in the order of their bounds, until no remaining bound is below
+//! the incumbents. The answer does not depend on the number of threads.
 //!
 //! For models that are no stack of equal blocks, [`operator_sharding`] chooses how `tensor` shards
 //! each operator. This crate knows no kernels and reads no files.
