@@ -61,7 +61,7 @@ pub struct Search {
     /// It is of the same kind as `best_seconds`.
     pub all_devices_seconds: Option<f64>,
     /// For each number of devices, the least step time of a layout that was simulated on it. Of the
-    /// same kind as `best_seconds`. Empty if the objective is no time.
+    /// same kind as `best_seconds`. Empty for the objective energy, from which no times follow.
     #[serde(skip)]
     pub seconds_by_devices: BTreeMap<usize, f64>,
     /// Lower bound on the step time of every layout of the space and of every simulated layout. The

@@ -19,8 +19,8 @@ use foretell_program::Layout;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// The families that are opened in each round, besides one of each manner that has not been
-/// simulated.
+/// The families that are opened in each round. Rounds that open families of new manners may open
+/// twice as many.
 const ROUNDS: [usize; 4] = [4, 6, 6, 6];
 
 /// The further rounds while nothing fits.
@@ -216,8 +216,9 @@ impl Searcher<'_> {
         left.extend(opened.into_iter().flatten());
     }
 
-    /// Takes the best families: one of each manner that has not been simulated, then `count` whose
-    /// corrected estimates are close enough to the best value ([`WORTH_OPENING`]).
+    /// Takes the best families: one of each manner that has not been simulated, at most
+    /// `2 * count`; if there is none, `count` whose corrected estimates are close enough to the
+    /// best value ([`WORTH_OPENING`]).
     fn next_families(&self, ranked: &mut Ranked, count: usize) -> Vec<Chosen> {
         let correction = |family: &Family| self.corrections.get(&manner(&family.layout)).copied();
         let mut manners = BTreeSet::new();
