@@ -101,7 +101,7 @@ impl Load {
     }
 }
 
-/// The seconds of work in a cycle, summed over its steps.
+/// The seconds of work in a mean step of the cycle.
 #[derive(Default)]
 struct Work {
     /// Keyed by rank: seconds of computation, and of messages.

@@ -29,8 +29,8 @@ struct Reference {
     features: Features,
     /// The natural logarithm of the number of operations.
     work: f64,
-    /// The natural logarithm of the measured time over the roofline time. `low` and `high` are the
-    /// logarithms of the median over the 10th percentile, and of the 90th percentile over the
+    /// The natural logarithm of the measured time over the roofline time. `low` (at most 0) and
+    /// `high` (at least 0) are the logarithms of the 10th and of the 90th percentile over the
     /// median.
     ratio: f64,
     low: f64,
