@@ -95,8 +95,8 @@ pub(super) struct Fluids {
     pub(super) quotas: Quotas,
 }
 
-/// The rate of loads and copies beside a kernel, relative to the kernel's: almost zero, but
-/// positive, so that they end.
+/// The processor use of loads and copies beside a kernel, relative to the kernel's use: almost
+/// zero, but positive, so that they end.
 const SHARE_BESIDE_KERNEL: f64 = 0.01;
 
 impl Interpreter<'_> {

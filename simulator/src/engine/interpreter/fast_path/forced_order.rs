@@ -2,11 +2,11 @@
 //!
 //! Two things follow from the vector clocks of the streams ([`super::vector_clocks`]):
 //!
-//! - An instruction's end time need not be kept once all of its dependents have ended. Another end
-//!   time can reuse its slot.
+//! - The end time of an instruction need not be kept once all of its dependents have ended. Another
+//!   end time can reuse its slot.
 //! - An instruction's successor is forced if it is the last of the predecessors of one other
-//!   instruction, or if it forks into two branches that one join waits for. There the interpreter
-//!   may run ahead of the event queue.
+//!   instruction, or if it forks into two branches that one join waits for. At such instructions
+//!   the interpreter may run ahead of the event queue.
 //!
 //! The predecessors of an instruction are its dependencies and the previous instruction of its
 //! stream.
