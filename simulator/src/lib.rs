@@ -22,8 +22,8 @@
 //! | `phases` | phases of a repeated step on groups of devices |
 //! | `post_training` | RL post-training: generation, and the roles of a step |
 //!
-//! Simulated time is in whole picoseconds. The crate is pure and deterministic. It knows no
-//! schedules, layouts or search, or code of kernels: a special case for one kind of layout belongs
+//! Simulated time is in whole picoseconds. The crate is pure and deterministic. It must not know
+//! schedules, layouts, search or the code of kernels: a special case for one kind of layout belongs
 //! in the compiler.
 //!
 //! ```

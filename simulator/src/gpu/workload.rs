@@ -26,8 +26,8 @@ pub struct Workload {
     pub has_no_master_copy: bool,
     /// Number format of the optimizer's moments.
     pub moments: MomentFormat,
-    /// Mean share of attention scores that are within one document, if sequences are packed. 1 if
-    /// not.
+    /// Ratio of the length of a document to that of a sequence, if sequences are packed: the share
+    /// of attention scores that are within documents. 1 if they are not packed.
     pub attended: f64,
     /// True if the Program has adapters: two products, a scaling and an addition for each adapted
     /// layer.
