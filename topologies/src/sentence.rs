@@ -150,7 +150,8 @@ fn library_cluster(kind: &str) -> Result<Option<Topology>, TopologyError> {
     Ok(None)
 }
 
-/// The link of a node in the library's cluster. `None` if the kind of device determines it.
+/// The link of a node in the library's cluster. `None` if the node has a single device or no link,
+/// or if the link is a tree of PCIe switches.
 fn link_of(base: &Topology, devices: usize) -> Option<String> {
     let group = base.node_groups().first()?;
     let link = group.link.filter(|link| link.tree.is_none())?;
