@@ -37,8 +37,8 @@ pub(crate) enum ExchangeTask {
     Whole,
     /// Takes the changes to be exchanged, at the end of the step.
     Take,
-    /// Sends this part (from 0) of the changes beside the step's kernels. The step that sends the
-    /// last part also applies the mean, at its end.
+    /// Sends this part (from 0) of the changes while the step's kernels run. The step that sends
+    /// the last part also applies the mean, at its end.
     Send(usize),
 }
 

@@ -216,8 +216,8 @@ pub struct Profile {
     /// divides a processor between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_growth: Option<f64>,
-    /// The processor time that an instruction of another stream costs a running kernel, beside the
-    /// instruction's own work: the switch to the stream's thread and back.
+    /// The processor time that an instruction of another stream costs a running kernel, in addition
+    /// to the instruction's own work: the switch to the stream's thread and back.
     #[serde(default)]
     pub interruption: Seconds,
     /// The number of bytes that a sender may be ahead of its receiver: the transport's buffer.

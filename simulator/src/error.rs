@@ -97,7 +97,7 @@ pub enum SimulationError {
     #[error("the step does not end within {limit}: {}", if running.is_empty() { "all ranks are past their last instruction".into() } else { running.join("; ") })]
     #[diagnostic(code(simulation::too_long), help("see the rates and sizes that these instructions use"))]
     TooLong {
-        /// The latest end of a step.
+        /// The latest time that the simulator can represent.
         limit: Picoseconds,
         /// The instructions that the first few ranks are running.
         running: Vec<String>,

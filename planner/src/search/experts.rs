@@ -263,7 +263,7 @@ impl Searcher<'_> {
 
     /// Tries the forms of a family, with the least stage of ZeRO first, until one fits without
     /// recomputation. For each stage of ZeRO it simulates the form with the least recomputation
-    /// that fits..
+    /// that fits.
     fn try_expert(&self, expert: &Expert) -> Result<Trial, PlannerError> {
         let micro_batches = expert.family.micro_batches;
         let mut trial = Trial { is_too_large: true, ..Trial::default() };

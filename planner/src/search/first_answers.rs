@@ -47,7 +47,7 @@ pub(super) const MAY_FIT: f64 = 1.2;
 const FAMILIES_OF_MESH: usize = 3;
 const FAMILIES_OF_MANNER: usize = 64;
 
-/// The largest ratio of a corrected estimate to the best value with which a family is opened.
+/// A family is opened if its corrected estimate is at most this many times the best value.
 const WORTH_OPENING: f64 = 1.05;
 
 /// The most layouts that are simulated in a round. If bounds rank them, the first is nearly always
@@ -160,7 +160,7 @@ impl Searcher<'_> {
             return Ok(());
         }
         self.probe_roomy(&mut ranked, ROOMY_FAMILIES, &mut left, &mut tried)?;
-        // Now estimates can be corrected.
+        // The simulations so far now correct the estimates.
         if self.has_answer() { self.probe_in_rounds(&mut ranked, &mut left, &mut tried) } else { Ok(()) }
     }
 

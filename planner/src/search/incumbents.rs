@@ -37,7 +37,8 @@ pub(super) struct PredictedStep {
     pub(super) weights: Vec<f64>,
 }
 
-/// The best layouts found so far. They decide which bounds need no more search.
+/// The best layouts found so far. Families and layouts whose bounds cannot beat them are not
+/// searched.
 pub(super) struct Incumbents<'a> {
     request: &'a Request<'a>,
     /// Layouts of the space, not counting forms that offload or recompute part of the blocks.
@@ -82,8 +83,8 @@ impl<'a> Incumbents<'a> {
         self.list.first().map(|best| best.value)
     }
 
-    /// Returns the value to beat: the least of the best incumbent's, of `beside` (another layout's)
-    /// and of another search's.
+    /// Returns the value to beat: the least of the best incumbent's value, of `beside` (the value
+    /// of another layout) and of another search's value.
     pub(super) fn value_to_beat(&self, beside: Option<f64>) -> Option<f64> {
         beside.into_iter().chain(self.best()).chain(self.request.must_beat).reduce(f64::min)
     }

@@ -99,10 +99,10 @@ impl Searcher<'_> {
     }
 
     /// Simulates those of the layouts `close` to `layout` whose values may be at most `to_beat`.
-    /// Returns the indices of those whose values are, in the given order.
+    /// Returns the indices of those whose values are at most `to_beat`, in the order of `close`.
     ///
     /// A layout's bound is compared with the bound of `layout`, since both are below their
-    /// simulations by much the same amount. It may be worse by the fraction `margin`.
+    /// simulations by much the same amount. It may be larger by the fraction `margin`.
     fn simulate_close(
         &mut self,
         mut close: Vec<Layout>,
@@ -110,7 +110,8 @@ impl Searcher<'_> {
         to_beat: f64,
         margin: f64,
     ) -> Result<Vec<LayoutIndex>, PlannerError> {
-        // Only the layouts before the first that is known to be good enough are simpler than it.
+        // With a margin, `close` lists the layouts in order of preference. So the first one that is
+        // known to be good enough, and those after it, need no simulation.
         let known = if margin > 0.0 { self.first_known(&close, to_beat) } else { None };
         close.truncate(known.map_or(close.len(), |(place, _)| place));
         let own = self.value_of_bound(layout).unwrap_or(0.0);

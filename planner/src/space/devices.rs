@@ -20,7 +20,7 @@ pub(crate) struct DeviceKinds {
     weights: Vec<f64>,
     /// First device of each run of devices of one kind, and the place of that kind.
     runs: Vec<(usize, usize)>,
-    /// Number of devices of the topology. Further ranks start over at the first device.
+    /// Number of devices of the topology. Further ranks wrap around to the first device.
     count: usize,
 }
 

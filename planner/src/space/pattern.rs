@@ -21,7 +21,7 @@ pub(crate) struct BlockPattern {
     pub(crate) first: usize,
     /// The kind of each block of a period. Kinds are numbered from 0 in order of first appearance.
     pub(crate) period: Vec<usize>,
-    /// How often the period repeats; at least [`FEWEST_REPEATS`].
+    /// Number of periods; at least [`FEWEST_REPEATS`].
     pub(crate) repeats: usize,
     /// Blocks after the last period; at least 1.
     pub(crate) last: usize,

@@ -36,8 +36,8 @@ impl<'a> Compiler<'a> {
     }
 
     /// A compiler of some blocks of a model, given their indices in increasing order
-    /// ([`Graph::with_blocks`](foretell_models::Graph::with_blocks)). Plans that it compiles have
-    /// the cuts of so many blocks.
+    /// ([`Graph::with_blocks`](foretell_models::Graph::with_blocks)). Plans that it compiles must
+    /// have the cuts of a model with this number of blocks.
     pub fn of_blocks(model: Cow<'a, Model>, name: &'a str, blocks: Vec<usize>) -> Self {
         Self { cache: LoweringCache::new(Source { model, name, blocks: Some(blocks) }, DEFAULT_OPERATOR_LIMIT) }
     }

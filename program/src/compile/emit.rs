@@ -345,8 +345,8 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Begins the step's part of an exchange: emits what replicas send each other beside the step's
-    /// kernels.
+    /// Begins the step's part of an exchange: emits the messages between replicas that overlap with
+    /// the step's kernels.
     pub(super) fn begin_exchange(&mut self, part: ExchangePart) {
         self.exchange = Some(Exchange::new(self.stage, part, &mut self.list, &self.persistent));
     }

@@ -1,6 +1,6 @@
 //! The parts of a recipe that concern single parameters and the loss: a check that they fit the
 //! model, the frozen parameters, those exempt from weight decay, and the constants of the loss. It
-//! knows graphs, and no meshes or buckets.
+//! must not know meshes or buckets.
 
 use crate::plan::{NamePatterns, PlanError, Training};
 use foretell_models::{Graph, Kernel, Operator, Role, Tensor, TensorId};

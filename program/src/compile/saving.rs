@@ -64,7 +64,7 @@ fn saving_list(list: &StageProgram, mesh: &StageMesh, first_stages: &FirstStages
         matches!(state, Some(StateContents::Tensors { value: StateValue::Parameter, replicas: Some(_), .. }))
     });
     let is_saved = |value: StateValue, tensor: TensorId| {
-        // Rounded copies are not saved beside their master copies. After an exchange, the outer
+        // Rounded copies are not saved if their master copies are. After an exchange, the outer
         // optimizer's parameters equal the model's, unless each replica has its own parameters.
         let is_copy = match value {
             StateValue::OuterParameter => !replicas_differ,

@@ -30,7 +30,8 @@ pub struct LocalSgd {
     #[serde(skip_serializing_if = "is_one")]
     pub fragments: usize,
     /// The number of steps between taking a fragment's changes and applying their mean. The changes
-    /// are sent in as many parts, one beside the kernels of each of these steps.
+    /// are sent in this number of parts, one during each of these steps, overlapped with its
+    /// kernels.
     #[serde(skip_serializing_if = "is_zero")]
     pub overlap: usize,
     /// The share of its own parameters that a replica keeps when it applies an exchange, from 0 up

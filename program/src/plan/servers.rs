@@ -121,8 +121,9 @@ impl Plan {
     /// The plan in normal form. Plans that mean the same thing are equal in normal form.
     pub(crate) fn normalised(&self) -> Self {
         let mut plan = Self { layout: self.layout.clone().normalised(), mode: self.mode.normalised(), ..self.clone() };
-        // Each server beside a worker holds one part of the optimizer's state. Pushing gradients to
-        // all servers is a reduce-scatter, and pulling parameters an all-gather: this is ZeRO 1.
+        // Each server shares a rank with a worker and holds one part of the optimizer's state.
+        // Pushing gradients to all servers is a reduce-scatter, and pulling parameters an
+        // all-gather: this is ZeRO 1.
         if matches!(plan.mode, Mode::ParameterServer(mode) if mode.beside_workers && plan.mode.is_synchronous()) {
             plan.mode = Mode::Synchronous;
             plan.layout.zero = 1;

@@ -66,8 +66,8 @@ pub(super) fn run_starts(
     let positions = stages * chunks;
     let micro_batches = orders.iter().flatten().map(|task| task.micro_batch + 1).max().unwrap_or(0);
     let index = |position: usize, task: &Task| position * micro_batches + task.micro_batch;
-    // When the neighbouring chunk can take over from the forward pass and from the input gradient,
-    // indexed by position in the model and micro-batch.
+    // The times at which the neighbouring chunk can continue after the forward pass and after the
+    // input gradient, indexed by position in the model and micro-batch.
     let mut done = [vec![None; positions * micro_batches], vec![None; positions * micro_batches]];
     let mut starts: Vec<Vec<u64>> = orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
     let mut free = vec![0u64; stages];

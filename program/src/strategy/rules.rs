@@ -145,7 +145,7 @@ impl<'a> Rules<'a> {
         operator.loops[chosen.0].extent.is_multiple_of(parts) && walked.all(|extent| extent.is_multiple_of(parts))
     }
 
-    /// Whether `tensor` can shard a loop beside the other axes of a strategy.
+    /// Whether `tensor` can shard a loop in addition to the other axes of a strategy.
     pub(super) fn can_add_tensor(&self, operator: &Operator, chosen: LoopId, strategy: &Strategy) -> bool {
         let others = Axis::WITHIN_STAGE.iter().filter(|&&axis| axis != Axis::Tensor && strategy.get(axis) == Some(chosen));
         let parts: usize = others.map(|&axis| self.mesh.size(axis)).product();

@@ -1,4 +1,4 @@
-//! Devices, links and a network together.
+//! A cluster: devices, links and a network.
 
 use super::device::GpuProfile;
 use super::link::{LinkProfile, NetworkProfile};

@@ -13,15 +13,15 @@ use std::collections::VecDeque;
 /// The most starting kernels to count from. Older ones hardly ever give the largest sum.
 const MOST_STARTS: usize = 8;
 
-/// A processor that works through the instructions of a range in order. `place` is an instruction's
-/// index within the range.
+/// A processor that works through the instructions of a range in order. An instruction's *place* is
+/// its index within the range.
 pub(super) struct Processor {
     /// Starting kernels with their sums: the range's first, and each kernel that waited, since the
     /// processor may have been idle before it.
     sums: VecDeque<Sum>,
     /// By stream, the collectives that no kernel has waited for yet, in order.
     pending: Vec<VecDeque<Pending>>,
-    /// Indexed by place: for a collective, the last kernel that it depends on.
+    /// By place: for a collective, the place of the last kernel that it depends on.
     kernel_before: Vec<Option<usize>>,
 }
 

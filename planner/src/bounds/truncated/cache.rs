@@ -84,7 +84,7 @@ impl<'a> TruncatedModels<'a> {
         // With `stage_places`, the first and the last stage may be neighbours and share a table,
         // unlike in a truncated model. That is harmless if no two stages share a node.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
-        // With more ranks than devices, ranks start over at the first device. A group that spans
+        // With more ranks than devices, ranks wrap around to the first device. A group that spans
         // two nodes in the truncated model may then be in one.
         let has_own_devices = world_size(layout) <= self.request.topology.device_count();
         has_own_devices && self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
@@ -123,7 +123,7 @@ impl<'a> TruncatedModels<'a> {
         self.get(layout, micro_batches, kind, false)
     }
 
-    /// Returns the same without messages between stages.
+    /// Returns the truncated model of [`Self::on_kind`] without messages between stages.
     pub(in crate::bounds) fn without_messages(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Truncated {
         self.get(layout, micro_batches, kind, true)
     }

@@ -3,9 +3,9 @@
 //!
 //! A whole exchange begins right after a bucket's update and ends after all updates, so that it
 //! overlaps with those of other buckets. An exchange that overlaps with steps takes the changes at
-//! the end of one step, sends one slice of them beside the kernels of each following step, and ends
-//! with the last of those steps. All exchanges work on single-precision values: the master copy, or
-//! else the parameters.
+//! the end of one step, sends one slice of them while the kernels of each following step run, and
+//! ends with the last of those steps. All exchanges work on single-precision values: the master
+//! copy, or else the parameters.
 
 use super::averaging::{Averaging, Slice};
 use super::list::{Label, ListBuilder};
@@ -23,7 +23,8 @@ pub(super) struct Exchange<'a> {
     stage: &'a Stage<'a>,
     part: ExchangePart,
     averaging: Averaging,
-    /// By bucket: messages that arrive beside the step's kernels, for kernels to add at its end.
+    /// By bucket: messages that arrive while the step's kernels run, and that kernels add at the
+    /// end of the step.
     arrived: Vec<(usize, BufferId)>,
     /// The neighbours of each replica: for each, the peer that it sends to, and the peer that it
     /// receives from. Empty if all replicas exchange with all.

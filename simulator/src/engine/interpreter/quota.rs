@@ -19,7 +19,7 @@ use foretell_units::Picoseconds;
 /// The quota of one device.
 #[derive(Clone, Copy, Debug)]
 struct Quota {
-    /// The processor.
+    /// The resource index of its processor.
     resource: u32,
     /// The device's rate while it runs without contention, over its long-run rate.
     max_rate: f64,

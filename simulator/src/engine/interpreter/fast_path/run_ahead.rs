@@ -178,7 +178,7 @@ impl Interpreter<'_> {
     pub(super) fn plan_again(&mut self, task: Task) {
         let (index, stream) = (self.progress_index(task), self.block(task).stream);
         self.progress[index] = Progress::at(task.block);
-        // Otherwise the rank would run ahead again.
+        // Without this, the rank would run ahead again.
         let may_run_ahead = self.run_ahead.forbid();
         self.try_stream(task.rank, stream);
         self.run_ahead.restore(may_run_ahead);
