@@ -19,7 +19,7 @@ const USUAL_MIXING: f32 = 0.5;
 /// DiLoCo in fragments (Douillard et al. 2025, arXiv 2501.18512).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct LocalSgd {
-    /// The number of steps in a round. Everything is exchanged once in a round.
+    /// The number of steps in a round. All parameters are exchanged once in a round.
     pub every: usize,
     /// The optimizer of the outer step, whose gradient is the mean of the replicas' changes; plain
     /// averaging if `None`.

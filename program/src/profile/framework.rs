@@ -1,6 +1,6 @@
 //! A framework's own operators on a machine: which ones a step has, and how long each takes. They
 //! are measured in Python (`foretell.trace.measure`), where the framework's own code calls them, so
-//! the command line reads them from a file. It knows no layouts and no durations of steps.
+//! the command line reads them from a file. It must not know layouts or durations of steps.
 
 use super::Sample;
 use foretell_units::Bytes;

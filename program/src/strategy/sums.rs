@@ -169,10 +169,10 @@ impl<'a> Sums<'a> {
     }
 }
 
-/// A sum of gradients, some of whose terms have been looked at.
+/// A sum of gradients, some of whose terms have been visited.
 struct OpenSum<'a> {
     tensor: TensorId,
-    /// The terms that are still to be looked at.
+    /// The terms that have not been visited yet.
     terms: std::slice::Iter<'a, Operand>,
     agreement: Agreement,
 }

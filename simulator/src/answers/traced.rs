@@ -237,7 +237,8 @@ fn peak_in_words(memory: &TracedMemory) -> String {
     format!("{} pass, at `{}`: {} allocated, {} reserved", memory.phase, memory.operator, memory.allocated, memory.reserved)
 }
 
-/// The bytes that the ranks of a node hold in its host's memory, if these are more than it has.
+/// The bytes that the ranks of a node hold in its host's memory. `None` if they fit, or if the
+/// host's memory is unknown.
 fn overfull_host(of_rank: Bytes, ranks: usize, topology: &Topology) -> Option<Bytes> {
     let group = topology.node_groups().first()?;
     let held = of_rank * ranks.min(group.devices) as u64;

@@ -177,7 +177,7 @@ impl<'a> TruncatedModels<'a> {
             let mesh = Plan { layout: layout.clone(), ..self.request.base.clone() }.mesh().ok()?;
             stages_sharing_nodes(&mesh, topology).last().copied()
         };
-        // With more ranks than devices, ranks start over at the first device, and which of them
+        // With more ranks than devices, ranks wrap around to the first device, and which of them
         // share a node says nothing about the time of their collectives.
         let has_own_devices = world_size(truncated) <= topology.device_count();
         share(layout) == Some(true) && !(has_own_devices && share(truncated) == Some(true))
