@@ -6,7 +6,7 @@
 //!   chain of dependent instructions, and as all instructions of one stream together.
 //! - A truncated model's chains extrapolate to a lower bound, because the longest chain is convex
 //!   in the number of equal blocks (`truncated.rs`).
-//! - Whatever may differ between the layout and what was compiled counts as zero: bucket
+//! - Costs that may differ between the layout and the compiled model count as zero: bucket
 //!   boundaries, messages to other meshes, sharding among data-parallel ranks.
 //! - A stage holds its persistent memory all the time, and the schedule's order tells how many
 //!   micro-batches it holds at once.
@@ -16,16 +16,16 @@
 //! 1. `model_state.rs`: the model's persistent state against the memory of all devices.
 //! 2. `arithmetic.rs`: matrix products at the devices' best rate, for a mesh and micro-batch.
 //! 3. `kernel_work.rs`: all kernels at the devices' best rates, for a number of devices. It holds
-//!    for everything that a plan file can say.
+//! for every layout that a plan file can state.
 //! 4. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a
-//!    family. Models that are no stack of equal blocks have one replica compiled instead
-//!    (`whole_program.rs`); families share it, and a bound that suffices without it is taken first.
+//! family. For models that are no stack of equal blocks, one replica is compiled instead and shared
+//! by families (`whole_program.rs`), unless a cheaper bound suffices.
 //! 5. [`Bounds::layout`]: the same with all data-parallel ranks, pass by pass, for one layout.
 //!
 //! The layers, each of which imports only those before it: `passes` (one instruction list),
 //! `truncated` (any number of blocks), `pipeline` (all stages), one file for each kind of layout,
 //! and last `fitting` and `variants`, which choose cuts and recomputation by these bounds. A bound
-//! must not know the search: which layouts are left, or the best so far, is not asked here.
+//! must not know the search: it asks neither which layouts are left nor for the best layout so far.
 
 mod arithmetic;
 mod bound;

@@ -10,13 +10,13 @@ use foretell_units::diagnostic::help;
 use miette::Diagnostic;
 use thiserror::Error;
 
-/// Hint for a request with which no layout is possible, where nothing more precise is known.
+/// The hint for a request without possible layouts, if nothing more precise is known.
 pub(crate) fn usual_hint(request: &Request<'_>) -> String {
     let less = if fixes_anything(request) { ", or `--fix` less" } else { "" };
     format!("choose a global batch with more divisors{less}")
 }
 
-/// Whether the user has fixed a field, beside what the stack fixes.
+/// Whether the user has fixed a field, besides those that the stack fixes.
 pub(crate) fn fixes_anything(request: &Request<'_>) -> bool {
     let mut of_stack = Fixed::default();
     if let Some(limits) = StackLimits::of(&request.base.stack) {
@@ -66,7 +66,7 @@ pub enum PlannerError {
     OutOfTime {
         /// Layouts of the space, as far as they were listed.
         layouts: usize,
-        /// Layouts that were found not to fit.
+        /// Layouts that do not fit into memory.
         out_of_memory: usize,
     },
     /// The topology does not state a figure that the objective needs.
@@ -87,7 +87,7 @@ pub enum PlannerError {
 }
 
 impl PlannerError {
-    /// Returns the error of a request with which no layout is possible. `reason` may be empty.
+    /// Returns the error of a request without possible layouts. `reason` may be empty.
     pub(crate) fn no_layout(request: &Request<'_>, reason: String, hint: &str) -> Self {
         Self::NoLayout {
             model: request.name.into(),

@@ -2,7 +2,7 @@
 //!
 //! An estimate takes a microsecond: nothing is compiled. It comes from the times of the model's
 //! kernels at two batch sizes, the sizes of its tensors, and the rates of the links. It is neither
-//! a bound nor an answer. Nothing is excluded for its estimate. It must not know the simulator's
+//! a bound nor an answer, and no layout is excluded because of it. It must not know the simulator's
 //! events or the bounds.
 
 mod links;
@@ -20,26 +20,27 @@ use profile::ModelProfile;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Bytes of a gradient, and of each value that the optimizer keeps of a parameter.
+/// Bytes of a gradient, and of each value that the optimizer keeps for a parameter.
 const SINGLE_PRECISION: f64 = 4.0;
 
-/// Share of the last backward pass that hides the reduction of gradients, if they overlap.
+/// Share of the last backward pass that can hide gradient reductions, if the two overlap. An
+/// assumption.
 const OVERLAPPED_SHARE: f64 = 0.8;
 
-/// Share of the shorter of messages and kernels that the longer does not hide.
+/// Share of the shorter of messages and kernels that the longer one does not hide. An assumption.
 const EXPOSED_MESSAGES: f64 = 0.25;
 
 /// The estimated step time and memory of a layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Estimate {
-    /// Step time with the stage of ZeRO that suits best.
+    /// Step time with the stage of ZeRO for which it is shortest.
     pub(crate) time: Seconds,
     /// Bytes of the fullest device with the stage of ZeRO that needs least.
     pub(crate) memory: f64,
 }
 
-/// What the fullest stages have of a model with the usual cuts. The last stage may have much of the
-/// work and few blocks: the head of a large vocabulary is one block.
+/// The shares of a model on its fullest stages, with the usual cuts. Work and blocks are counted
+/// apart, since the head of a large vocabulary is one block with much work.
 #[derive(Clone, Copy, Debug)]
 struct Shares {
     /// The share of the work on the stage with the most work.
@@ -53,21 +54,21 @@ struct Shares {
 pub(crate) struct Estimates {
     model: ModelProfile,
     links: Links,
-    /// Least memory of the software stack for each byte of a Program's. So estimates are rather
-    /// low.
+    /// Least memory of the software stack for each byte of a Program's buffers. So estimates are
+    /// rather low.
     memory_rates: MemoryRates,
     /// Bytes of a parameter.
     parameter: f64,
-    /// Bytes that the optimizer keeps of a parameter.
+    /// Bytes that the optimizer keeps for a parameter.
     optimizer_state: f64,
     /// Seconds in which the optimizer updates a parameter.
     update: f64,
     global_batch: usize,
     /// The stage of ZeRO that the user has fixed.
     fixed_zero: Option<usize>,
-    /// Arithmetic of each block.
+    /// FLOPs of each block.
     work: Vec<f64>,
-    /// The shares of the fullest stages, by numbers of stages and of chunks.
+    /// The shares of the fullest stages, keyed by the numbers of stages and of chunks per stage.
     shares: Mutex<HashMap<(usize, usize), Shares>>,
     /// Whether layouts that do not fit may recompute a part of their blocks.
     recomputes_in_part: bool,
@@ -77,7 +78,7 @@ pub(crate) struct Estimates {
 
 impl Estimates {
     /// Prepares the estimates of a request whose model has the forward graph `graph` for one
-    /// sample, and whose optimizer keeps `optimizer_tensors` values of a parameter.
+    /// sample, and whose optimizer keeps `optimizer_tensors` values for each parameter.
     pub(crate) fn new(
         request: &Request<'_>,
         graph: &Graph,
@@ -109,8 +110,8 @@ impl Estimates {
     }
 
     /// Estimates a family whose stages have one mesh and whose ranks have equal shares; `None` for
-    /// others. A family without recomputation stands for its forms that recompute enough blocks to
-    /// fit.
+    /// others. If a family without recomputation does not fit, the estimate is that of its form
+    /// that recomputes just enough blocks to fit.
     pub(crate) fn of(&self, family: &Family) -> Option<Estimate> {
         let zeros = self.stages_of_zero(&family.layout);
         let estimate = self.of_family(family, zeros)?;
@@ -158,12 +159,12 @@ impl Estimates {
         let Shares { work: share, blocks: share_of_blocks } = self.shares_of_fullest_stages(layout);
         let recompute = Recomputed::of(&layout.recompute);
 
-        // A micro-batch on the stage with the most blocks.
+        // The time of a micro-batch on the stage with the most work.
         let model = &self.model;
         let on_rank = samples / (tensor * context);
         let paced = self.share_by_speed(layout, share);
         let (forward, backward) = (model.forward.time(on_rank) * paced, model.backward.time(on_rank) * paced);
-        // The fullest rank of experts decides for all.
+        // The rank with the most tokens for its experts sets the pace.
         let with_experts = layout.expert * if layout.expert_tensor == Some(1) { layout.tensor } else { 1 };
         let rows = model.rows_over_slots.get(&with_experts).copied().unwrap_or(1.0);
         let [more_forward, more_backward] = model.experts.map(|time| time.time(on_rank) * paced * (rows - 1.0));
@@ -199,11 +200,11 @@ impl Estimates {
         // The state and the gradients of the fullest stage.
         let fullest = share_of_blocks.max(model.fullest_share(layout.pipeline));
         let outside_experts = model.parameters / tensor * fullest;
-        // The ends of a model have no experts.
+        // The first and last blocks of a model have no experts.
         let inside_experts = model.expert_parameters / (tensor * expert) * share_of_blocks;
         let parameters = outside_experts + inside_experts;
-        // Ranks of `expert` and `context` have the same parameters outside of experts, and those of
-        // `expert` different experts.
+        // Outside of experts, ranks along `expert` and `context` have the same parameters. Ranks
+        // along `expert` have different experts.
         let all_reduce = |of_parameter: f64| {
             let alike = layout.data * layout.expert * layout.context;
             let outside = links.all_reduce(outside_experts * of_parameter, alike, layout.tensor);
@@ -212,7 +213,7 @@ impl Estimates {
         let reduction = all_reduce(SINGLE_PRECISION);
         let gathering = all_reduce(self.parameter) / 2.0;
         let hidden = OVERLAPPED_SHARE * backward / chunks.max(1.0);
-        // The ranks of `expert` have different experts, so ZeRO does not shard these over them.
+        // Ranks along `expert` have different experts, so ZeRO does not shard experts over them.
         let shards = most_shards(layout) as f64;
         let of_shard = outside_experts / shards + inside_experts * expert / shards;
         let held = |is_sharded: bool| if is_sharded { of_shard } else { parameters };
@@ -220,7 +221,8 @@ impl Estimates {
             let gathers = match zero {
                 0 => 0.0,
                 1 | 2 => gathering,
-                // Gathered for the forward and the backward pass; forward passes hide the most.
+                // Parameters are gathered for the forward and for the backward pass, and the passes
+                // hide most of both.
                 _ => (2.0 * gathering - OVERLAPPED_SHARE * (forward + backward)).max(gathering / blocks.max(1.0)) * micro_batches,
             };
             let reductions = if zero > 1 { micro_batches } else { 1.0 };
@@ -251,7 +253,7 @@ impl Estimates {
         estimate.memory / self.model.memory_limit.max(1.0)
     }
 
-    /// Returns the shares of the stages that have the most, with the usual cuts.
+    /// Returns the largest shares of work and of blocks on a stage, with the usual cuts.
     fn shares_of_fullest_stages(&self, layout: &Layout) -> Shares {
         let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
         if stages == 1 || stages * chunks > self.work.len() {
@@ -276,8 +278,8 @@ impl Estimates {
         })
     }
 
-    /// Returns the share of the work of a device of the slowest kind that the stages' cuts by speed
-    /// leave on the slowest stage: that of even cuts if all devices are equal.
+    /// Scales `share`, the fullest stage's share under even cuts, to cuts by speed, in terms of the
+    /// slowest device's rate. Returns `share` itself if all devices are equal.
     fn share_by_speed(&self, layout: &Layout, share: f64) -> f64 {
         let ranks = layout.data * layout.tensor * layout.context * layout.expert;
         if layout.pipeline < 2 || layout.virtual_stages > 1 || self.speeds.len() < ranks * layout.pipeline {
@@ -297,7 +299,8 @@ impl Estimates {
         let micro_batches = (self.global_batch / layout.samples_at_once().max(1)).max(1);
         let held = layout.schedule.in_flight_bound(layout.pipeline, micro_batches, layout.virtual_stages, 0) as f64;
         let blocks = model.blocks * share / layout.virtual_stages as f64;
-        // Norms, residuals and their inputs are not sharded without sequence parallelism.
+        // Without sequence parallelism, norms, residuals and their inputs are not sharded over
+        // `tensor`.
         let unsharded = 4.0 * model.boundary;
         let block = ((model.activations - unsharded).max(0.0) / tensor + unsharded * of_tensor) * samples;
         let attention = model.attention_activations / tensor * samples;

@@ -1,9 +1,9 @@
-//! What `foretell plan` answers: the best layout over number formats and orders of nodes.
+//! The answer of `foretell plan`: the best layout over number formats and orders of nodes.
 //!
 //! A [`PlanJob`] is one question, a [`JobAnswer`] its answer. A job is several searches: one for
-//! each number format, and on clusters of several kinds of node one for each kind that may hold the
-//! first ranks. They share the job's time. It reads no files and no clock: whoever asks hands in
-//! both.
+//! each number format, and on clusters with several kinds of node one for each kind that may hold
+//! the first ranks. The searches share the job's time. This module reads no files and no clock: the
+//! caller passes both in.
 
 mod node_orders;
 mod price;
@@ -26,23 +26,25 @@ use node_orders::{NodeOrder, other_orders};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Time beyond its end for which a search without an answer goes on. Most have one by then.
+/// How long a search without an answer continues beyond its end. Most find an answer within that
+/// time.
 const LATE_ANSWER: Seconds = Seconds::new(0.25);
 
-/// How much slower a simpler layout may be: less than any prediction is sure of.
+/// How much slower a simpler layout may be to be preferred, as a fraction of the step time.
+/// Predictions are less accurate than that.
 const SIMPLICITY_MARGIN: f64 = 0.005;
 
-/// Time since a job was asked.
+/// A clock that shows the time since a job was started.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Seconds + Send + Sync>);
 
 impl Clock {
-    /// A clock that a function reads. It is read often, from any thread.
+    /// A clock whose time is `now()`. It is read often, from any thread.
     pub fn new(now: impl Fn() -> Seconds + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    /// The time since the job was asked.
+    /// The time since the job was started.
     pub fn now(&self) -> Seconds {
         (self.0)()
     }
@@ -70,13 +72,15 @@ pub struct PlanJob<'a> {
     pub base: &'a Plan,
     /// Number formats to try; that of `base` is always one.
     pub formats: Vec<DataType>,
-    /// Layout fields that the user has fixed. Those that the stack has one value of are fixed too.
+    /// Layout fields that the user has fixed. Fields for which the stack allows one value only are
+    /// fixed too.
     pub fixed: Fixed,
-    /// Whether the topology's first nodes hold the first ranks. Else other kinds may come first.
+    /// Whether the topology's first nodes hold the first ranks. Otherwise other kinds of node may
+    /// come first.
     pub keeps_node_order: bool,
     /// Devices that may be used. `None`: all, or those within the price limit.
     pub devices: Option<usize>,
-    /// Whether ranks may share devices. `fixed` then says how many ranks there are.
+    /// Whether ranks may share devices. The number of ranks then follows from `fixed`.
     pub oversubscribes: bool,
     /// Memory limit of a rank. The device's own memory applies where it is smaller.
     pub memory_limit: Option<Bytes>,
@@ -90,11 +94,11 @@ pub struct PlanJob<'a> {
     pub top: usize,
     /// The quantity to minimise.
     pub objective: Objective,
-    /// The time since the job was asked.
+    /// The clock of the job.
     pub clock: Clock,
-    /// When the search has to end, by the clock.
+    /// When the search has to end, on `clock`.
     pub end: Option<Seconds>,
-    /// Told how far the search is.
+    /// Called with the progress of a search.
     pub watch: &'a (dyn Fn(Progress) + Sync),
 }
 
@@ -103,9 +107,9 @@ pub struct PlanJob<'a> {
 pub struct JobAnswer {
     /// The layouts, and what the searches did.
     pub planned: SearchResult,
-    /// The topology in the order of nodes that the layouts are of.
+    /// The topology with its nodes in the order that the layouts use.
     pub topology: Topology,
-    /// The node kind that holds the first ranks, if that is another than the job's.
+    /// The node kind that holds the first ranks, if it differs from the job's.
     pub first_nodes: Option<String>,
 }
 
@@ -116,11 +120,11 @@ pub enum PlanJobError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Search(#[from] PlannerError),
-    /// The job sets something whose costs nothing knows.
+    /// The job has a setting whose costs are not known.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Costs(#[from] PlanCostError),
-    /// A topology of another size is not sound.
+    /// The topology is not valid at another size.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Topology(#[from] foretell_topologies::TopologyError),
@@ -152,11 +156,11 @@ pub enum PlanJobError {
     NoSizeFits,
 }
 
-/// Share of each GPU's memory that layouts leave free where nobody says so.
+/// The share of each GPU's memory that layouts leave free by default.
 ///
 /// Our own executor maps one arena: the driver's context and the libraries need about 2 GiB of 80.
 /// Allocators of frameworks also lose some between blocks, unless their allocations are replayed
-/// one by one. A stated memory limit leaves nothing more free.
+/// one by one. With a stated memory limit, nothing more is left free.
 pub fn usual_headroom(stack: &Stack, memory_limit: Option<Bytes>) -> f64 {
     let knows_allocator = || {
         let profile = Profiles::library().and_then(|profiles| profiles.stack(stack.name()));
@@ -170,7 +174,7 @@ pub fn usual_headroom(stack: &Stack, memory_limit: Option<Bytes>) -> f64 {
 }
 
 impl<'a> PlanJob<'a> {
-    /// A job on all devices of a topology: its fastest layout, whatever time that takes to find.
+    /// A job on all devices of a topology: find the fastest layout, without a time limit.
     pub fn new(model: &'a Model, name: &'a str, topology: &'a Topology, base: &'a Plan) -> Self {
         Self {
             model,
@@ -211,8 +215,8 @@ impl<'a> PlanJob<'a> {
         formats
     }
 
-    /// Ranks that a search may use on a topology: one for each device that may be used. Ranks that
-    /// share devices are as many as the fixed layout has.
+    /// The number of ranks that a search may use on a topology: one for each device that may be
+    /// used. If ranks may share devices, it is the number of ranks of the fixed layout.
     fn devices_on(&self, topology: &Topology) -> usize {
         match (self.oversubscribes, self.fixed.data, self.fixed.tensor, self.fixed.pipeline) {
             (true, Some(data), Some(tensor), Some(pipeline)) => {
@@ -226,7 +230,7 @@ impl<'a> PlanJob<'a> {
         }
     }
 
-    /// Devices that a search may use.
+    /// The number of ranks that a search may use on the job's topology.
     pub fn devices(&self) -> usize {
         self.devices_on(self.topology)
     }
@@ -241,7 +245,7 @@ impl<'a> PlanJob<'a> {
             fixed,
             devices: self.devices(),
             objective: self.objective,
-            // The clock stops a search a little later if that still gives an answer.
+            // A search without an answer continues a little beyond `stop`, until `give_up`.
             stop: self.stop_after(Seconds::ZERO),
             give_up: self.stop_after(LATE_ANSWER),
             watch: self.watch,
@@ -260,7 +264,7 @@ impl<'a> PlanJob<'a> {
         self.end.is_some_and(|end| self.clock.now() > end)
     }
 
-    /// Stops searches so much later than the job's end.
+    /// Stops searches `late` after the job's end.
     fn stop_after(&self, late: Seconds) -> Stop {
         let (clock, end) = (self.clock.clone(), self.end);
         Stop::when(move || end.is_some_and(|end| clock.now() > end + late))
@@ -277,11 +281,12 @@ pub fn plan_job(job: &PlanJob<'_>) -> Result<JobAnswer, PlanJobError> {
     }
     let mut planned = search_order(job, (job.topology, job.devices_on(job.topology)), None);
     let (mut best_topology, mut first_nodes) = (job.topology.clone(), None);
-    // The other searches leave some kinds of devices out.
+    // Other searches leave out some kinds of devices, so keep this search's bound for all devices.
     let on_all_devices = planned.as_ref().ok().and_then(|planned| planned.search.all_devices_seconds);
     for NodeOrder { first, topology, devices } in other_orders(job) {
         if planned.is_ok() && job.is_over() {
-            // The other orders have no more devices, unless a price limits them.
+            // Without a price limit, the other orders have no more devices, so this search's bounds
+            // hold for them too.
             let is_bounded = job.price_limit.is_none() && job.objective == Objective::Time;
             planned = planned.map(if is_bounded { SearchResult::cut_off_on_fewer_devices } else { SearchResult::cut_off });
             break;

@@ -2,7 +2,7 @@
 //! with a proof of how far it is from the best.
 //!
 //! The nouns:
-//! - A [`PlanJob`] is what `foretell plan` is asked: several searches, over number formats and
+//! - A [`PlanJob`] is one question to `foretell plan`: several searches, over number formats and
 //!   orders of nodes. [`plan_job`] answers it.
 //! - A [`Request`] is one search. It names the model, the devices, and the layout fields that are
 //!   [`Fixed`].
@@ -14,11 +14,11 @@
 //!   and timed instruction by instruction.
 //! - *Incumbents* are the best layouts simulated so far.
 //! - [`SearchResult`] is the answer: [`Candidate`]s, the best first, and what the search did. Its
-//!   `gap` is how far the best candidate may lie above the best layout of the space.
+//!   `gap` is how far the best candidate may be above the best layout of the space.
 //!
 //! The flow: [`plan()`] lists the families, bounds them, and opens the one with the least bound. It
-//! simulates layouts in parallel, in the order of their bounds, until no bound that is left can
-//! beat the incumbents. The answer does not depend on the number of threads.
+//! simulates layouts in parallel, in the order of their bounds, until no remaining bound is below
+//! the incumbents. The answer does not depend on the number of threads.
 //!
 //! For models that are no stack of equal blocks, [`operator_sharding`] chooses how `tensor` shards
 //! each operator. This crate knows no kernels and reads no files.

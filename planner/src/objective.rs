@@ -61,14 +61,14 @@ pub(crate) fn simulated_value(
     Ok(predict_step(program, request.topology, request.costs, &options)?.value() * value_per_second)
 }
 
-/// Returns the least value of a second of step time on so many ranks. For time, cost and goodput it
+/// Returns the least value of a second of step time on `ranks` ranks. For time, cost and goodput it
 /// is exact. For energy it is the power of idle devices.
 pub(crate) fn value_per_second(request: &Request<'_>, ranks: usize) -> f64 {
     let topology = request.topology;
     let devices = ranks.min(topology.device_count());
     match request.objective {
         Objective::Time => 1.0,
-        // Where whole steps spread by a known share, the slow end is that much later.
+        // If the spread of whole steps is known, the slow end is later by its upper factor.
         Objective::SlowEnd => request.costs.step_spread.map_or(1.0, |[_, slow]| slow.max(1.0)),
         Objective::Cost => price_per_hour(topology, devices).expect("invariant: `check` has found every price"),
         Objective::Energy => {

@@ -10,11 +10,11 @@
 //! [`solve`] finds the cheapest combination: by dynamic programming or, where that needs too large
 //! tables, as an integer program. For these prices the answer is exact.
 //!
-//! Prices leave overlap out. Gradient reductions may overlap with the backward pass, so the problem
-//! is solved for three prices of them. Of the three answers the one is returned that takes least if
-//! the backward pass hides as much as it can. A search still compares it with the compiler's usual
-//! sharding by simulation. It must not know the search: it answers for one mesh and one
-//! micro-batch.
+//! Prices do not include overlap. Since gradient reductions may overlap with the backward pass, the
+//! problem is solved for three prices of reductions. The answer with the least time is returned,
+//! counted as if the backward pass hid as much of the reductions as it can. A search still compares
+//! it with the compiler's usual sharding by simulation. It must not know the search: it answers for
+//! one mesh and one micro-batch.
 
 mod conversions;
 mod costs;
@@ -45,8 +45,9 @@ use thiserror::Error;
 /// price, partly hidden behind the backward pass, and almost completely hidden.
 const REDUCTION_PRICES: [u64; 3] = [1000, 300, 1];
 
-/// The most combinations for which a conversion is priced. A tensor with many readers, such as the
-/// input of queries, keys and values in a traced step, has more: the compiler's rule then decides.
+/// The most combinations of choices for which a conversion is priced. A tensor with many readers,
+/// such as the input of queries, keys and values in a traced step, may have more; then the
+/// compiler's rule decides.
 const LARGEST_CONVERSION: usize = 1 << 14;
 
 /// A plan whose operators are to be sharded.
@@ -60,7 +61,7 @@ pub struct ShardingRequest<'a> {
     pub topology: &'a Topology,
     /// Cost model of the simulator.
     pub costs: &'a CostModel,
-    /// The plan. Its `layout.operators` does not count.
+    /// The plan. Its `layout.operators` is ignored.
     pub plan: &'a Plan,
     /// Whether several ranks may share a device.
     pub oversubscription: Oversubscription,
@@ -96,8 +97,8 @@ pub enum ShardingError {
     Solve(#[from] SolveError),
 }
 
-/// Returns `true` if a model's operators are worth sharding one by one. For stacks of equal blocks
-/// and for operators on sequences the compiler's rule is known to be best.
+/// Returns `true` if choosing the sharding of each operator may pay for a model. For stacks of
+/// equal blocks and for operators on sequences the compiler's rule is known to be best.
 pub fn applies(graph: &Graph) -> bool {
     let has_sequence = graph.operators.iter().any(|operator| operator.find_loop(SEQUENCE).is_some());
     !has_sequence && !is_stack_of_equal_blocks(graph)

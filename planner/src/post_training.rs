@@ -1,10 +1,11 @@
-//! The search for a placement of the roles of RL post-training.
+//! The search for the devices of each role of RL post-training (a placement).
 //!
-//! For each split of the devices between actor and engines the search over layouts finds the
-//! actor's fastest, within the memory that the other roles leave it. The best of them are predicted
-//! with engines of every size, and with as much memory as fits. The answer is the fastest step.
+//! For each split of the devices between actor and engines, the search over layouts finds the
+//! actor's fastest layouts within the memory that other roles leave. For the best of them, the step
+//! is predicted with engines of every size, each with as much memory as fits. The answer is the
+//! fastest step.
 //!
-//! It must not know how long a token takes, or what a framework is called.
+//! It must not know how long a token takes, or the name of any framework.
 
 mod framework;
 
@@ -21,16 +22,16 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use thiserror::Error;
 
-/// Layouts of the actor that are tried with each placement.
+/// The number of the actor's layouts that are tried with each placement.
 const LAYOUTS: usize = 3;
 
-/// Searches for a layout that leaves other roles enough memory.
+/// The most searches for a layout that leaves other roles enough memory.
 const ATTEMPTS: usize = 3;
 
-/// Largest share of a device's memory of engines: vLLM's `gpu_memory_utilization`.
+/// The largest share of a device's memory that an engine reserves: vLLM's `gpu_memory_utilization`.
 const MOST_MEMORY_SHARE: f64 = 0.9;
 
-/// Steps of the share of memory.
+/// The share of memory is a multiple of one over this number.
 const MEMORY_STEPS: f64 = 100.0;
 
 /// Why RL post-training has no plan.
@@ -40,11 +41,11 @@ pub enum PostTrainingPlanError {
     #[error("no placement of the roles fits: the smallest needs {needed} of a device, which has {limit} ({holder})")]
     #[diagnostic(code(planner::roles_out_of_memory), help("{hint}"))]
     OutOfMemory {
-        /// Least memory of a device.
+        /// The least memory that a device needs.
         needed: Bytes,
         /// Memory that a device may hold.
         limit: Bytes,
-        /// What holds it.
+        /// The role or phase that needs the memory.
         holder: String,
         /// What to change.
         hint: String,
@@ -66,40 +67,40 @@ pub enum PostTrainingPlanError {
     Prediction(#[from] PostTrainingError),
 }
 
-/// What of a rollout the search chooses: whatever is `None` here.
+/// The rollout's fields that the user has fixed. The search chooses those that are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FixedRollout {
-    /// Devices of an engine.
+    /// Number of devices of an engine.
     pub tensor: Option<usize>,
-    /// Where engines lie.
+    /// Devices that run the engines.
     pub placement: Option<RolloutPlacement>,
-    /// Share of memory of an engine.
+    /// Share of a device's memory that an engine reserves.
     pub memory_share: Option<f64>,
-    /// State that leaves for engines.
+    /// The actor's state that is moved to hosts while engines generate.
     pub offload: Option<RolloutOffload>,
 }
 
 /// The job of a search for placements.
 #[derive(Clone)]
 pub struct PostTrainingRequest<'a> {
-    /// How it trains.
+    /// Method of training.
     pub method: PolicyMethod,
-    /// The rollout. The search replaces what is not fixed.
+    /// The rollout. The search replaces fields that are not fixed.
     pub rollout: &'a Rollout,
-    /// What the user fixed of it.
+    /// The rollout's fields that the user has fixed.
     pub fixed: FixedRollout,
-    /// What the framework can place. `None`: everything.
+    /// The placements that the framework supports. `None`: all.
     pub framework: Option<&'a Framework>,
-    /// The plan whose global batch counts the responses of an update.
+    /// The plan. Its global batch is the number of responses of an update.
     pub base: &'a Plan,
-    /// The actor's training, as the search over layouts takes it: of [`ActorJob::new`].
+    /// The request of the search over layouts of the actor's training, from [`ActorJob::new`].
     pub actor: Request<'a>,
 }
 
 /// A placement that fits.
 #[derive(Clone, Debug)]
 pub struct PlacedRoles {
-    /// The plan, whose global batch counts the responses of an update.
+    /// The plan. Its global batch is the number of responses of an update.
     pub plan: Plan,
     /// Its rollout.
     pub rollout: Rollout,
@@ -107,24 +108,24 @@ pub struct PlacedRoles {
     pub prediction: PostTrainingPrediction,
 }
 
-/// What a search for placements did.
+/// Counts of a search for placements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PlacementSearch {
-    /// Splits of the devices.
+    /// Splits of the devices that were tried.
     pub placements: usize,
     /// Layouts of the actor that were simulated.
     pub layouts: usize,
     /// Steps that were predicted.
     pub predicted: usize,
-    /// Of them, steps whose roles do not fit.
+    /// Predicted steps whose roles do not fit.
     pub out_of_memory: usize,
 }
 
 /// The answer of a search for placements.
 #[derive(Clone, Debug)]
 pub struct PlannedRoles {
-    /// Placements that fit, the fastest first: one of each split of the devices, or if that is
-    /// fixed one of each layout.
+    /// Placements that fit, the fastest first: one for each split of the devices, or one for each
+    /// layout if the split is fixed.
     pub candidates: Vec<PlacedRoles>,
     /// What the search did.
     pub search: PlacementSearch,
@@ -171,8 +172,8 @@ pub fn plan_post_training(request: &PostTrainingRequest<'_>) -> Result<PlannedRo
     }
 }
 
-/// The placements to try: that of the user, else on the actor's devices, and on a fourth, a half
-/// and three fourths of all, in whole nodes where there are several.
+/// The placements to try: the user's, or else engines on the actor's devices, and on a fourth, a
+/// half and three fourths of all devices, rounded to whole nodes if there are several.
 fn placements(request: &PostTrainingRequest<'_>) -> Vec<RolloutPlacement> {
     if let Some(placement) = request.fixed.placement {
         return vec![placement];
@@ -200,12 +201,12 @@ struct Found<'r, 'a> {
     search: PlacementSearch,
     /// The smallest step that does not fit.
     overfull: Option<Overfull>,
-    /// Why the first placement without a layout has none.
+    /// Why the first placement without a layout has no layout.
     refused: Option<PostTrainingPlanError>,
 }
 
 impl Found<'_, '_> {
-    /// Memory of a device that roles may take.
+    /// The memory of a device that roles may use.
     fn limit(&self) -> Bytes {
         let Request { topology, memory_limit, headroom, .. } = &self.request.actor;
         let device = Bytes::new((topology.least_memory().value() * (1.0 - headroom)) as u64);
@@ -214,7 +215,7 @@ impl Found<'_, '_> {
 
     fn place(&mut self, placement: RolloutPlacement) -> Result<(), PostTrainingPlanError> {
         let request = self.request;
-        // Engines on devices of their own drive nothing out, whatever a framework does elsewhere.
+        // Engines on separate devices need no offloading of the actor.
         let offload = match (placement, request.fixed.offload) {
             (RolloutPlacement::Split(_), None) => RolloutOffload::None,
             _ => request.rollout.offload,
@@ -262,7 +263,7 @@ impl Found<'_, '_> {
                     (_, None) => Some(0),
                 };
             }
-            // Other roles need more than these layouts leave.
+            // Other roles need more memory than these layouts leave. Search again with less.
             match excess {
                 Some(over) if over > 0 && over < left.count() => left = Bytes::new(left.count() - over),
                 _ => return Ok(()),
@@ -271,15 +272,15 @@ impl Found<'_, '_> {
         Ok(())
     }
 
-    /// Predicts a layout with engines of every size. Returns by how much the roles exceed a device
-    /// while the actor trains, if no engine fits.
+    /// Predicts a layout with engines of every size. If no engine fits, returns by how many bytes
+    /// the roles exceed a device while the actor trains.
     fn engines(&mut self, rollout: &Rollout, plan: &Plan) -> Result<Option<u64>, PostTrainingPlanError> {
         let Request { model, name, topology, costs, .. } = self.request.actor;
         let (method, limit) = (self.request.method, self.limit());
         let Ok(job) = ActorJob::new(model, plan, rollout, None) else { return Ok(None) };
         let actor = match ActorCosts::of(&job, name, topology, costs) {
             Ok(actor) => actor,
-            // Rounded to the layout, the sequences may not divide it.
+            // Lengths of sequences are rounded for the layout, and may then be indivisible.
             Err(error) => {
                 self.refused.get_or_insert(error.into());
                 return Ok(None);
@@ -329,13 +330,13 @@ impl Found<'_, '_> {
     }
 }
 
-/// The largest share of a device's memory that leaves `beside` to others.
+/// The largest share of a device's memory for an engine that leaves `beside` to other roles.
 fn memory_share(limit: Bytes, beside: Bytes, device: Bytes) -> f64 {
     let left = limit.count().saturating_sub(beside.count()) as f64 / device.value();
     ((left * MEMORY_STEPS).floor() / MEMORY_STEPS).min(MOST_MEMORY_SHARE)
 }
 
-/// Sizes of an engine on so many devices.
+/// The sizes of engines to try on `devices` devices.
 fn tensors(request: &PostTrainingRequest<'_>, devices: usize) -> Vec<usize> {
     let doubling = std::iter::successors(Some(1usize), |size| size.checked_mul(2)).take_while(|size| *size <= devices);
     let fixed = request.fixed.tensor;
@@ -343,7 +344,7 @@ fn tensors(request: &PostTrainingRequest<'_>, devices: usize) -> Vec<usize> {
     sizes.into_iter().filter(|size| devices.is_multiple_of(*size)).collect()
 }
 
-/// What may leave the devices for engines.
+/// The choices of the actor's state to offload while engines generate.
 fn offloads(request: &PostTrainingRequest<'_>, rollout: &Rollout) -> Vec<RolloutOffload> {
     match (rollout.placement, request.fixed.offload, request.framework) {
         (RolloutPlacement::Split(_), ..) => vec![RolloutOffload::None],

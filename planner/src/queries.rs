@@ -12,8 +12,8 @@ use foretell_units::{Bytes, Seconds};
 pub struct LowerBounds {
     /// Step time. No simulation of the layout is faster, if the layout fits.
     pub step: Seconds,
-    /// Memory of the fullest device, in bytes of the smallest: it needs no less under the request's
-    /// software stack.
+    /// Memory of the fullest device, in bytes of the smallest device. Under the request's software
+    /// stack it needs at least this..
     pub memory: Bytes,
 }
 
@@ -28,7 +28,8 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
     bounds.count_kernels();
     let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
     let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };
-    // A bound that exceeds the limit ends the others. So the limit grows until none exceeds it.
+    // Once a bound exceeds the memory limit, no others are computed. So raise the limit until no
+    // bound exceeds it.
     bounds.memory_limit = Bytes::ZERO;
     let too_large = |bounds: &Bounds<'_>| {
         let of_family = bounds.layouts(&family, std::slice::from_ref(layout), None);
@@ -41,10 +42,10 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
         bounds.memory_limit = memory;
     }
     let memory = bounds.memory_limit;
-    // With any amount of memory, the bounds on time are complete.
+    // Without a memory limit, the bounds on time are complete.
     bounds.memory_limit = Bytes::new(u64::MAX);
     let of_family = bounds.layouts(&family, std::slice::from_ref(layout), None);
-    // The first bound on time that a search may be content with.
+    // The bound at which a search that needs little (`enough` of zero) would stop.
     let coarse = bounds.layouts(&family, std::slice::from_ref(layout), Some(Seconds::ZERO));
     let (Ok(Bound { time: Some(of_family), .. }), Ok(Bound { time: Some(coarse), .. }), Ok(Bound { time: Some(own), .. })) =
         (of_family, coarse, bounds.layout(layout, micro_batches))
@@ -55,8 +56,8 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
     Ok(Some(LowerBounds { step, memory }))
 }
 
-/// Returns every layout of a request's space. Each is followed by its offloaded forms and those
-/// that recompute part of its blocks.
+/// Returns every layout of a request's space. Each is followed by its offloaded forms and by its
+/// forms that recompute part of the blocks.
 ///
 /// # Errors
 /// As [`lower_bounds`].

@@ -1,14 +1,14 @@
 //! The search for the best layouts of a request.
 //!
-//! First the layouts that an expert would try are simulated, and a climb goes on from the best of
+//! First the layouts that an expert would try are simulated, and a climb starts from the best of
 //! them (`experts.rs`, `first_answers.rs`, `climb.rs`).
 //!
-//! Everything that is left to look at waits in a queue, ordered by lower bound: first families with
-//! their arithmetic bound, then families with the bound of all their variants, then single layouts
-//! (`queue.rs`). The search takes the entry with the least bound, replaces families by what is in
-//! them, and simulates layouts in rounds (`searcher.rs`, `simulation.rs`). It ends when no bound in
-//! the queue can beat the best layouts found, the incumbents (`incumbents.rs`). Layouts that do not
-//! fit are looked at again with offloading or recomputation (`too_large.rs`).
+//! Everything that remains to be searched waits in a queue, ordered by lower bound: first families
+//! with their arithmetic bound, then families with the bound of all their variants, then single
+//! layouts (`queue.rs`). The search takes the entry with the least bound, replaces a family by its
+//! layouts, and simulates layouts in rounds (`searcher.rs`, `simulation.rs`). It ends when no bound
+//! in the queue can beat the best layouts found, the incumbents (`incumbents.rs`). Layouts that do
+//! not fit are tried again with offloading or recomputation (`too_large.rs`).
 //!
 //! Rounds have fixed sizes, so that the answer does not depend on the number of threads. It must
 //! not know what a schedule is called or how a bound is computed.

@@ -1,8 +1,8 @@
 //! The search space: the request, the layouts that it allows, and the facts that limit them.
 //!
-//! A [`Request`] says what to lay out where and which layout fields are [`Fixed`]. From it follows
-//! a [`Space`]. The space lists its layouts in two steps: families ([`Space::families`]), which
-//! differ in mesh, micro-batch, schedule and recomputation, and the variants of a family
+//! A [`Request`] states the model, the devices and the [`Fixed`] layout fields. A [`Space`] follows
+//! from it. The space lists its layouts in two steps: families ([`Space::families`]), which differ
+//! in mesh, micro-batch, schedule and recomputation, and the variants of a family
 //! ([`Space::variants`]), which differ in ZeRO, rank order, cuts and buckets. Nothing here knows
 //! how long a layout takes.
 
@@ -40,11 +40,11 @@ use stage_meshes::DeviceRun;
 /// them.
 #[derive(Clone, Debug)]
 pub(crate) struct Space<'a> {
-    /// Values of the layout fields that the search leaves alone.
+    /// Values of the layout fields that the search does not vary.
     pub(crate) base: &'a Layout,
     /// Layout fields that the user has fixed.
     pub(crate) fixed: &'a Fixed,
-    /// What the plan's software stack can run; `None` if it has no known limits.
+    /// The limits of the plan's software stack; `None` if it has no known limits.
     pub(crate) limits: Option<&'static StackLimits>,
     /// Samples of a step.
     pub(crate) global_batch: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Space<'a> {
     pub(crate) devices: DeviceFacts,
     /// Bucket sizes to consider, ascending; at least one.
     pub(crate) bucket_sizes: Vec<Bytes>,
-    /// Offloads to consider for layouts that do not fit without. Empty if the user fixed the
+    /// Offloads to consider for layouts that do not fit otherwise. Empty if the user fixed the
     /// offload or the hosts' memory is not known.
     pub(crate) offloads: &'static [Offload],
 }
@@ -64,9 +64,9 @@ pub(crate) struct Space<'a> {
 pub(crate) struct ModelFacts {
     /// Number of blocks, the first and the last included.
     pub(crate) blocks: usize,
-    /// Arithmetic of each block, in operations.
+    /// FLOPs of each block.
     pub(crate) work: Vec<f64>,
-    /// Positions of a sample, if attention lets several ranks divide them.
+    /// Positions of a sample, if the model has attention, so that several ranks can divide them.
     pub(crate) sequence: Option<usize>,
     /// Number of experts, if the model has any.
     pub(crate) experts: Option<usize>,
@@ -76,7 +76,8 @@ pub(crate) struct ModelFacts {
     pub(crate) has_attention: bool,
     /// Whether some blocks may be recomputed.
     pub(crate) is_recomputable: bool,
-    /// The pattern of its blocks, if some repeat. Then truncated models bound its layouts.
+    /// The pattern of its blocks, if some repeat. With a pattern, truncated models bound the
+    /// model's layouts.
     pub(crate) pattern: Option<BlockPattern>,
     /// Whether two blocks read the same parameter, as with tied embeddings.
     pub(crate) shares_parameters: bool,
@@ -85,8 +86,8 @@ pub(crate) struct ModelFacts {
 }
 
 impl ModelFacts {
-    /// Returns `true` for a stack of equal blocks between two others. Then part of the blocks may
-    /// be recomputed: it does not matter which.
+    /// Returns `true` for a stack of equal blocks between two others. In such a stack, part of the
+    /// blocks may be recomputed, and it does not matter which.
     pub(crate) fn is_plain_stack(&self) -> bool {
         self.pattern.as_ref().is_some_and(BlockPattern::is_plain)
     }
@@ -99,14 +100,14 @@ pub(crate) struct DeviceFacts {
     pub(crate) count: usize,
     /// Devices of a node; of the smallest node if they differ.
     pub(crate) per_node: usize,
-    /// Devices of the first node, of the first group of nodes, of the first two groups, and so on,
-    /// as far as they leave devices idle.
+    /// Numbers of devices of the first node, of the first group of nodes, of the first two groups,
+    /// and so on; only numbers below that of all devices.
     pub(crate) of_first_nodes: Vec<usize>,
     /// Matrix-product rate of each device, in operations per second. Empty if all are of one kind.
     pub(crate) speeds: Vec<f64>,
-    /// Place of each device's kind among [`DeviceKinds::kinds`]. Empty if all are of one kind.
+    /// Index of each device's kind in [`DeviceKinds::kinds`]. Empty if all are of one kind.
     pub(crate) kinds: Vec<usize>,
-    /// Runs of devices of one kind, if stages may have meshes of their own on them; else empty.
+    /// Runs of devices of one kind, if stages may have their own meshes on them; else empty.
     pub(crate) runs: Vec<DeviceRun>,
     /// Whether kinds have different memory limits.
     pub(crate) memory_differs: bool,

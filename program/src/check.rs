@@ -13,7 +13,7 @@ use crate::program::{MemoryKind, Operation, Program, StageProgram, Stream};
 use miette::Diagnostic;
 use thiserror::Error;
 
-/// What is wrong with a Program. Instructions and buffers are named as in its lists.
+/// A fault of a Program. Instructions and buffers are named as in its lists.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum Unsound {
     /// An instruction waits for one that comes later in its list.
@@ -40,14 +40,14 @@ pub enum Unsound {
     Race {
         /// The stage of the list.
         stage: usize,
-        /// The one that comes first in the list.
+        /// The racing instruction that comes first in the list.
         first: String,
-        /// The other.
+        /// The racing instruction that comes later.
         second: String,
-        /// The buffer of the second.
+        /// The buffer that the second instruction accesses.
         buffer: String,
     },
-    /// A buffer is read that was never written, or was overwritten since.
+    /// An instruction reads a buffer that was never written, or whose memory was overwritten since.
     #[error("stage {stage}: `{instruction}` reads buffer `{buffer}`, which is not there")]
     #[diagnostic(code(program::unwritten))]
     Unwritten {
@@ -68,7 +68,7 @@ pub enum Unsound {
         /// The instruction.
         instruction: String,
     },
-    /// The sends of a rank to another are not the receives there.
+    /// The messages that one rank sends to another are not those that the other receives.
     #[error("what {from} sends is not what {to} receives, from message {message} on")]
     #[diagnostic(code(program::unmatched))]
     Unmatched {
@@ -91,7 +91,8 @@ pub enum Unsound {
 }
 
 impl Program {
-    /// Checks the whole Program. It must have a memory plan. Takes time in proportion to the ranks.
+    /// Checks the whole Program. It must have a memory plan. The time is proportional to the number
+    /// of ranks.
     ///
     /// # Errors
     /// The first fault that is found.

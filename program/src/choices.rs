@@ -27,13 +27,13 @@ pub struct Choices {
     /// The mesh of the first stage, with equal numbers of samples on all ranks.
     pub mesh: StageMesh,
     /// The choices of each operator. Empty for gradients, which are sharded as their forward
-    /// operators are, and for operators whose loop the plan cannot choose.
+    /// operators are, and for operators for which a plan cannot choose a loop.
     pub of_operator: Vec<Vec<Choice>>,
 }
 
 impl Choices {
-    /// The choices under a plan, whatever its own `layout.operators`. Groups that share batch
-    /// statistics have the size that they have if `tensor` shards samples.
+    /// The choices under a plan; its own `layout.operators` is ignored. Groups that share batch
+    /// statistics are as large as when `tensor` shards samples.
     ///
     /// # Errors
     /// As [`crate::compile()`].

@@ -22,7 +22,7 @@
 //!     ([`saving`]).
 //!
 //! Layouts end here: a Program has only instructions. The compiler must not know times: devices,
-//! links and what anything costs are the simulator's.
+//! links and costs belong to the simulator.
 
 mod cache;
 mod compiler;

@@ -15,30 +15,30 @@ pub struct Cycle {
     rounds: usize,
     /// The number of fragments, whose exchanges end at equal distances in a round.
     fragments: usize,
-    /// The number of steps during which an exchange is on its way.
+    /// The number of steps that an exchange overlaps with, after the step at whose end it begins.
     overlap: usize,
 }
 
 /// A part of an exchange between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExchangePart {
-    /// The number of the round's kind.
+    /// The number of the round within the cycle.
     pub(crate) round: usize,
     /// The fragment that is exchanged.
     pub(crate) fragment: usize,
-    /// What the step does of it.
+    /// The part of the exchange that the step carries out.
     pub(crate) task: ExchangeTask,
 }
 
-/// What a step does of an exchange.
+/// The part of an exchange that a step carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeTask {
     /// The whole exchange, at the end of the step.
     Whole,
     /// Takes the changes to be exchanged, at the end of the step.
     Take,
-    /// Sends a part of the changes beside the step's kernels. The step that sends the last one also
-    /// applies the mean, at its end.
+    /// Sends this part (from 0) of the changes while the step's kernels run. The step that sends
+    /// the last part also applies the mean, at its end.
     Send(usize),
 }
 
@@ -48,20 +48,20 @@ impl Cycle {
         Self { round: 1, rounds: 0, fragments: 1, overlap: 0 }
     }
 
-    /// Rounds of `round` steps, in turn of `rounds` kinds. Both count at least 1.
+    /// Rounds of `round` steps, `rounds` of them in a cycle. Zeros count as 1.
     pub(crate) fn new(round: usize, rounds: usize) -> Self {
         Self { round: round.max(1), rounds: rounds.max(1), ..Self::of_equal_steps() }
     }
 
-    /// The exchange of each of `fragments` fragments takes `overlap` steps more than the one that
-    /// it begins with. Exchanges must not meet: a fragment has more than `overlap` steps of a
-    /// round.
+    /// Cuts the exchange of a round into `fragments`. A fragment's exchange begins at the end of
+    /// one step and overlaps with the next `overlap` steps. Exchanges must not overlap each other:
+    /// a fragment must have more than `overlap` steps of a round.
     pub(crate) fn in_fragments(self, fragments: usize, overlap: usize) -> Self {
         Self { fragments: fragments.max(1), overlap, ..self }
     }
 
-    /// The number of steps after which all replicas have exchanged everything and nothing is on its
-    /// way, so that a run may stop.
+    /// The number of steps after which all replicas have exchanged everything and no exchange is
+    /// under way, so that a run may stop.
     pub fn round_steps(&self) -> usize {
         self.round
     }
@@ -71,7 +71,7 @@ impl Cycle {
         self.round.saturating_mul(self.rounds.max(1))
     }
 
-    /// The exchanging step Programs of a round.
+    /// The number of steps of a round that take part in an exchange. Each has its own Program.
     fn parts(&self) -> usize {
         self.fragments * (self.overlap + 1)
     }
@@ -120,7 +120,7 @@ impl Cycle {
         }
     }
 
-    /// How many steps of a cycle run each Program.
+    /// For each step Program, how many steps of a cycle run it.
     pub fn counts(&self) -> Vec<usize> {
         let exchanging = self.rounds * self.parts();
         let plain = self.steps() - exchanging;

@@ -40,8 +40,8 @@ impl Footprint {
         for buffer in on_device().filter(|buffer| buffer.persistent) {
             *current.component(buffer.role) += buffer.bytes;
         }
-        // The lifetimes of all other buffers, by their first instruction, and their indices by the
-        // last.
+        // All other buffers, ordered by the first instruction of their lifetimes; and their
+        // indices, ordered by the last.
         let temporary = on_device().filter(|buffer| !buffer.persistent && buffer.bytes > Bytes::ZERO);
         let mut starts: Vec<(u32, u32, &Buffer)> =
             temporary.filter_map(|buffer| buffer.lifetime.map(|(first, last)| (first.0, last.0, buffer))).collect();

@@ -26,9 +26,9 @@ pub(crate) struct Fusions {
 }
 
 impl Fusions {
-    /// The fusions of a plan. Further fusions of other stacks are factors in their profiles. If the
-    /// results of products are kept and the rest is recomputed, a GELU stays separate: merged, its
-    /// result would be kept.
+    /// The fusions of a plan. Further fusions of other stacks are factors in their profiles. If
+    /// recomputation keeps the results of products, a GELU stays separate: merged into a product,
+    /// its result would be kept as well.
     pub(crate) fn of(plan: &Plan) -> Self {
         let is_own = plan.stack.is_own();
         let keeps_products = matches!(plan.layout.recompute, Recompute::AllBut(kept) if kept.products || kept.odd_products);
@@ -36,7 +36,7 @@ impl Fusions {
     }
 }
 
-/// Merges operators between which nothing is converted. Strategies and placements stay as in
+/// Merges operators between which no placement is converted. Strategies and placements stay as in
 /// `sharding`.
 pub(crate) fn fuse(graph: &Graph, sharding: Sharding, fusions: Fusions) -> (Graph, Sharding) {
     let mut fusion = Fusion::new(graph, &sharding);
@@ -68,7 +68,7 @@ impl<'a> Fusion<'a> {
         Self { graph, sharding, consumers: consumers(graph), producers: producers(graph), fused: graph.clone(), dropped }
     }
 
-    /// Whether a reader wants a tensor in the placements in which its producer leaves it.
+    /// Whether a reader reads a tensor in the placements in which its producer leaves it.
     fn needs_no_conversion(&self, tensor: TensorId, reader: OperatorId) -> bool {
         let mut inputs = self.graph.operators[reader.0].inputs.iter().filter(|input| input.tensor == tensor);
         let produced = self.sharding.produced(tensor);

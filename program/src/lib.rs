@@ -3,17 +3,17 @@
 //!
 //! A [`Plan`] states a [`Layout`]: the sizes of the [`Mesh`], a [`Schedule`], what is sharded,
 //! recomputed and offloaded. [`compile()`] turns it into a [`Program`]: an instruction list for
-//! each pipeline stage, or several if the ranks of a stage do different things. An [`Instruction`]
-//! runs on a [`Stream`] and states its dependencies. Every [`Buffer`] has its place in one arena
-//! for each rank.
+//! each pipeline stage, or several if the ranks of a stage run different instructions. An
+//! [`Instruction`] runs on a [`Stream`] and states its dependencies. Every [`Buffer`] has an offset
+//! in the arena of its rank.
 //!
 //! The simulator and the executor interpret the same Program. Each returns a [`Timeline`]: the span
 //! of every instruction, predicted or measured. A [`Profile`] has the measurements of a
 //! calibration.
 //!
-//! All communication within a stage is a [`conversion`] from one [`Placement`] to another. An
-//! interpreter needs to know no layouts: a special case for one outside this crate is a fault in
-//! this crate. The crate knows no durations and no kernels' code.
+//! All communication within a stage is a [`conversion`] from one [`Placement`] to another.
+//! Interpreters know no layouts: if one needs a special case for a layout, this crate is at fault.
+//! The crate knows neither durations nor the code of kernels.
 //!
 //! ```
 //! use foretell_models::Model;

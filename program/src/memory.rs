@@ -23,12 +23,12 @@ mod arena;
 /// The alignment of every buffer in bytes: a cache line, and enough for any vector unit.
 const ALIGNMENT: u64 = 64;
 
-/// The number of instructions after the last use by a stream other than compute before a block is
-/// reused. Without this grace, the next kernel would take the block of a buffer that is being sent,
-/// and wait for it.
+/// After a buffer's last use by a stream other than compute, the number of instructions before its
+/// block is reused. Without this grace, the next kernel would take the block of a buffer that is
+/// being sent, and wait for the send.
 const GRACE: usize = 64;
 
-/// The largest grace of activations that a pipeline stage copies to the host.
+/// The largest grace of activations that a pipeline stage copies to the host, in instructions.
 ///
 /// Copying activations takes longer than the forward pass that leaves them. The copies catch up
 /// during the backward pass that follows. With only [`GRACE`], each forward pass would wait for the
@@ -200,7 +200,7 @@ impl<'a> MemoryPlanner<'a> {
                 let root = self.buffers[buffer.0 as usize].root;
                 let planned = &mut self.buffers[root.0 as usize];
                 remember(&mut planned.users, stream, id);
-                // A buffer whose block was taken over has none any more.
+                // A buffer whose block was taken over no longer has a block.
                 if planned.last == index as u32 && !planned.is_persistent && planned.block != NO_BLOCK {
                     ended.push(root);
                 }
@@ -226,9 +226,9 @@ impl<'a> MemoryPlanner<'a> {
         let once = instruction.reads.iter().filter(|&&read| self.root(read) == input).count() == 1;
         let (dying, new) = (self.planned(input), self.planned(output));
         let dies = dying.last == index as u32 && !dying.is_persistent && dying.root == input && dying.bytes == new.bytes;
-        // A buffer that is being sent stays in use until the other stage receives it. Overwriting
-        // it would wait for that in the middle of a task, and the other stage may be waiting for
-        // this task.
+        // A buffer that is being sent stays in use until the other stage receives it. An
+        // instruction that overwrites it would wait for that receive in the middle of a task, and
+        // the other stage may be waiting for this task.
         let is_sent =
             |&(stream, _): &(StreamId, InstructionId)| matches!(self.program.streams[stream.0 as usize], Stream::SendTo(_));
         let is_free = !dying.users.iter().any(is_sent);

@@ -43,9 +43,9 @@ impl Axis {
     /// The axes that shard samples. A later axis has the larger parts.
     pub const BATCH: [Axis; 3] = [Axis::Expert, Axis::Shard, Axis::Data];
 
-    /// The axes over which ZeRO shards the state of parameters that they replicate. Megatron and
-    /// torchtitan do the same: `context` and, outside of experts, `expert` shard the batch's tokens
-    /// as `data` does.
+    /// The axes over which ZeRO shards the state of parameters, if the parameters are replicated
+    /// along them. Megatron and torchtitan do the same: `context` and, outside of experts, `expert`
+    /// shard the batch's tokens as `data` does.
     pub const ZERO: [Axis; 3] = [Axis::Context, Axis::Expert, Axis::Shard];
 
     /// The name in plan files.
@@ -60,7 +60,7 @@ impl Axis {
         }
     }
 
-    /// The axis's place in [`Axis::ALL`], and in [`Axis::WITHIN_STAGE`] if it is one of those.
+    /// The axis's index in [`Axis::ALL`], and in [`Axis::WITHIN_STAGE`] if it is one of those.
     pub(crate) const fn index(self) -> usize {
         match self {
             Axis::Tensor => 0,
@@ -112,15 +112,15 @@ impl Coordinates {
 pub struct StageMesh {
     /// In the order of [`Axis::WITHIN_STAGE`].
     sizes: [usize; 5],
-    /// The number of samples of a micro-batch on one rank, for each position along `shard` (faster)
-    /// and `data`.
+    /// The number of samples of a micro-batch on one rank, for each position along `data` and
+    /// `shard`; `shard` varies faster.
     samples: Vec<usize>,
 }
 
 impl StageMesh {
     /// A mesh with these sizes. `samples` is the number of samples of a micro-batch on every rank,
-    /// or one number for each position along `shard` (faster) and `data`. Returns `None` if a size
-    /// or a number is 0, or if the count of numbers is wrong.
+    /// or one number for each position along `data` and `shard` (`shard` varies faster). Returns
+    /// `None` if a size or a number is 0, or if the count of numbers is wrong.
     pub fn new(size_of: impl Fn(Axis) -> usize, samples: &[usize]) -> Option<Self> {
         let sizes = Axis::WITHIN_STAGE.map(size_of);
         let positions = sizes[Axis::Shard.index()].checked_mul(sizes[Axis::Data.index()])?;
@@ -198,8 +198,8 @@ impl StageMesh {
 
 /// The ranks of a run: a mesh for each pipeline stage, and the rank order.
 ///
-/// If all stages have equal sizes, the pipeline is an axis like the others. Otherwise the ranks of
-/// a stage follow those of the stage before it. Stages lie along the ranks in order, unless
+/// If all stages have equal sizes, the pipeline is an axis of the rank order like the others.
+/// Otherwise each stage has consecutive ranks. Stages lie along the ranks in order, unless
 /// [`Mesh::with_stage_places`] says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
@@ -207,10 +207,10 @@ pub struct Mesh {
     stages: Vec<StageMesh>,
     /// The number of stages.
     pipeline: usize,
-    /// The place of each stage along the ranks, and the stage at each place; `None` if stages lie
-    /// in order.
+    /// The position of each stage along the ranks, and the stage at each position; `None` if stages
+    /// lie in order.
     places: Option<[Vec<usize>; 2]>,
-    /// The first rank at each place, then the world size; `None` if all stages have equal sizes.
+    /// The first rank at each position, then the world size; `None` if all stages have equal sizes.
     first_ranks: Option<Vec<usize>>,
     /// The rank order: every axis once, the one that varies fastest first.
     order: [Axis; 6],
@@ -240,8 +240,8 @@ impl Mesh {
         Some(Self { pipeline: stages.len(), stages, places: None, first_ranks, order: complete(order)? })
     }
 
-    /// This mesh with stage n at place `places[n]` along the ranks. Returns `None` if `places` does
-    /// not have every place once.
+    /// This mesh with stage n at position `places[n]` along the ranks. Returns `None` if `places`
+    /// is not a permutation of the stages.
     pub fn with_stage_places(mut self, places: &[usize]) -> Option<Self> {
         let mut stage_at = vec![None; self.pipeline];
         for (stage, &place) in places.iter().enumerate() {
@@ -264,8 +264,8 @@ impl Mesh {
         }
     }
 
-    /// The distance between the numbers of ranks that follow each other along an axis; `None` if
-    /// stages have different sizes, since it then differs from stage to stage.
+    /// The difference between the numbers of two consecutive ranks along an axis. `None` if stages
+    /// have different sizes, since the stride then differs from stage to stage.
     pub fn stride(&self, axis: Axis) -> Option<usize> {
         let before = self.order.iter().take_while(|&&other| other != axis);
         self.first_ranks.is_none().then(|| before.map(|&other| self.length(0, other)).product())

@@ -1,28 +1,28 @@
-//! Workers that go at their own pace: when one may pull parameters, and which version of them its
-//! gradients belong to.
+//! Workers that are not synchronised: when a worker may pull parameters, and which version of the
+//! parameters its gradients belong to.
 //!
 //! A server's parameters have a version: the number of pushes that it has applied. A pull reads the
 //! latest version, a push reads the latest and writes the next. Between its pull and its push, a
 //! worker computes with the version that it pulled: the number of versions since then is the
-//! staleness of its gradients. A bound of n steps delays the pull of a worker that is n steps ahead
-//! of the slowest (Ho et al. 2013, stale-synchronous). A worker may leave, and nobody waits for it
-//! any more.
+//! staleness of its gradients. A bound of n steps delays the pull of a worker that is more than n
+//! steps ahead of the slowest (Ho et al. 2013, stale-synchronous). No worker waits for one that has
+//! left.
 //!
 //! With a quorum of m pushes, an update uses the first m pushes that were computed from the latest
 //! version; later ones are dropped (Chen et al. 2016, synchronous SGD with backup workers). A
-//! worker may start step j, counted from 0, at version j: so one that was late does not wait, and
-//! its gradients count again once it has caught up.
+//! worker may start step j, counted from 0, at version j: so a late worker does not wait, and its
+//! gradients count again once it has caught up.
 //!
-//! Both interpreters follow these rules. Neither knows why workers may be apart.
+//! Both interpreters follow these rules, and know nothing of the modes behind them.
 //!
-//! **No deadlock.** A worker with the fewest pushes may always pull, whatever the bound: it is no
-//! step ahead. Each server decides by the pushes that it has applied. The worker that has started
-//! the fewest steps waits for no other: the pushes of all others before that step have been sent,
-//! and nothing delays a push. So with any number of servers, and whatever the order of arrivals,
-//! some worker goes on. With a quorum, each server has version j + 1 at the latest when all have
-//! made step j: had it not, all their pushes of this step would have been computed from version j,
-//! and as many as a quorum of them counted. So the worker that has started the fewest steps goes
-//! on.
+//! **No deadlock.** A worker with the fewest pushes may always pull, whatever the bound: it is not
+//! ahead of any other. Each server decides by the pushes that it has applied. The worker that has
+//! started the fewest steps waits for no other: the pushes of all others before that step have been
+//! sent, and nothing delays a push. So with any number of servers, and whatever the order of
+//! arrivals, some worker advances. With a quorum, each server has version j + 1 at the latest when
+//! all have made step j: all pushes of step j that came while the server was at version j were
+//! computed from it, and a quorum of them makes version j + 1. So the worker that has started the
+//! fewest steps advances.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,18 +35,19 @@ pub struct Pacing {
     /// The most steps that a worker may be ahead of the slowest; any number if `None`.
     pub bound: Option<usize>,
     /// The number of pushes of the latest version that an update waits for. `None`: each push is an
-    /// update by itself, of whatever version it is.
+    /// update by itself, whatever version it was computed from.
     pub quorum: Option<usize>,
 }
 
 impl Pacing {
-    /// The number of updates while each worker makes so many steps.
+    /// The number of updates while each worker makes `steps` steps.
     pub fn updates_in(self, steps: usize) -> usize {
         if self.quorum.is_some() { steps } else { steps * self.workers }
     }
 
-    /// The step that an update belongs to, if it makes the version after `version` with a push of
-    /// its worker's step `step`. All are counted from the start of the run.
+    /// The step that an update belongs to. With a quorum it is `version`, the version that the
+    /// update replaces; otherwise it is `step`, the step whose push the update applies. All are
+    /// counted from the start of the run.
     pub fn step_of_update(self, step: usize, version: usize) -> usize {
         if self.quorum.is_some() { version } else { step }
     }
@@ -62,7 +63,7 @@ pub enum Turn {
     Push(u32),
 }
 
-/// What a turn does with what all workers share.
+/// The effect of a turn on the state that all workers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Copies the parameters for a worker.
@@ -79,9 +80,10 @@ pub struct Versions {
     pacing: Pacing,
     /// The number of updates.
     version: usize,
-    /// The version that no update follows: the last one of the steps to make.
+    /// The last version of the run, which no update follows; `None` without a quorum, or if the run
+    /// is unlimited.
     last: Option<usize>,
-    /// The number of pushes that the next version has, but for the quorum.
+    /// The number of pushes that were added towards the next version; with a quorum only.
     added: usize,
     workers: Vec<WorkerVersions>,
     /// The fewest pushes of a worker that has not left, and how many workers have exactly that
@@ -94,7 +96,7 @@ pub struct Versions {
 struct WorkerVersions {
     pulls: usize,
     pushes: usize,
-    /// The version of the last pull.
+    /// The version that the last pull read.
     pulled: usize,
     has_left: bool,
 }
@@ -106,7 +108,7 @@ impl Versions {
         Self { pacing, version: 0, last: None, added: 0, workers, slowest: (0, pacing.workers) }
     }
 
-    /// Ends the versions of a quorum after so many steps: late pushes make no more of them.
+    /// With a quorum: ends the versions after `steps` steps. Later pushes make no new version.
     pub fn end_after(&mut self, steps: usize) {
         self.last = self.pacing.quorum.map(|_| self.pacing.updates_in(steps));
     }
@@ -116,14 +118,14 @@ impl Versions {
         self.version
     }
 
-    /// The fewest pushes of a worker, and the version. A pull that waits can be allowed only after
-    /// one of them changes.
+    /// The fewest pushes of any worker that has not left, and the version. A waiting pull can
+    /// become allowed only when one of the two changes.
     pub fn awaited(&self) -> (usize, usize) {
         (self.slowest.0, self.version)
     }
 
     /// Whether a turn may come next. A worker pulls and pushes in turn. A bound or a quorum delays
-    /// its pull, and nothing delays its push. One that has left has no more turns.
+    /// its pull, and nothing delays its push. A worker that has left has no more turns.
     pub fn allows(&self, turn: Turn) -> bool {
         let present = |worker: u32| self.workers.get(worker as usize).filter(|worker| !worker.has_left);
         match turn {
@@ -137,7 +139,7 @@ impl Versions {
         }
     }
 
-    /// What a turn does that comes next, in order. A push that is late does nothing.
+    /// The effects of `turn` if it comes next, in order. A late push has none.
     pub fn effects(&self, turn: Turn) -> &'static [Effect] {
         let Turn::Push(worker) = turn else { return &[Effect::Snapshot] };
         let Some(quorum) = self.pacing.quorum else { return &[Effect::Update] };
@@ -150,7 +152,7 @@ impl Versions {
         }
     }
 
-    /// Notes that a worker has left: it has no more turns, and no other waits for it.
+    /// Records that a worker has left: it has no more turns, and no other waits for it.
     pub fn leave(&mut self, worker: u32) {
         self.workers.get_mut(worker as usize).into_iter().for_each(|worker| worker.has_left = true);
         self.find_slowest();
@@ -206,7 +208,7 @@ pub struct StalenessDistribution {
 }
 
 impl StalenessDistribution {
-    /// The distribution of pushes of which `counts[n]` have a staleness of n.
+    /// The distribution in which `counts[n]` pushes have a staleness of n.
     pub fn of_counts(counts: &[u64]) -> Self {
         let total: u64 = counts.iter().sum();
         if total == 0 {

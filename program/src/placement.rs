@@ -2,8 +2,8 @@
 //! table of conversions between them.
 //!
 //! All communication within a stage is a conversion from the placement in which a producer leaves a
-//! tensor to the one that a consumer wants. Data, tensor and sequence parallelism are choices of
-//! placements; this module does not know their names.
+//! tensor to the one in which a consumer reads it. Data, tensor and sequence parallelism are
+//! choices of placements; this module does not know their names.
 
 mod moves;
 
@@ -95,7 +95,7 @@ impl Placements {
     }
 }
 
-/// What converts one placement along an axis into another.
+/// The operation that converts one placement along an axis into another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conversion {
     /// Nothing: the placements are equal.
@@ -111,7 +111,7 @@ pub enum Conversion {
     },
     /// Each rank keeps its part of this dimension. No communication.
     Slice(usize),
-    /// There is none: a whole or sharded tensor never becomes a partial sum.
+    /// There is no conversion: a whole or sharded tensor never becomes a partial sum.
     Impossible,
 }
 

@@ -83,14 +83,14 @@ pub struct Plan {
     /// Facts about a run under another stack.
     #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
     pub workload: PlannedWorkload,
-    /// How the replicas of the model stay together.
+    /// How the replicas of the model are synchronised.
     #[serde(default)]
     pub mode: Mode,
 }
 
 /// A software stack, by name. `foretell` is our own executor. The simulator's assumptions on
-/// kernels, the host and communication follow from it. The crate that has the stacks' profiles
-/// knows the valid names.
+/// kernels, the host and communication follow from it. The crate with the stacks' profiles checks
+/// the name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Stack(String);
@@ -111,7 +111,7 @@ impl Stack {
         *self == Self::default()
     }
 
-    /// Whether the stack has an algorithm for all-reduces. Our executor has no trees.
+    /// Whether the stack can run all-reduces with this algorithm. Our executor has no trees.
     pub fn has(&self, algorithm: CollectiveAlgorithm) -> bool {
         !self.is_own() || algorithm != CollectiveAlgorithm::Tree
     }
@@ -220,13 +220,13 @@ impl Plan {
         self.precision == DataType::Fp16
     }
 
-    /// The most values that the optimizer keeps for a parameter.
+    /// The most values that the optimizer keeps for each element of a parameter.
     pub fn optimizer_states(&self) -> usize {
         self.optimizer_states_of(false)
     }
 
-    /// The number of values that the optimizer keeps for a parameter, which is one of
-    /// [`Graph::hidden_matrices`] or not.
+    /// The number of values that the optimizer keeps for each element of a parameter.
+    /// `is_hidden_matrix`: whether the parameter is one of [`Graph::hidden_matrices`].
     ///
     /// [`Graph::hidden_matrices`]: foretell_models::Graph::hidden_matrices
     pub fn optimizer_states_of(&self, is_hidden_matrix: bool) -> usize {
@@ -245,8 +245,8 @@ impl Plan {
 
     /// The mesh of the layout.
     ///
-    /// # Errors
-    /// [`PlanError::Invalid`] if a size is 0, an axis is named twice, or a stage has no place.
+    /// # Errors [`PlanError::Invalid`] if a size is 0, an axis is named twice, or `stage_places` is
+    /// no permutation of the stages.
     pub fn mesh(&self) -> Result<Mesh, PlanError> {
         let layout = &self.layout;
         layout.validate_stages()?;
@@ -284,7 +284,7 @@ impl Plan {
         };
         let mesh = mesh.ok_or_else(invalid)?;
         let Some(mut places) = layout.stage_places.clone() else { return Ok(mesh) };
-        // Stages of servers lie behind all others.
+        // Stages of servers come after all others.
         places.extend(layout.pipeline..mesh.stage_count());
         mesh.with_stage_places(&places).ok_or_else(|| PlanError::Invalid {
             field: "stage_places",
@@ -420,7 +420,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses a number of chunks that the schedule does not order.
+    /// Refuses a number of chunks per stage that the schedule does not support.
     fn validate_chunks(&self) -> Result<(), PlanError> {
         let Layout { schedule, virtual_stages: chunks, .. } = self.layout;
         if schedule.allows(chunks) {

@@ -43,7 +43,8 @@ pub struct KernelSample {
     pub time: Sample,
 }
 
-/// A kernel with its sizes: more than a schema of profiles should list.
+/// The schema of a kernel: an object with one field. Kernels with all their sizes would be too long
+/// for a schema of profiles.
 fn kernel_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "minProperties": 1, "maxProperties": 1})
 }
@@ -62,7 +63,7 @@ pub enum Exchange {
     SendReceive,
 }
 
-/// The farthest distance that a message of a collective travels.
+/// The farthest distance between two ranks that communicate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
@@ -92,8 +93,8 @@ pub struct ExchangeSample {
     /// message.
     pub time: Sample,
     /// The time for which the communication kept the rank's own processor busy, latency included.
-    /// Zero if it was not measured, as on GPUs: [`Profile::communication_share`] then says which
-    /// share of the device the communication takes while data flow.
+    /// Zero if it was not measured, as on GPUs: [`Profile::communication_share`] then is the share
+    /// of the device that communication takes while data flow.
     pub processor: Seconds,
 }
 
@@ -167,8 +168,8 @@ pub struct InputCosts {
 pub struct StorageCosts {
     /// The rate at which each rank copies its part of the state out of the arena.
     pub save: BytesPerSecond,
-    /// The rate at which all ranks together bring a checkpoint to storage: written, synced, and
-    /// read back for its checksums.
+    /// The rate at which all ranks together bring a checkpoint to storage: writing, syncing, and
+    /// reading back for checksums.
     pub write: BytesPerSecond,
     /// The part of the time of a checkpoint that does not depend on its size.
     pub latency: Seconds,
@@ -215,8 +216,8 @@ pub struct Profile {
     /// divides a processor between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_growth: Option<f64>,
-    /// The processor time that an instruction of another stream costs a running kernel, beside the
-    /// instruction's own work: the switch to the stream's thread and back.
+    /// The processor time that an instruction of another stream costs a running kernel, in addition
+    /// to the instruction's own work: the switch to the stream's thread and back.
     #[serde(default)]
     pub interruption: Seconds,
     /// The number of bytes that a sender may be ahead of its receiver: the transport's buffer.
@@ -230,8 +231,8 @@ pub struct Profile {
     /// wrong. `None` on GPUs, and in profiles that do not state it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Sample>,
-    /// The measured speeds of devices that have only a share of a core's time. The samples are of a
-    /// whole core.
+    /// The measured speeds of devices that have only a share of a core's time. The kernel samples
+    /// are of a whole core.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub speeds: Vec<RelativeSpeed>,
     /// The costs of reading samples from storage; `None` if the samples are in memory.

@@ -1,10 +1,10 @@
-//! The Program: the instructions that each rank runs in one step, and the place of every buffer in
+//! The Program: the instructions that each rank runs in one step, and the offset of every buffer in
 //! its memory.
 //!
 //! Ranks that run the same instructions on their own shards share one list: all ranks of a pipeline
 //! stage, or those of them with equal numbers of samples and equal transfers. The simulator gives
-//! every instruction a duration, the executor a thread and a kernel. Neither needs to know why it
-//! is there.
+//! every instruction a duration, the executor a thread and a kernel. Neither needs to know why an
+//! instruction is there.
 
 mod buffer;
 mod ids;
@@ -28,7 +28,7 @@ pub struct Program {
     pub mesh: Mesh,
     /// The number format of tensors, and of products whose kernel does not state another.
     pub precision: DataType,
-    /// The plan's number format, whose peak rate utilisation refers to. It is narrower than
+    /// The plan's number format, whose peak rate is the base of utilisation. It is narrower than
     /// `precision` if products have eight-bit operands.
     pub format: DataType,
     /// The instruction lists, in the order of their pipeline stages. A stage has several if its
@@ -45,7 +45,7 @@ pub struct Program {
     /// The FLOPs of the step over all ranks that count for model FLOPs utilisation.
     pub model_flops: Flops,
     /// The matrix-product FLOPs of the step over all ranks, counted as in `model_flops` (attention
-    /// in full) but with recomputation and duplicated work. Never less than `model_flops`.
+    /// in full), plus recomputation and duplicated work. Never less than `model_flops`.
     pub hardware_flops: Flops,
 }
 
@@ -68,7 +68,7 @@ impl Program {
     /// Changes the order of the ranks over the devices. Returns whether that was possible.
     ///
     /// A rank's instructions follow from its coordinates in the mesh, not from its number. So plans
-    /// that differ only in rank order and stage places have the same lists. Returns `false` and
+    /// that differ only in rank order and stage positions have the same lists. Returns `false` and
     /// changes nothing if `mesh` has other stages, or if a stage has several lists.
     pub fn reorder_ranks(&mut self, mesh: Mesh) -> bool {
         let stages = mesh.stage_count();
@@ -114,7 +114,7 @@ pub struct StageProgram {
     pub groups: Vec<Group>,
     /// The ranks of other stages that its ranks send to and receive from.
     pub peers: Vec<Peer>,
-    /// Everything that lies in memory.
+    /// The buffers, on the device and on the host.
     pub buffers: Vec<Buffer>,
     /// The instructions, in an order in which a single stream could run them all.
     pub instructions: Vec<Instruction>,
@@ -166,9 +166,9 @@ impl StageProgram {
         &self.instructions[id.0 as usize]
     }
 
-    /// Whether there are kernels, and nothing else but loads: no instruction waits for another rank
-    /// or for a copy. A GPU can then capture the step and launch it as a whole; otherwise kernels
-    /// are launched one by one.
+    /// Whether the list has kernels, and otherwise only loads: no instruction waits for another
+    /// rank or for a copy. A GPU can then capture the step and launch it as a whole; otherwise
+    /// kernels are launched one by one.
     pub fn is_alone(&self) -> bool {
         let is_kernel = |instruction: &Instruction| matches!(*instruction.operation, Operation::Compute { .. });
         let is_load = |instruction: &Instruction| matches!(*instruction.operation, Operation::Load { .. });
@@ -187,8 +187,8 @@ impl StageProgram {
 pub struct ScheduledPass {
     /// The pass, micro-batch and chunk.
     pub task: Task,
-    /// The indices of its instructions, from the first receive before the pass on. Two woven passes
-    /// share their instructions: each has one half of them, in which are instructions of both.
+    /// The indices of the pass's instructions, which begin with the receives before it. The range
+    /// of two woven passes is halved between them; each half has instructions of both.
     pub instructions: Range<u32>,
 }
 
@@ -197,8 +197,8 @@ pub struct ScheduledPass {
 pub struct Peer {
     /// The other stage.
     pub stage: usize,
-    /// The peer of each rank of the list, as (own, peer), ascending. `None` if the two stages have
-    /// equal meshes: then the peer has the rank's own coordinates in the other stage.
+    /// Pairs of a rank of the list and its peer, ascending. `None` if the two stages have equal
+    /// meshes: then the peer has the rank's own coordinates in the other stage.
     pub ranks: Option<Vec<(Rank, Rank)>>,
 }
 
@@ -213,7 +213,7 @@ impl Peer {
     }
 }
 
-/// A number that a step leaves in a buffer. Every rank holds a part of it.
+/// A number that a step leaves in a buffer. It is the sum of the ranks' parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
     /// The quantity.
@@ -221,7 +221,7 @@ pub struct Metric {
     /// The buffer: one `Fp32`.
     pub buffer: BufferId,
     /// The placements of the number. Ranks along a replicated axis hold the same part, and only the
-    /// first of them counts.
+    /// first of these ranks counts.
     pub placements: Placements,
 }
 

@@ -2,15 +2,16 @@
 //! fusion.
 //!
 //! It changes the linear layers of a model's repeated blocks, except for the routers of experts.
-//! They read copies of their operands, in E4M3 for activations and weights and in E5M2 for
-//! gradients (Micikevicius et al. 2022). New operators make the copies. Attention, norms, experts,
-//! convolutions, the embedding and the head stay as they are, as in NVIDIA's Transformer Engine.
+//! These layers then read eight-bit copies of their operands: E4M3 for activations and weights,
+//! E5M2 for gradients (Micikevicius et al. 2022). New operators make the copies. Attention, norms,
+//! experts, convolutions, the embedding and the head stay as they are, as in NVIDIA's Transformer
+//! Engine.
 //!
 //! Each rank scales its part of a tensor by a power of two, chosen from the largest element in that
 //! part (current scaling). Ranks need not agree on the factor: a power of two changes no mantissa,
-//! so all layouts round alike, except for numbers too small for the format.
+//! so all layouts round equally, except for numbers too small for the format.
 //!
-//! Hopper's eight-bit tensor cores want the dimension that a product sums over to be contiguous in
+//! Hopper's eight-bit tensor cores need the dimension that a product sums over to be contiguous in
 //! both operands. So a copy is written straight, transposed, or both in one pass. Copies of a
 //! weight are the same for all micro-batches and made once in a step ([`Role::OfParameter`]). A
 //! later pass removes copies that no instruction reads (`compile/unread.rs`).
@@ -23,10 +24,10 @@ use foretell_models::{
     Tensor, TensorId, WeightLayout,
 };
 
-/// The divisor of a product's inputs and outputs: rows of operands then start at multiples of 16
-/// bytes, as tensor cores want. The check is on the whole layer. If a rank's shard, or the rows
-/// that a weight's gradient sums over, are no multiple of it, the device widens the operands to
-/// sixteen bits.
+/// A product is quantised only if its numbers of inputs and outputs are multiples of this. Rows of
+/// operands then start at multiples of 16 bytes, as tensor cores need. The check is on the whole
+/// layer: if a rank's shard, or the rows that a weight's gradient sums over, are no multiple, the
+/// device widens the operands to sixteen bits.
 const GRANULE: usize = 16;
 
 /// Gives the products of a graph's repeated blocks eight-bit operands.
@@ -97,7 +98,7 @@ struct Copies {
     transposed: TensorId,
 }
 
-/// The identity of a quantisation: products with equal ones share its copies.
+/// The identity of a quantisation: products with equal keys share the copies.
 #[derive(Clone, Copy, PartialEq)]
 struct QuantisationKey {
     tensor: TensorId,
@@ -146,7 +147,7 @@ impl Quantisation {
             WeightLayout::OutIn => rows(&w, &[Extent::Columns]),
             WeightLayout::InOut => rows(&w, &[Extent::Contracted]),
         };
-        // Tensor ids must not depend on the mesh, so all tensors that may be needed are added.
+        // Tensor ids must not depend on the mesh, so all tensors that any mesh may need are added.
         let x_copies = self.copies(x.tensor, x_rows);
         let x_copies_for_gradient = self.copies(x.tensor, x_rows);
         let w_copies = self.copies(w.tensor, w_rows);
@@ -154,7 +155,7 @@ impl Quantisation {
         let dy_copies = upstream.as_ref().map(|dy| (dy, self.copies(dy.tensor, x_rows)));
 
         // An input that is gathered for the product is gathered again for the weight's gradient,
-        // since the shards that ranks keep meanwhile are smaller.
+        // since shards take less memory in between.
         let is_kept = self.sharding.settled(x.tensor) == self.sharding.wanted(forward, &x);
         let keeps_transposed = is_kept && weight_gradient.is_some();
         let wanted = WantedCopies { operand: &x, format: EightBits::E4M3, straight: true, transposed: keeps_transposed };
@@ -238,7 +239,7 @@ impl Quantisation {
     }
 
     /// The copies of an operand in the placements in which `reader` reads it. Adds the operator
-    /// that makes them before `position`, unless an equal one is there.
+    /// that makes them before `position`, unless an equal operator is there.
     fn quantise(
         &mut self,
         position: OperatorId,
@@ -253,8 +254,9 @@ impl Quantisation {
         let Operator { name, block, pass, .. } = self.graph.operators[position.0].clone();
         let key = QuantisationKey { tensor, placements, block, pass, format, rows, straight, transposed };
         if let Some((_, made, before)) = self.known.iter_mut().find(|(known, ..)| *known == key) {
-            // Products are visited in the order of the forward pass, so their gradients from the
-            // last to the first: the first reader may come later in this loop.
+            // Products are visited in the order of the forward pass, so their gradients are visited
+            // from the last to the first: an earlier reader of the same copies may come later in
+            // this loop.
             if position < *before {
                 let factor = made.factor;
                 let makes_it = |(operator, _): &(Operator, Placements)| {
@@ -294,7 +296,7 @@ impl Quantisation {
         copies
     }
 
-    /// Puts the new operators in their places.
+    /// Inserts the new operators into the graph.
     fn finish(self) -> (Graph, Sharding) {
         let Self { mut graph, sharding, added, placed, .. } = self;
         let mut sources = Vec::new();

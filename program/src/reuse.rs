@@ -1,9 +1,10 @@
 //! Reuse distances: how many bytes a step touches between two uses of the same memory. They decide
-//! whether the memory is still in a processor's caches.
+//! whether the memory is still in a CPU's caches.
 //!
-//! A calibration that times a kernel on memory with the reuse distances of the step finds it as
-//! close to the processor as the step does. This module knows no caches and no durations. It treats
-//! the host's arena as the continuation of the device's, since on a CPU they are one memory.
+//! A calibration that times a kernel on memory with the step's reuse distances finds the operands
+//! in the same level of the memory hierarchy as the step does. This module knows no caches and no
+//! durations. It treats the host's arena as the continuation of the device's, since on a CPU they
+//! are one memory.
 
 use crate::program::{Buffer, MemoryKind, StageProgram};
 use foretell_units::Bytes;

@@ -1,11 +1,10 @@
-//! Pipeline schedules. A schedule says on which stage each chunk of the model lies, and orders the
-//! passes of every stage, given the numbers of stages, micro-batches and chunks.
+//! Pipeline schedules. A schedule assigns each chunk of the model to a stage, and orders the passes
+//! of every stage, given the numbers of stages, micro-batches and chunks.
 //!
 //! The compiler, the simulator, the planner and the executor name no schedule: they ask for a
-//! property. Readers and writers of frameworks' files do, and what a framework runs is data.
-//! Schedules with a closed form are written out ([`lists`]). The others are the result of a
-//! simulation with unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`] and its
-//! literal in [`spec`], which says everything about it.
+//! property. Only readers and writers of frameworks' files name schedules. Schedules with a closed
+//! form are written out ([`lists`]). The others are found by simulation with unit durations
+//! ([`greedy`]). A new schedule is a variant of [`Schedule`] and its literal in [`spec`].
 //!
 //! Every schedule is tested for deadlock, for running each pass once and in dependency order, and
 //! for its stated bound on the activations that a stage holds. It must not know models, ranks or
@@ -31,14 +30,14 @@ pub enum Schedule {
     /// All forward passes, then all backward passes (Huang et al. 2019).
     #[serde(rename = "gpipe")]
     Gpipe,
-    /// One forward, one backward once the pipeline is full (Narayanan et al. 2019, 2021): as long
-    /// as GPipe, with less memory.
+    /// One forward pass, one backward pass once the pipeline is full (Narayanan et al. 2019, 2021):
+    /// GPipe's duration, with less memory.
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// 1F1B with several chunks of the model on each stage, dealt out in turn (Narayanan et al.
-    /// 2021). The pipeline fills and drains a chunk at a time, so its bubble is divided by the
-    /// number of chunks.
+    /// 1F1B with several chunks of the model on each stage, assigned to stages round-robin
+    /// (Narayanan et al. 2021). The pipeline fills and drains by chunks, so its bubble is divided
+    /// by the number of chunks.
     #[serde(rename = "interleaved")]
     Interleaved,
     /// 1F1B whose weight gradients are postponed into the bubbles (ZB-H1; Qi et al. 2024, "Zero
@@ -60,7 +59,7 @@ pub enum StagePass {
     Forward,
     /// All gradients: of the chunk's input and of its weights.
     Backward,
-    /// The gradient of the chunk's input, and everything that it needs.
+    /// The gradient of the chunk's input, and the gradients of activations that it depends on.
     InputGradient,
     /// The gradients of the chunk's weights, after that of its input.
     WeightGradient,
@@ -124,7 +123,7 @@ impl Schedule {
         self.spec().chunks.contains(&chunks)
     }
 
-    /// Whether the schedule orders any number of chunks. With one chunk it is then
+    /// Whether the schedule orders any number of chunks. If so, with one chunk it equals
     /// [`Self::of_one_chunk`].
     pub fn allows_any_chunks(self) -> bool {
         *self.spec().chunks.end() == usize::MAX
@@ -145,14 +144,15 @@ impl Schedule {
         self.spec().holds_all_micro_batches
     }
 
-    /// Whether the schedule can be useful on a single stage: it holds no more there than any other,
-    /// or it postpones weight gradients that communication can run beside.
+    /// Whether the schedule can be useful on a single stage: on one stage it holds no more
+    /// activations than any other schedule, or it postpones weight gradients, which communication
+    /// can overlap.
     pub fn is_useful_without_pipeline(self) -> bool {
         self.of_one_chunk() == self
     }
 
     /// The number of micro-batches that go through the chunks as a group. A schedule with groups
-    /// gains little from numbers of micro-batches that are no multiple of it.
+    /// gains little from numbers of micro-batches that are no multiple of the group size.
     pub fn group_size(self, stages: usize) -> usize {
         if self.spec().in_groups { stages } else { 1 }
     }
@@ -173,16 +173,15 @@ impl Schedule {
     }
 
     /// The tasks of every stage, in order, and the pairs of a forward and a backward pass that a
-    /// stage runs at a time. Pairs make the pipeline fill later, by at most a unit of time for each
+    /// stage runs together. Pairs make the pipeline fill later, by at most a unit of time for each
     /// stage, and run no slower.
     pub fn woven_orders(self, stages: usize, micro_batches: usize, chunks: usize) -> WovenOrders {
         let own = self.spec().woven.and_then(|woven| woven(stages, micro_batches));
         own.unwrap_or_else(|| WovenOrders::pairing(self, stages, chunks, self.orders(stages, micro_batches, chunks)))
     }
 
-    /// Orders of fewer micro-batches, one of which equals [`Self::orders`] until every stage holds
-    /// its most activations. So the start of a long step costs no more to find than that of a short
-    /// one.
+    /// Orders of fewer micro-batches. One of them equals [`Self::orders`] until every stage holds
+    /// its most activations, so bounds on memory need not order a whole long step.
     pub fn beginnings(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Vec<Task>>> {
         let few = self.few_micro_batches(stages, micro_batches);
         match self.spec().candidates {
@@ -197,7 +196,7 @@ impl Schedule {
             return micro_batches;
         }
         // The steady state is reached with as many micro-batches as stages. Micro-batches left over
-        // from whole groups form a smaller group, so their number stays. Orders without groups
+        // from whole groups form a smaller group, so the remainder is kept. Orders without groups
         // depend on the number of micro-batches only after the last one has begun.
         let left_over = micro_batches % self.group_size(stages);
         micro_batches.min(2 * stages + left_over)
@@ -209,7 +208,7 @@ impl Schedule {
     }
 
     /// The most activations that a stage holds at once, counted in micro-batches of one chunk. Each
-    /// is held from its forward pass to its last pass.
+    /// is held from its forward pass to its last backward pass.
     pub fn in_flight_bound(self, stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> usize {
         let bound = (self.spec().in_flight)(stages, micro_batches, chunks, stage);
         bound.min(micro_batches * chunks)

@@ -2,8 +2,8 @@
 //! that follow from them.
 //!
 //! `data` and `shard` shard the batch of every operator, `expert` the experts or else the batch,
-//! `context` the sequence. For `tensor`, operators follow their inputs: an operator keeps the loop
-//! along which an input is sharded, if it can be sharded along it. A matrix product of whole inputs
+//! `context` the sequence. For `tensor`, operators follow their inputs: an operator shards the loop
+//! along which an input is sharded, if that loop can be sharded. A matrix product of whole inputs
 //! shards its columns, if the shards can stay until another product sums over them. On a
 //! transformer this gives Megatron-LM's layout (Shoeybi et al. 2019), on a perceptron alternating
 //! columns and rows. No model is named here.
@@ -55,9 +55,9 @@ impl Strategy {
         extents
     }
 
-    /// The placements of an operand. Along axes that shard a loop which the operand does not have
-    /// it is `without_loop`: [`Placement::Replicate`] for an input, [`Placement::Partial`] for an
-    /// output.
+    /// The placements of an operand. Along an axis that shards a loop which the operand does not
+    /// have, the placement is `without_loop`: [`Placement::Replicate`] for an input,
+    /// [`Placement::Partial`] for an output.
     pub(crate) fn placements(self, operand: &Operand, without_loop: Placement) -> Placements {
         let mut placements = Placements::default();
         for axis in Axis::WITHIN_STAGE {
@@ -77,14 +77,15 @@ pub(crate) struct Sharding {
     /// By operator: the placements of all its operands, in place of those of its strategy. For
     /// additions of partial sums, and for quantisation.
     fixed: Vec<Option<Placements>>,
-    /// By tensor: the placements after partial sums that are reduced at once. For parameters and
-    /// inputs, the placements in which they are kept.
+    /// By tensor: the placements after those partial sums are reduced that are not left for later.
+    /// For parameters and inputs, the placements in which they are kept.
     settled: Vec<Placements>,
     /// By tensor: the placements in which its producer leaves it.
     produced: Vec<Placements>,
-    /// By operator: the loop over keys of attention whose keys and values travel around a ring.
+    /// By operator: the loop over keys, for ring attention.
     rings: Vec<Option<LoopId>>,
-    /// The order of a sequence's positions, if it is not their own.
+    /// The order in which a sequence's positions are stored; `None` if it is the order of
+    /// positions.
     order: Option<Zigzag>,
 }
 
@@ -126,24 +127,27 @@ impl Sharding {
         self.fixed[id.0].unwrap_or_else(|| self.placements(id, operand, Placement::Replicate))
     }
 
-    /// The placements in which an operator would leave an output, which it need not have yet.
+    /// The placements in which an operator leaves an output, or would leave one that is yet to be
+    /// added.
     pub(crate) fn output_placements(&self, id: OperatorId, operand: &Operand) -> Placements {
         self.fixed[id.0].unwrap_or_else(|| self.placements(id, operand, Placement::Partial))
     }
 
     fn placements(&self, id: OperatorId, operand: &Operand, without_loop: Placement) -> Placements {
         let placements = self.strategies[id.0].placements(operand, without_loop);
-        // Parts that travel around a ring start and end on the rank of their positions.
+        // In ring attention, keys and values start and end on the rank that has their positions.
         let keys = self.rings[id.0].and_then(|keys| operand.axes.iter().position(|&walked| walked == Some(keys)));
         keys.map_or(placements, |dimension| placements.with(Axis::Context, Placement::Shard(dimension)))
     }
 
-    /// The order in which an operator's positions are stored, if it is not their own.
+    /// The order in which an operator's positions are stored, or `None` if it is the order of
+    /// positions.
     pub(crate) fn order_of(&self, operator: &Operator) -> Option<Zigzag> {
         self.order.filter(|_| operator.find_loop(SEQUENCE).is_some())
     }
 
-    /// The order in which a tensor's positions are stored, if it is not their own.
+    /// The order in which a tensor's positions are stored, or `None` if it is the order of
+    /// positions.
     pub(crate) fn order_of_tensor(&self, graph: &Graph, tensor: TensorId) -> Option<Zigzag> {
         let has_positions = |order: &Zigzag| {
             graph
@@ -155,7 +159,7 @@ impl Sharding {
         self.order.filter(has_positions)
     }
 
-    /// Whether an operator is attention whose keys and values travel around a ring.
+    /// Whether an operator is ring attention.
     pub(crate) fn is_ring(&self, id: OperatorId) -> bool {
         self.rings[id.0].is_some()
     }
@@ -184,8 +188,8 @@ impl Sharding {
         self.produced[tensor.0]
     }
 
-    /// The placements of a tensor after partial sums that are reduced at once. For parameters and
-    /// inputs, the placements in which they are kept.
+    /// The placements of a tensor after those partial sums are reduced that are not left for later.
+    /// For parameters and inputs, the placements in which they are kept.
     pub(crate) fn settled(&self, tensor: TensorId) -> Placements {
         self.settled[tensor.0]
     }

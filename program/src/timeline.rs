@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct Span {
     /// The instruction of the rank's list.
     pub instruction: InstructionId,
-    /// The start, relative to that of the step.
+    /// The start, relative to the start of the step.
     pub start: Picoseconds,
     /// The end, relative to the start of the step.
     pub end: Picoseconds,

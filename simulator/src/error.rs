@@ -23,7 +23,7 @@ pub enum SimulationError {
     #[error("jobs {} and {} both run on node `{node}`", jobs[0], jobs[1])]
     #[diagnostic(code(simulation::shared_node), help("begin one of them on another node"))]
     SharedNode {
-        /// The numbers of the jobs, from 0.
+        /// The indices of the two jobs.
         jobs: [usize; 2],
         /// The first such node.
         node: String,
@@ -32,7 +32,8 @@ pub enum SimulationError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Topology(#[from] TopologyError),
-    /// An instruction names something that its list does not have. The compiler makes no such list.
+    /// An instruction refers to something that its list does not have. The compiler makes no such
+    /// list.
     #[error("stage {stage}, instruction {instruction}: {reason}")]
     #[diagnostic(code(simulation::malformed))]
     Malformed {
@@ -55,11 +56,11 @@ pub enum SimulationError {
         /// Ranks of the mesh.
         ranks: usize,
     },
-    /// One rank of each stage was to stand for all, and it cannot.
+    /// One rank of each stage was to stand for all ranks of the stage, but it cannot.
     #[error("one rank of each stage cannot stand for all: {reason}")]
     #[diagnostic(code(simulation::no_representative), help("simulate every rank"))]
     NoRepresentative {
-        /// Why it cannot.
+        /// Why it cannot stand for them.
         reason: String,
     },
     /// Two sides of a communication do not match.
@@ -73,15 +74,15 @@ pub enum SimulationError {
         /// How they differ.
         reason: String,
     },
-    /// Collectives were to run step by step, but two of one group may run at once, so that the
-    /// steps of its members are not one sequence.
+    /// Collectives were to run step by step, but two collectives of one group may run at the same
+    /// time, so that the steps of a member are not one sequence.
     #[error("stage {stage}: collectives of one group, or messages with one peer, are in several streams")]
     #[diagnostic(code(simulation::overlapping), help("simulate them as flows"))]
     Overlapping {
         /// The pipeline stage.
         stage: usize,
     },
-    /// The step ends after its deadline: see [`Deadline`](crate::Deadline).
+    /// The step ends after its [`Deadline`](crate::Deadline).
     #[error("the step takes at least {at_least}, and its deadline is earlier")]
     #[diagnostic(code(simulation::past_deadline))]
     PastDeadline {
@@ -92,13 +93,13 @@ pub enum SimulationError {
     #[error("the simulation was stopped before its end")]
     #[diagnostic(code(simulation::interrupted))]
     Interrupted,
-    /// The step takes longer than simulated time can count.
+    /// The step takes longer than the latest time that the simulator can represent.
     #[error("the step does not end within {limit}: {}", if running.is_empty() { "all ranks are past their last instruction".into() } else { running.join("; ") })]
     #[diagnostic(code(simulation::too_long), help("see the rates and sizes that these instructions use"))]
     TooLong {
-        /// The latest end of a step.
+        /// The latest time that the simulator can represent.
         limit: Picoseconds,
-        /// The instructions in which the first few ranks then are.
+        /// The instructions that the first few ranks are running.
         running: Vec<String>,
     },
     /// No instruction can proceed, and some have not ended.
@@ -109,7 +110,7 @@ pub enum SimulationError {
         done: usize,
         /// Instructions of all ranks.
         total: usize,
-        /// The instructions in which the first few ranks wait.
+        /// The instructions at which the first few ranks wait.
         waiting: Vec<String>,
     },
 }

@@ -1,7 +1,8 @@
-//! A value between measured sizes: for collectives of profiles, whoever measured them.
+//! Interpolates between measured sizes of collectives, for all kinds of profiles.
 
-/// Returns the value at a size, given points that are sorted by their size. It is log-linear
-/// between two points, constant below the smallest point and proportional to the size above the
+/// Returns the value at size `bytes`, given points sorted by size. Between two points the value is
+/// a power of the size (linear in the logarithm of the size if one of their values is not
+/// positive). It is constant below the smallest point and proportional to the size above the
 /// largest. `None` without points.
 pub(crate) fn interpolate<T>(curve: &[T], bytes: f64, size: impl Fn(&T) -> f64, value: impl Fn(&T) -> f64) -> Option<f64> {
     let above = curve.partition_point(|point| size(point) < bytes);

@@ -1,7 +1,7 @@
 //! Predicts how a Program runs, without running it.
 //!
-//! A [`CostModel`] has the duration of one kernel, collective or message alone: from a profile if
-//! one covers it, else from the data sheet. A [`Simulation`] is the predicted
+//! A [`CostModel`] has the duration of one kernel, collective or message without contention: from a
+//! profile if one covers it, else from the data sheet. A [`Simulation`] is the predicted
 //! [`Timeline`](foretell_program::Timeline) of one step. A [`Prediction`] summarises several
 //! simulations in the form of `simulate --json`, with an interval. A [`CriticalPath`] says what
 //! determines the step time, and a [`WhatIf`] predicts for other devices or links.
@@ -11,10 +11,10 @@
 //! | folder | contents |
 //! | --- | --- |
 //! | [`gpu`] | profiles of GPUs, their links and software stacks that were fitted on published runs |
-//! | `cost` | durations of single kernels and messages alone |
+//! | `cost` | durations of single kernels and messages without contention |
 //! | `network` | the links that communication loads, and max-min fair sharing |
 //! | `lowering` | a Program resolved on a topology: groups, messages, routes and durations |
-//! | `equivalence` | which ranks are equivalent, so that one is simulated for all |
+//! | `equivalence` | which ranks are equivalent, so that one represents all |
 //! | `engine` | the interpreter: an event queue, and the streams of every simulated rank |
 //! | `answers` | predictions, what-if questions, the critical path, money and energy, failures |
 //! | `lengths` | lengths of samples, and how samples share batches |
@@ -22,9 +22,9 @@
 //! | `phases` | phases of a repeated step on groups of devices |
 //! | `post_training` | RL post-training: generation, and the roles of a step |
 //!
-//! Simulated time is in whole picoseconds. The crate is pure and deterministic. It knows no
-//! schedules, layouts or search, and no code of kernels: a special case for one kind of layout
-//! belongs in the compiler.
+//! Simulated time is in whole picoseconds. The crate is pure and deterministic. It must not know
+//! schedules, layouts, search or the code of kernels: a special case for one kind of layout belongs
+//! in the compiler.
 //!
 //! ```
 //! use foretell_models::Kernel;

@@ -1,15 +1,16 @@
-//! Phases of a repeated step on groups of devices: which begin when, and how long a step takes once
-//! steps follow each other.
+//! Phases of a repeated step on groups of devices: when each phase begins, and how long a step
+//! takes in the steady state.
 //!
-//! A phase takes all of its groups, and groups take phases in the order of the list, step by step.
-//! A phase may wait for one of an earlier step, so that steps overlap. It knows no roles, models or
-//! devices.
+//! A phase occupies all of its groups of devices. Each group runs its phases in the order of the
+//! list, step by step. A phase may wait for a phase of an earlier step, so that steps overlap. This
+//! module must not know roles, models or devices.
 
 use foretell_units::Seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Steps that are laid out before the step time counts, and as many over which it is the mean.
+/// Number of steps simulated to reach the steady state, and number of further steps over which the
+/// step time is averaged.
 const STEPS: usize = 8;
 
 /// A phase of a step.
@@ -19,30 +20,32 @@ pub struct Phase {
     pub name: String,
     /// Who does it, such as `rollout engine`.
     pub role: String,
-    /// Indices of the groups that it takes.
+    /// Indices of the groups of devices that it occupies.
     pub groups: Vec<usize>,
     /// How long it takes.
     pub duration: Seconds,
-    /// Phases that it waits for: their index in the step, and how many steps ago.
+    /// Phases that it waits for: the index of each in the list, and how many steps earlier (0 for
+    /// the same step).
     pub after: Vec<(usize, usize)>,
 }
 
-/// When a phase of a steady step begins and ends, from the begin of the step's first phase.
+/// Start and end of a phase in a step of the steady state, relative to the start of the step's
+/// first phase.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PhaseSpan {
     /// What is done.
     pub phase: String,
     /// Who does it.
     pub role: String,
-    /// Indices of the groups of devices that it takes.
+    /// Indices of the groups of devices that it occupies.
     pub groups: Vec<usize>,
-    /// When it begins.
+    /// Start of the phase.
     pub start_seconds: f64,
-    /// When it ends.
+    /// End of the phase.
     pub end_seconds: f64,
 }
 
-/// The course of a step among many.
+/// The steady state of a repeated step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PhaseCourse {
     /// Mean time from the end of a step to that of the next.
@@ -51,8 +54,8 @@ pub struct PhaseCourse {
     pub spans: Vec<PhaseSpan>,
 }
 
-/// Returns the course of a step that consists of these phases, again and again. A phase waits for
-/// earlier ones of the list, or for any of an earlier step.
+/// Returns the steady state of a step that consists of these phases and repeats. A phase may wait
+/// for phases that precede it in the list, and for any phase of an earlier step.
 pub fn course(phases: &[Phase]) -> PhaseCourse {
     let groups = phases.iter().flat_map(|phase| &phase.groups).max().map_or(0, |most| most + 1);
     let mut free = vec![0.0f64; groups];

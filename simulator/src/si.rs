@@ -1,5 +1,5 @@
-//! Serialises quantities as plain numbers in SI base units, as the JSON documents of the command
-//! line have them. (In files that people write, quantities carry their unit as text.)
+//! Serialises quantities as plain numbers in SI base units, as in the JSON output of the command
+//! line. (In files that people write, quantities carry their unit as text.)
 
 use foretell_program::Footprint;
 use foretell_units::{Bytes, FlopsPerSecond, Seconds};

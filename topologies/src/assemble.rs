@@ -1,5 +1,5 @@
-//! Builds a topology from a parsed file: applies bases, resolves names, reads units, and takes and
-//! notes defaults. It must not know models, plans or times.
+//! Builds a topology from a parsed file: applies bases, resolves names, parses units, fills in
+//! defaults and notes them. It must not know models, plans or times.
 
 use crate::device::DeviceKind;
 use crate::device_kinds;
@@ -69,7 +69,8 @@ impl TopologySpec {
         }
     }
 
-    /// Returns this description laid over the library topology that it names as `base`.
+    /// Returns this description with the library topology that it names as `base` filled in where
+    /// it states nothing.
     fn over_its_base(mut self) -> Result<TopologySpec, TopologyError> {
         let Some(name) = self.base.take() else { return Ok(self) };
         let mut base = library::topology_spec(&name.value).map_err(|error| TopologyError { place: name.place, ..error })?;
@@ -130,7 +131,8 @@ impl Kinds {
         Ok(self.found.len() - 1)
     }
 
-    /// Sorts the kinds by name, as the written form lists them, and renumbers the groups' indices.
+    /// Sorts the kinds by name, as the serialised form lists them, and updates the indices in the
+    /// groups.
     fn in_order_of_names(self, groups: &mut [NodeGroup]) -> Vec<DeviceKind> {
         let mut order: Vec<usize> = (0..self.found.len()).collect();
         order.sort_by_key(|&index| &self.found[index].name);
@@ -146,7 +148,8 @@ fn price(node: &NodeSpec) -> Result<Option<Price>, TopologyError> {
     node.price_per_hour.as_ref().map(|price| price.quantity("price_per_hour")).transpose()
 }
 
-/// Returns the currency that prices name. Refuses several, since such prices have no sum.
+/// Returns the currency of the prices. Refuses several currencies, since such prices cannot be
+/// added.
 fn currency(nodes: &[At<NodeSpec>]) -> Result<Option<String>, TopologyError> {
     let mut first: Option<String> = None;
     for node in nodes {
@@ -163,7 +166,8 @@ fn currency(nodes: &[At<NodeSpec>]) -> Result<Option<String>, TopologyError> {
     Ok(first)
 }
 
-/// Builds a node group. `usual_link` gives the link between devices if the file states none.
+/// Builds a node group. `usual_link` returns the link between devices that applies if the file
+/// states none.
 fn node_group(
     spec: &At<NodeSpec>,
     (index, groups): (usize, usize),

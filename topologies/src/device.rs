@@ -1,11 +1,11 @@
-//! Device kinds with their data-sheet figures. Knows no cluster and no model.
+//! Device kinds with their data-sheet figures. This module must not know clusters or models.
 
 use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds, Watts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A device's family, which decides the executor's backend and the host overheads in the simulator.
+/// A device's family. It determines the executor's backend and the host overheads in the simulator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
@@ -17,13 +17,13 @@ pub enum Architecture {
     Tpu,
 }
 
-/// PCIe 4 x16, one way: the usual slot of a server (`link_specs.csv`: 31 GB/s).
+/// Rate of PCIe 4 x16, one way: the usual slot of a server (`link_specs.csv`: 31 GB/s).
 pub(crate) const DEFAULT_PCIE_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(31e9);
 
 /// Share of a PCIe slot's rate that packet overhead leaves: 25 of 31.5 GB/s.
 pub(crate) const LEFT_BY_THE_PROTOCOL: f64 = 0.8;
 
-/// One core copying through host memory. An estimate; calibration measures it.
+/// Rate of one core copying through host memory. An estimate, which calibration replaces.
 pub(crate) const DEFAULT_SHARED_MEMORY_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(10e9);
 
 /// One kind of device, with its data-sheet figures.
@@ -31,8 +31,8 @@ pub(crate) const DEFAULT_SHARED_MEMORY_BANDWIDTH: BytesPerSecond = BytesPerSecon
 pub struct DeviceKind {
     /// Name in the topology file.
     pub name: String,
-    /// The library device that it is based on, if any. Profiles and efficiency tables know devices
-    /// by this name.
+    /// The library device that it is based on, if any. Profiles and efficiency tables use this
+    /// name.
     pub base: Option<String>,
     /// Family of the device.
     pub architecture: Architecture,
@@ -53,22 +53,23 @@ pub struct DeviceKind {
     pub host_link: Option<BytesPerSecond>,
     /// Cores per device, if it is a CPU. The lab gives a rank that many.
     pub cores: Option<usize>,
-    /// Share of its cores' time that the lab gives a device, from 0 to 1; `None` means all. The
-    /// other figures describe the whole device.
+    /// Share of its cores' time that the lab gives a device, from 0 to 1. `None` means all of it.
+    /// The other figures describe the device without a quota.
     pub cpu_quota: Option<f64>,
     /// Source of the figures.
     pub source: Option<String>,
 }
 
-/// Period of a lab device's CPU quota. A device runs until its budget of the period is used up, and
-/// stands still until the next period.
+/// Period of a lab device's CPU quota. A device runs until its budget for the period is used up,
+/// and is then stopped until the next period.
 ///
-/// The kernel hands out time in slices of 5 ms and checks running processes every 4 ms. With
-/// periods of 5 ms a quota of one half was measured to give 0.42 of a core, with 10 ms 0.50.
+/// The Linux kernel assigns time in slices of 5 ms and checks running processes every 4 ms.
+/// Measured with a quota of one half: periods of 5 ms give 0.42 of a core, periods of 10 ms give
+/// 0.50.
 pub const QUOTA_PERIOD: Seconds = Seconds::new(10e-3);
 
 impl DeviceKind {
-    /// Speed relative to the whole device: its `cpu_quota`, or 1.
+    /// Speed relative to the device without a quota: its `cpu_quota`, or 1.
     pub fn speed(&self) -> f64 {
         self.cpu_quota.unwrap_or(1.0)
     }
@@ -83,15 +84,15 @@ impl DeviceKind {
         })
     }
 
-    /// Rate of PCIe between devices of the kind, one way: that of the slot less packet overhead, to
-    /// a tenth of a GB/s.
+    /// Rate of PCIe between devices of the kind, one way: the slot's rate without packet overhead,
+    /// rounded to 0.1 GB/s.
     pub(crate) fn slot_rate(&self) -> BytesPerSecond {
-        // A device whose host link is no PCIe slot (NVLink-C2C) has none that is slower.
+        // If the host link is no PCIe slot (NVLink-C2C), the device has no slower slot beside it.
         BytesPerSecond::new((self.host_rate().value() * LEFT_BY_THE_PROTOCOL / 1e8).round() * 1e8)
     }
 
-    /// Returns the kind with its peaks (all formats) and its memory bandwidth multiplied by these
-    /// factors.
+    /// Returns the kind with the peaks of all formats multiplied by `peak`, and the memory
+    /// bandwidth by `memory_bandwidth`.
     pub fn scaled(&self, peak: f64, memory_bandwidth: f64) -> Self {
         Self {
             peak: self.peak.iter().map(|(&format, &rate)| (format, rate * peak)).collect(),
@@ -100,7 +101,7 @@ impl DeviceKind {
         }
     }
 
-    /// Whether two kinds describe the same device, apart from name and `cpu_quota`.
+    /// Whether two kinds describe the same device, ignoring name, source and `cpu_quota`.
     pub fn is_like(&self, other: &DeviceKind) -> bool {
         let whole = |kind: &DeviceKind| DeviceKind { name: String::new(), cpu_quota: None, source: None, ..kind.clone() };
         whole(self) == whole(other)

@@ -1,5 +1,5 @@
-//! Builds device kinds from a file's figures, laid over those of a library device if it names one
-//! as base.
+//! Builds device kinds from a file's figures. Figures that it leaves out come from the library
+//! device that it names as base, if any.
 
 use crate::device::{Architecture, DeviceKind};
 use crate::error::{TopologyError, TopologyProblem};
@@ -49,7 +49,8 @@ pub(crate) fn library_names() -> Result<impl Iterator<Item = &'static str>, Topo
     KINDS.as_ref().map(|kinds| kinds.keys().map(String::as_str)).map_err(Clone::clone)
 }
 
-/// Builds a device kind from its own figures over those of its base. Library devices have no base.
+/// Builds a device kind. Figures that it leaves out come from its base. Library devices have no
+/// base.
 pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<String>) -> Result<DeviceKind, TopologyError> {
     let At { value: spec, place } = spec;
     let base = match &spec.base {
@@ -122,7 +123,7 @@ pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<Str
     })
 }
 
-/// Reads a share of a core: above 0, at most 1.
+/// Reads a CPU quota, a share of a core's time: above 0, at most 1.
 fn cpu_quota(quota: &At<Scalar>) -> Result<f64, TopologyError> {
     let share = quota.number("cpu_quota", 0.0)?;
     if share > 0.0 && share <= 1.0 {

@@ -24,8 +24,9 @@ const ASSUMED_MEMORY: Bytes = Bytes::new(1 << 30);
 ///
 /// `cpuinfo` and `meminfo` are the texts of `/proc/cpuinfo` and `/proc/meminfo`. `allowed_cpus`
 /// lists the logical CPUs that this process may run on; empty means all. Hardware threads of one
-/// core count as one device. A device's memory is an equal share of the available memory. Unusable
-/// text gives one device with assumed figures; the topology's notes list the assumptions.
+/// core count as one device. A device's memory is an equal share of the available memory. If the
+/// text cannot be parsed, the result is one device with assumed figures. The topology's notes list
+/// the assumptions.
 pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topology {
     let mut notes = Vec::new();
     let mut processors: Vec<Processor> = processors(cpuinfo);
@@ -92,7 +93,7 @@ struct Processor {
 
 impl Processor {
     /// Identity of the core: package and core number on machines with hardware threads, else the
-    /// CPU's own number. Virtual machines often give every CPU the same core number.
+    /// logical CPU's number, since virtual machines often give every CPU the same core number.
     fn core(&self) -> (usize, usize) {
         match (self.package, self.core, self.siblings, self.cores) {
             (Some(package), Some(core), Some(siblings), Some(cores)) if siblings > cores => (package, core),
@@ -135,7 +136,8 @@ fn processors(cpuinfo: &str) -> Vec<Processor> {
     processors
 }
 
-/// fp32 operations per cycle: vector units x lanes x 2 for a fused multiply-add.
+/// fp32 operations per cycle: vector units x lanes x 2, where the 2 stands for a fused
+/// multiply-add.
 fn operations_per_cycle(processor: &Processor) -> f64 {
     // AMD's Zen 4 (family 25) runs a 512-bit instruction in two halves, so AVX-512 adds nothing to
     // its rate.
@@ -145,7 +147,7 @@ fn operations_per_cycle(processor: &Processor) -> f64 {
     } else if processor.has("fma") && (processor.has("avx2") || processor.has("avx512f")) {
         2.0 * 8.0 * 2.0
     } else if processor.has("avx") {
-        // One unit multiplies and one adds.
+        // One unit multiplies and one adds, without fused multiply-add.
         2.0 * 8.0
     } else if processor.has("asimd") {
         2.0 * 4.0 * 2.0
@@ -159,9 +161,9 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
     let operations = operations_per_cycle(processor);
     let fp32 = FlopsPerSecond::new(operations * megahertz * 1e6);
     let mut peak = BTreeMap::from([(DataType::Fp64, fp32 / 2.0), (DataType::Fp32, fp32)]);
-    // Dot products of pairs do twice as many operations per vector. Features that our kernels do
-    // not use are left out: matrix tiles (AMX), bf16 on other machines, and fp16 arithmetic, whose
-    // rounding of every sum breaks training.
+    // bf16 instructions compute dot products of pairs, which are twice as many operations per
+    // vector. Features that our kernels do not use are left out: matrix tiles (AMX), bf16 on other
+    // machines, and fp16 arithmetic, which rounds every partial sum and so breaks training.
     let bf16 = if processor.has("avx512_bf16") { fp32 * 2.0 } else { fp32 };
     peak.extend([(DataType::Bf16, bf16), (DataType::Fp16, fp32)]);
     let model = processor.model.as_deref().unwrap_or("a processor of unknown model");

@@ -15,23 +15,23 @@ pub struct Place {
     pub column: u64,
 }
 
-/// Why a topology cannot be read, built or used as asked.
+/// Why a topology cannot be read, built or used as requested.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{problem}")]
 pub struct TopologyError {
     /// The file that was read, if one was.
     pub file: Option<Arc<SourceFile>>,
-    /// Where in that file.
+    /// The place in that file.
     pub place: Option<Place>,
-    /// What is wrong there.
+    /// What is wrong at that place.
     pub problem: TopologyProblem,
 }
 
 /// What is wrong, without the place.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Diagnostic)]
 pub enum TopologyProblem {
-    /// The text is not YAML, or not of the schema: an unknown field, a list where a mapping
-    /// belongs.
+    /// The text is not YAML, or does not match the schema: an unknown field, or a list in place of
+    /// a mapping.
     #[error("{message}")]
     #[diagnostic(code(topology::syntax), help("{hint}"))]
     Syntax {
@@ -55,7 +55,7 @@ pub enum TopologyProblem {
     #[error("unknown {what} `{name}`")]
     #[diagnostic(code(topology::unknown_name), help("{hint}"))]
     UnknownName {
-        /// The kind of thing that the name should denote.
+        /// What the name should denote, such as a device kind.
         what: &'static str,
         /// The name as written.
         name: String,

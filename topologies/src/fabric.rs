@@ -1,8 +1,8 @@
 //! The fabric between nodes: the links that it adds, and which of them a path uses.
 //!
-//! A fabric knows only a node's devices and the rate of its network interfaces. Each is a variant
-//! of [`Fabric`] and a file in `fabric/`, which numbers its links by arithmetic and computes paths
-//! on demand. So no table of pairs is needed.
+//! A fabric knows only a node's devices and the rate of its network interfaces. Each kind of fabric
+//! is a variant of [`Fabric`] and a file in `fabric/`, which computes link indices arithmetically
+//! and paths on demand. So no table of pairs is needed.
 
 mod dragonfly;
 mod routing;
@@ -32,7 +32,7 @@ pub const DEFAULT_NETWORK_LATENCY: Seconds = Seconds::new(5e-6);
 /// al. 2025).
 pub(crate) const DEFAULT_TORUS_LATENCY: Seconds = Seconds::new(1e-6);
 
-/// The most links between switches: some 3 GB.
+/// Largest number of links between switches: they need about 3 GB.
 const MOST_LINKS: usize = 1 << 24;
 
 /// Latency of each further switch: one HDR InfiniBand hop (`link_specs.csv`: 0.6 us).
@@ -50,7 +50,7 @@ pub struct Network {
     pub latency: Seconds,
     /// How a flow's path is chosen if the fabric has several.
     pub routing: Routing,
-    /// Seed of choices by hash, which also depend on a flow's two ends.
+    /// Seed of the hash that chooses paths. The hash also depends on the flow's two ends.
     pub seed: u64,
     /// Routes stated in the file, which override `routing`.
     pub stated: Vec<StatedRoute>,
@@ -63,11 +63,11 @@ pub enum Fabric {
     None,
     /// One non-blocking switch: only the NICs limit flows.
     Switch,
-    /// Leaf switches under a spine; or pods of them under a core.
+    /// Leaf switches under a spine, or pods of leaf switches under a core.
     FatTree(FatTree),
     /// Devices in a grid, each with links to its neighbours.
     Torus(Torus),
-    /// Groups of fully joined routers, and links between all groups.
+    /// Groups of routers. All routers of a group are joined, and all groups.
     Dragonfly(Dragonfly),
 }
 
@@ -101,7 +101,8 @@ impl Fabric {
         }
     }
 
-    /// Multiplies the rate of links that state their own. The others follow the network interfaces.
+    /// Multiplies the rates of links that the fabric itself states. The rates of other links follow
+    /// from the network interfaces.
     pub(crate) fn scale(&mut self, factor: f64) {
         let rates: &mut [&mut BytesPerSecond] = match self {
             Fabric::None | Fabric::Switch | Fabric::FatTree(_) => &mut [],
@@ -113,8 +114,8 @@ impl Fabric {
         }
     }
 
-    /// Checks that this fabric can join so many nodes and devices. The error has the problem and a
-    /// hint.
+    /// Checks that this fabric can join `nodes` nodes with `devices` devices in total. The error
+    /// has the problem and a hint.
     pub(crate) fn fits(&self, nodes: usize, devices: usize) -> Result<(), (String, String)> {
         match self {
             Fabric::None | Fabric::Switch => Ok(()),
@@ -124,8 +125,8 @@ impl Fabric {
         }
     }
 
-    /// Whether groups of so many nodes each may be listed in a rotated order: every group then has
-    /// the same paths as before.
+    /// Whether node groups of these sizes may be listed in a rotated order without changing the
+    /// paths within or between groups.
     pub(crate) fn groups_may_rotate(&self, counts: &[usize]) -> bool {
         match self {
             Fabric::None | Fabric::Switch => true,
@@ -137,7 +138,8 @@ impl Fabric {
         }
     }
 
-    /// Returns a note on sizes that were derived from the number of nodes, such as nodes per leaf.
+    /// Returns a note on a size that was derived from the number of nodes or devices, such as the
+    /// nodes per leaf. `None` if all sizes are stated.
     pub(crate) fn worked_out(&self, nodes: usize, devices: usize) -> Option<String> {
         match self {
             Fabric::None | Fabric::Switch => None,
@@ -171,7 +173,7 @@ impl NodePorts {
     }
 }
 
-/// Where a flow enters or leaves the fabric.
+/// The point at which a flow enters or leaves the fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct End {
     pub(crate) device: usize,
@@ -227,8 +229,8 @@ impl FabricLayout {
         }
     }
 
-    /// Appends the fabric's links on the path between two different places, in order. `None` if
-    /// there is no path.
+    /// Appends the fabric's links on the path between two different ends, in order. `None` if there
+    /// is no path.
     pub(crate) fn path(&self, from: End, to: End, links: &mut Vec<LinkId>) -> Option<()> {
         let choice = || self.choice(from, to);
         match &self.kind {
@@ -241,7 +243,7 @@ impl FabricLayout {
         Some(())
     }
 
-    /// Whether every path between nodes crosses one switch only, so that equal nodes are
+    /// Whether every path between nodes crosses only one switch, so that equal nodes are
     /// interchangeable.
     pub(crate) fn treats_nodes_alike(&self) -> bool {
         match &self.kind {
@@ -262,7 +264,7 @@ impl FabricLayout {
         }
     }
 
-    /// Leaf switches; empty if the fabric is not a tree over nodes.
+    /// Leaf switches. Empty if the fabric is not a tree, or a rail-optimised one.
     pub(crate) fn leaves(&self, node_count: usize, links: &[Link]) -> Vec<Leaf> {
         match &self.kind {
             FabricKind::Tree(tree) => tree.leaves(node_count, links),
@@ -270,7 +272,7 @@ impl FabricLayout {
         }
     }
 
-    /// Whether data for another rail first moves inside the sender's node to that rail's device.
+    /// Whether data for another rail first go through the sender's node to that rail's device.
     pub(crate) fn forwards_between_rails(&self) -> bool {
         matches!(&self.kind, FabricKind::Tree(tree) if tree.forwards_between_rails())
     }

@@ -1,4 +1,4 @@
-//! Topologies read from text and written back: the entry points of the crate.
+//! Reads topologies from text, and writes them back.
 
 use crate::device::DeviceKind;
 use crate::error::TopologyError;
@@ -16,8 +16,8 @@ use foretell_units::diagnostic::deserialize_from;
 use serde::{Deserialize, Deserializer};
 
 impl Topology {
-    /// Reads a topology file. `file_name` appears in messages, and names the topology if the file
-    /// does not.
+    /// Reads a topology file. `file_name` appears in error messages, and names the topology if the
+    /// file states no name.
     pub fn from_yaml(text: &str, file_name: &str) -> Result<Topology, TopologyError> {
         spec::read(text).and_then(|spec| spec.named_after(file_name).build()).map_err(|error| error.in_file(file_name, text))
     }

@@ -1,7 +1,7 @@
 //! Makes the text of a topology file from the output of other tools: `nvidia-smi topo -m`, NCCL's
 //! topology XML, NVML, `rocm-smi --showtopo`, or Slurm's `scontrol show node`. The caller supplies
-//! what the output lacks, such as the GPU's kind or the NICs' rate. It must not know where the
-//! output came from: no file is read, no command run.
+//! what the output lacks, such as the GPU's kind or the NICs' rate. It must not read files or run
+//! commands.
 
 mod choose_nics;
 mod link_rates;
@@ -24,10 +24,10 @@ use miette::Diagnostic;
 use thiserror::Error;
 use written::write;
 
-/// Why a text does not become a topology.
+/// Why a text cannot become a topology.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Diagnostic)]
 pub enum ImportError {
-    /// The text has another format.
+    /// The text does not have the expected format.
     #[error("the text is no output of {tool}: {reason}")]
     #[diagnostic(code(cluster_import::form), help("{hint}"))]
     Form {
@@ -35,14 +35,14 @@ pub enum ImportError {
         tool: &'static str,
         /// What is missing.
         reason: String,
-        /// What to give in its place.
+        /// What to pass instead.
         hint: &'static str,
     },
     /// The text does not identify the GPUs, or the library lacks them.
     #[error("which GPUs they are is not known{why}")]
     #[diagnostic(code(cluster_import::unknown_device), help("say `--device` with one of {known}"))]
     UnknownDevice {
-        /// The name that was read or given.
+        /// The unknown name, in words.
         why: String,
         /// The library's device names.
         known: String,
@@ -60,18 +60,18 @@ pub enum ImportError {
     #[error("all nodes ({count}) are down, drained, failed or not there yet")]
     #[diagnostic(code(cluster_import::no_nodes), help("import the text when they are back"))]
     NoNodes {
-        /// Their number.
+        /// Number of its nodes.
         count: usize,
     },
-    /// GPUs of one kind were named for a cluster with several.
+    /// One kind of GPU was named for a cluster with several kinds.
     #[error("`--device {device}` does not fit all nodes: Slurm says `{kind}` of others")]
     #[diagnostic(code(cluster_import::unfit_device), help("map each kind, such as `--device {example}`"))]
     UnfitDevice {
         /// The device that was named.
         device: String,
-        /// A kind of GPUs that it does not fit.
+        /// A kind of GPU that is another device.
         kind: String,
-        /// A mapping of all kinds.
+        /// An example of a mapping of all kinds.
         example: String,
     },
     /// The resulting topology is invalid.
@@ -80,25 +80,25 @@ pub enum ImportError {
     Topology(#[from] TopologyError),
 }
 
-/// Facts that the text may lack.
+/// Facts that the text may not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImportOptions {
     /// The topology's name.
     pub name: String,
-    /// Library name of the GPUs, which overrides the text; for Slurm also a list that maps its
-    /// kinds, such as `a100=a100-sxm-80g,v100=v100-sxm-32g`.
+    /// Library name of the GPUs, which overrides the text. For Slurm it may also be a list that
+    /// maps Slurm's GPU types to library names, such as `a100=a100-sxm-80g,v100=v100-sxm-32g`.
     pub device: Option<String>,
-    /// Rate of one NIC with its unit, if the text lacks it.
+    /// Rate of one NIC with its unit, if the text does not state it.
     pub nic_bandwidth: Option<String>,
 }
 
-/// A machine as far as a tool describes it.
+/// A machine, as far as a tool describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Machine {
     gpus: usize,
     /// Library name of the GPUs, if known.
     device: Option<String>,
-    /// The text's own name of the GPUs, for messages.
+    /// The text's own name of the GPUs, for error messages.
     seen: Option<String>,
     joined: Joined,
     /// Rate of a PCIe slot, one way, with its unit, if known.
@@ -112,22 +112,24 @@ pub(crate) struct Machine {
 /// The links between GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Joined {
-    /// NVLinks per GPU, into switches.
+    /// NVLinks into switches: the number per GPU.
     Switch(usize),
-    /// NVLinks per GPU, directly to other GPUs.
+    /// NVLinks directly to other GPUs: the number per GPU.
     Mesh(usize),
-    /// NVLinks between each two GPUs, where pairs differ: a row for each GPU.
+    /// NVLinks directly to other GPUs, if pairs have different numbers of links: for each GPU, the
+    /// number of links to each other GPU.
     Wires(Vec<Vec<usize>>),
-    /// A link directly to each of so many other GPUs, of those that the device's kind has.
+    /// Direct links to this number of other GPUs, out of the peers for which the device's kind has
+    /// links.
     Peers(usize),
-    /// Groups of consecutive GPUs with so many NVLinks per GPU inside, and PCIe between groups.
+    /// Groups of consecutive GPUs, with NVLink inside a group and PCIe between groups.
     Islands {
-        /// GPUs of a group.
+        /// Number of GPUs in a group.
         size: usize,
-        /// NVLinks of a GPU.
+        /// Number of NVLinks per GPU.
         links: usize,
     },
-    /// No NVLink.
+    /// PCIe only.
     Pcie,
 }
 
@@ -180,7 +182,7 @@ pub struct DiscoveredGpu {
 pub struct Discovered {
     /// GPUs in PCI bus order.
     pub gpus: Vec<DiscoveredGpu>,
-    /// Rates of active InfiniBand and RoCE ports in Linux's words: `400 Gb/sec (4X NDR)`.
+    /// Rates of active InfiniBand and RoCE ports as Linux prints them: `400 Gb/sec (4X NDR)`.
     pub port_rates: Vec<String>,
 }
 
@@ -192,14 +194,14 @@ pub fn from_discovered(found: &Discovered, options: &ImportOptions) -> Result<St
     write(nvml::read(found), options)
 }
 
-/// The text without a terminal's escape codes, which a listing may have around its header.
+/// Removes a terminal's escape codes, which a listing may have around its header.
 fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars();
     while let Some(character) = characters.next() {
         match character {
             '\u{1b}' => {
-                // `ESC [ 4 m`: parameters, and a letter that ends them.
+                // `ESC [ 4 m`: parameters, then a letter that ends the code.
                 if characters.next() == Some('[') {
                     let _ = characters.find(|letter| ('@'..='~').contains(letter));
                 }
@@ -230,7 +232,7 @@ fn unknown_device(why: String) -> ImportError {
     }
 }
 
-/// The library's device of a name.
+/// The library's device called `name`.
 fn library_device(name: &str) -> Result<DeviceKind, ImportError> {
     DeviceKind::library(name)?.ok_or_else(|| unknown_device(format!(": `{name}`")))
 }

@@ -1,7 +1,7 @@
 //! Numbers devices, nodes and one-way links, and computes routes.
 //!
-//! Links are numbered node by node (`node_links`), then the fabric's. A route is computed from two
-//! device numbers on demand, without a table of pairs.
+//! The links of nodes come first, node by node (`node_links`), then those of the fabric. A route is
+//! computed from two device indices on demand, without a table of pairs.
 
 use crate::device::DeviceKind;
 use crate::error::{TopologyError, TopologyProblem};
@@ -12,20 +12,20 @@ use crate::node_links::{NamedNode, NodeLinks};
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// A device's number, counted over all nodes.
+/// A device's index, counted over all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DeviceId(pub usize);
 
 impl DeviceId {
-    /// The device of a rank, where ranks fill `count` devices in order from `first` on. Ranks
-    /// beyond the last device start over (oversubscription).
+    /// The device of a rank. Ranks fill `count` devices in order, from `first` on, and wrap around
+    /// if there are more ranks (oversubscription).
     pub fn of_rank(rank: usize, first: DeviceId, count: usize) -> Self {
         Self(first.0 + rank % count.max(1))
     }
 }
 
-/// A node's number.
+/// A node's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub usize);
@@ -33,19 +33,19 @@ pub struct NodeId(pub usize);
 /// A route between two devices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
-    /// Links in order; empty from a device to itself.
+    /// Links in order. Empty from a device to itself.
     pub links: Vec<LinkId>,
     /// Sum of the links' latencies.
     pub latency: Seconds,
     /// Rate limit of a single flow, if lower than the links' rate. On an `nvlink-mesh` it is the
-    /// rate of one pair's wires. Collectives that use all wires at once (NCCL's several rings) are
-    /// limited by the links alone.
+    /// rate of one pair's wires. Collectives that use all wires together (NCCL's several rings) are
+    /// limited only by the links.
     pub single_flow_limit: Option<BytesPerSecond>,
 }
 
-/// Interchangeable nodes: all are equal and joined by one switch. Renumbering the nodes maps each
-/// route to the route between the renumbered devices. Node n has the devices from n x `devices` and
-/// the links from n x `links`.
+/// Interchangeable nodes: all are equal and joined by one switch. Any permutation of the nodes maps
+/// each route to the route between the permuted devices. Node `n` has the devices from
+/// `n x devices` and the links from `n x links` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InterchangeableNodes {
     /// Number of nodes.
@@ -56,7 +56,7 @@ pub struct InterchangeableNodes {
     pub links: usize,
 }
 
-/// First node, device and link of a group, and the links of one of its nodes.
+/// First node, device and link of a group, and the link numbering of one of its nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GroupLayout {
     pub(crate) first_node: usize,
@@ -65,7 +65,7 @@ pub(crate) struct GroupLayout {
     links: NodeLinks,
 }
 
-/// Numbering derived from a description.
+/// The indices of nodes, devices and links, derived from a description.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) groups: Vec<GroupLayout>,
@@ -125,7 +125,7 @@ impl Layout {
 
     /// Group of a device.
     pub(crate) fn group_of_device(&self, device: usize) -> usize {
-        // The common case, on a hot path.
+        // The common case. This function is on a hot path.
         if self.groups.len() == 1 {
             return 0;
         }
@@ -177,8 +177,8 @@ impl Layout {
         (self.fabric.treats_nodes_alike() && nodes.links > 0).then_some(nodes)
     }
 
-    /// Number of the fabric's paths between two devices, 0 if there is none. A fabric that joins
-    /// devices (a torus) counts paths within a node too; with any other it is 1 there.
+    /// Number of paths between two devices, 0 if there is none. In a fabric that joins devices (a
+    /// torus), this includes pairs within a node. With any other fabric, such pairs have 1 path.
     pub(crate) fn equal_paths(&self, from: Position, to: Position) -> u64 {
         let rail = |position: Position| self.groups[position.group].links.rail(position.device_in_node);
         if self.fabric.joins_devices() {
@@ -195,7 +195,7 @@ impl Layout {
         }
     }
 
-    /// Leaf switches of a fat tree over nodes. Empty for rails and other fabrics.
+    /// Leaf switches of a fat tree. Empty for rail-optimised trees and other fabrics.
     pub(crate) fn leaves(&self) -> Vec<Leaf> {
         self.fabric.leaves(self.node_count, &self.links)
     }
@@ -230,7 +230,7 @@ impl Layout {
     }
 }
 
-/// What is missing between two devices.
+/// What is missing between two devices, and how to add it.
 #[derive(Clone, Copy)]
 pub(crate) struct NoRoute {
     reason: &'static str,

@@ -5,15 +5,15 @@
 //! one-way [`Link`] resources that flows share. A [`Route`] lists the links between two devices.
 //!
 //! The flow: text → [`TopologySpec`] (the schema, each value with its place in the file) →
-//! [`Topology`] (names resolved, units read, defaults taken and noted, everything numbered) →
+//! [`Topology`] (names resolved, units parsed, defaults filled in and noted, everything numbered) →
 //! queries. [`from_smi_topo`], [`from_nccl_xml`] and [`from_discovered`] make such a text from the
 //! output of NVIDIA's tools. The topology `local`, which is this machine, comes from [`discover`]
-//! instead. This crate knows neither models nor plans, and reads only the text it is given.
+//! instead. This crate must not know models or plans, and reads only the text that it is given.
 //!
-//! Rates are one way throughout. A node's `link` rate is the rate at which one device sends over
-//! all its lanes together. So the NVLink of an A100, sold as "600 GB/s" in both directions, is
-//! stated as `nvswitch-300GB/s`. A file may state more than the device's ports carry;
-//! [`Topology::notes`] then says so.
+//! All rates are one way. A node's `link` rate is the rate at which one device sends over all its
+//! lanes together. So the NVLink of an A100, sold as "600 GB/s" in both directions, is stated as
+//! `nvswitch-300GB/s`. A file may state more than the device's ports carry; [`Topology::notes`]
+//! then says so.
 //!
 //! ```
 //! use foretell_topologies::{DeviceId, Topology};

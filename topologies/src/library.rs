@@ -65,7 +65,7 @@ fn entry(name: &str) -> Result<&'static (&'static str, &'static str, &'static st
     })
 }
 
-/// Reads the library's device kinds as their file writes them, by name.
+/// Reads the specifications of the library's device kinds, by name.
 pub(crate) fn device_specs() -> Result<BTreeMap<String, At<DeviceSpec>>, TopologyError> {
     spec::read(DEVICES).map(|spec| spec.devices).map_err(|error| error.in_file(DEVICES_FILE, DEVICES))
 }

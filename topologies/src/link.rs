@@ -3,7 +3,7 @@
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// The number of a one-way link resource: an index into [`crate::Topology::links`].
+/// The index of a one-way link resource in [`crate::Topology::links`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LinkId(pub usize);
@@ -19,7 +19,7 @@ pub enum LinkClass {
     HostMemory,
     /// A network interface, or a device's link to its neighbour in a torus.
     Nic,
-    /// A link between switches: the uplinks or downlinks of a tree, the local and global links of a
+    /// A link between switches: an uplink or downlink of a tree, or a local or global link of a
     /// dragonfly.
     Switch,
 }
@@ -27,17 +27,17 @@ pub enum LinkClass {
 /// The end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Junction {
-    /// A device, by its number.
+    /// A device, by its index.
     Device(usize),
-    /// The centre of a node: its NVSwitch, mesh, memory or PCIe root. NICs lead to it too, unless
-    /// they are under PCIe switches.
+    /// The centre of a node: its NVSwitch, mesh, memory or PCIe root. NICs connect to it, too,
+    /// unless they are under PCIe switches.
     Node(usize),
-    /// A PCIe switch of a node: the node, and the switch's number there.
+    /// A PCIe switch of a node: the index of the node, and the index of the switch in it.
     PcieSwitch(usize, usize),
-    /// The PCIe root of a CPU socket, in nodes with several sockets: the node, and the socket's
-    /// number there.
+    /// The PCIe root of a CPU socket, in nodes with several sockets: the index of the node, and the
+    /// index of the socket in it.
     Socket(usize, usize),
-    /// A switch or router of the network. Switches over which flows spread count as one.
+    /// A switch or router of the network. All switches over which flows spread count as one.
     Switch(usize),
 }
 
@@ -58,7 +58,7 @@ pub struct Link {
     pub to: Junction,
 }
 
-/// New links, numbered after existing ones.
+/// New links, whose indices follow those of existing links.
 pub(crate) struct NewLinks {
     before: usize,
     pub(crate) links: Vec<Link>,
@@ -69,7 +69,7 @@ impl NewLinks {
         NewLinks { before, links: Vec::new() }
     }
 
-    /// Number of the next link.
+    /// Index of the next link.
     pub(crate) fn next(&self) -> usize {
         self.before + self.links.len()
     }

@@ -12,8 +12,8 @@ pub enum NodeLinkKind {
     #[serde(rename = "nvswitch")]
     NvSwitch,
     /// NVLink wires between all pairs of devices, evenly spread. A device's wires together carry
-    /// its rate, which collectives use with several rings. One flow between two devices uses only
-    /// the wires of that pair.
+    /// its rate, which collectives use with several rings. A flow between two devices uses only the
+    /// wires of that pair.
     #[serde(rename = "nvlink-mesh")]
     NvLinkMesh,
     /// PCIe lanes into a non-blocking root, or into a tree of switches ([`PcieTree`]). The same
@@ -41,9 +41,9 @@ impl NodeLinkKind {
     /// Default latency between two devices of a node.
     ///
     /// NVSwitch: 936.25 ns, fitted for an HGX-H100 by astra-sim (`HGX-H100-validated.yml`). The
-    /// others are estimates, which calibration replaces: a mesh has no switch to cross, PCIe has a
-    /// root complex, and a message through shared memory costs a fence and a few cache misses of
-    /// another core.
+    /// others are estimates, which calibration replaces. A mesh has no switch, PCIe has a root
+    /// complex, and a message through shared memory costs a fence and a few cache misses of another
+    /// core.
     pub const fn default_latency(self) -> Seconds {
         Seconds::new(match self {
             NodeLinkKind::NvSwitch => 936.25e-9,
@@ -59,24 +59,24 @@ impl NodeLinkKind {
 pub struct NodeLink {
     /// How they are joined.
     pub kind: NodeLinkKind,
-    /// Rate at which one device sends to all others together, one way; for
-    /// [`NodeLinkKind::SharedMemory`] the total of the node.
+    /// Rate at which one device sends to all others together, one way. For
+    /// [`NodeLinkKind::SharedMemory`], the total rate of the node.
     pub bandwidth: BytesPerSecond,
-    /// Latency between two devices, without the PCIe switches on the way.
+    /// Latency between two devices, without that of PCIe switches.
     pub latency: Seconds,
-    /// PCIe switches between the devices, if described.
+    /// PCIe switches between the devices. `None` if they are not described.
     pub tree: Option<PcieTree>,
 }
 
-/// PCIe switches. Consecutive devices share a switch, and share its uplink to reach the others. A
-/// NIC is under the switch of the first device that it serves.
+/// PCIe switches. Consecutive devices share a switch, and share its uplink to devices under other
+/// switches. A NIC is under the switch of the first device that it serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PcieTree {
     /// Devices per switch.
     pub devices_per_switch: usize,
     /// Rate of a switch's uplink, one way.
     pub uplink: BytesPerSecond,
-    /// CPU sockets whose roots the uplinks lead to, if there are several.
+    /// CPU sockets to whose roots the uplinks lead. `None` if there is only one.
     pub sockets: Option<Sockets>,
 }
 
@@ -113,21 +113,21 @@ pub struct NodeGroup {
     pub name: String,
     /// Number of nodes.
     pub count: usize,
-    /// Kind of their devices: an index into [`crate::Topology::device_kinds`].
+    /// Kind of its devices: an index into [`crate::Topology::device_kinds`].
     pub kind: usize,
     /// Devices per node.
     pub devices: usize,
     /// Link between the devices of a node; `None` for a single device.
     pub link: Option<NodeLink>,
-    /// Links between each two devices, if pairs differ.
+    /// Number of links between each two devices. `None` unless pairs have different numbers.
     pub wires: Option<Wires>,
     /// Network interfaces of a node; `None` if it has none.
     pub nics: Option<Nics>,
-    /// Host memory of a node, which its devices share; `None` if unknown. It includes the memory of
+    /// Host memory of a node, which its devices share. `None` if unknown. It includes the memory of
     /// CPU devices.
     pub host_memory: Option<Bytes>,
     /// Price of one node per hour, in the file's currency.
     pub price_per_hour: Option<f64>,
-    /// Mean time between failures of one node that end a run.
+    /// Mean time between failures of one node, counting failures that end a run.
     pub mean_time_between_failures: Option<Seconds>,
 }

@@ -1,6 +1,6 @@
 //! The links inside a node: device ports, host memory or PCIe switches, and network interfaces.
 //!
-//! They are numbered from the node's first link: device ports (egress, then ingress) or the host's
+//! A node's links are numbered in this order: device ports (egress, then ingress) or the host's
 //! memory; uplinks of PCIe switches (up, then down); links between sockets (egress, then ingress);
 //! network interfaces (egress, then ingress).
 
@@ -12,19 +12,19 @@ use foretell_units::{BytesPerSecond, Seconds};
 /// switches (100 to 150 ns). Calibration replaces it.
 const PCIE_SWITCH_LATENCY: Seconds = Seconds::new(0.15e-6);
 
-/// How many links a node of one group has, and how they are numbered.
+/// The links of a node in one group: how many there are, and their order.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NodeLinks {
     pub(crate) devices: usize,
     kind: Option<NodeLinkKind>,
-    /// Number of links of device ports, or of host memory.
+    /// Number of links that are device ports or host memory.
     ports: usize,
     tree: Option<PcieTree>,
     /// Number of PCIe switches, and of sockets (0 unless there are several).
     switches: usize,
     sockets: usize,
-    /// Number of separately shared NIC resources. If there are more NICs than devices, those of one
-    /// device are bonded into one resource of their total rate, as NCCL uses them together.
+    /// Number of separately shared NIC resources. If there are more NICs than devices, the NICs of
+    /// one device are bonded into one resource of their total rate, since NCCL uses them together.
     pub(crate) rails: usize,
 }
 
@@ -54,8 +54,8 @@ impl NodeLinks {
         self.ports + 2 * self.switches + 2 * self.sockets + 2 * self.rails
     }
 
-    /// Rail of a device. Neighbours share a rail if there are fewer NICs than devices. `None`
-    /// without NICs.
+    /// The rail of a device. Neighbouring devices share a rail if there are fewer NICs than
+    /// devices. `None` without NICs.
     pub(crate) fn rail(&self, device: usize) -> Option<usize> {
         (self.rails > 0).then(|| device * self.rails / self.devices)
     }
@@ -77,10 +77,12 @@ impl NodeLinks {
         Some(())
     }
 
-    /// Appends the links from a device over a rail into the network, including the interface.
+    /// Appends the links from a device over a rail into the network, including the network
+    /// interface.
     ///
-    /// In NVLink machines the NIC reads device memory through PCIe lanes that NVLink traffic does
-    /// not use and that are as wide as the NIC. If PCIe joins the devices, both use the same lanes.
+    /// In NVLink machines, the NIC reads device memory through PCIe lanes that NVLink traffic does
+    /// not use and that are as fast as the NIC, so they are left out. If PCIe joins the devices,
+    /// traffic between devices and to the NIC shares the same lanes.
     pub(crate) fn out(&self, first: usize, device: usize, rail: usize, links: &mut Vec<LinkId>) {
         if self.kind == Some(NodeLinkKind::Pcie) {
             links.push(LinkId(first + 2 * device));
@@ -125,8 +127,8 @@ impl NodeLinks {
         links.push(LinkId(first_uplink + 2 * to + 1));
     }
 
-    /// Adds the links of a node. Each latency is split between the two ends, so that the sum over a
-    /// route is right. `entry` returns the switch at the end of a rail.
+    /// Adds the links of a node. Each latency is divided over the links at both ends, so that the
+    /// sum over a route is right. `entry` returns the switch that a rail connects to.
     pub(crate) fn add(
         &self,
         group: &NodeGroup,

@@ -1,6 +1,6 @@
-//! Topologies from a few words: `8xh100`, `4xrtx-4090`, `16x8xa100-80g@200Gbit/s`. The devices are
-//! the library's. What the words leave open is that of the library's cluster of the same devices,
-//! and is said.
+//! Topologies from a few words: `8xh100`, `4xrtx-4090`, `16x8xa100-80g@200Gbit/s`. The devices come
+//! from the library. Whatever the words leave open comes from the library's cluster of the same
+//! devices, and a note says so.
 
 use crate::device::{Architecture, DeviceKind};
 use crate::error::{TopologyError, TopologyProblem};
@@ -13,32 +13,32 @@ use std::collections::BTreeSet;
 pub struct SaidTopology {
     /// The topology.
     pub topology: Topology,
-    /// What the words leave open, a sentence each.
+    /// What was assumed because the words leave it open, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// The words.
+/// The parsed words.
 struct Said<'a> {
     nodes: usize,
     devices: usize,
     device: &'a str,
-    /// Rate of one NIC.
+    /// Rate of one NIC, if stated.
     rate: Option<&'a str>,
 }
 
-/// Devices that are meant where a name has several, the most common first.
+/// Devices that are assumed if several match a name, the most common first.
 const USUAL: [&str; 6] = ["h100-sxm-80g", "a100-sxm-80g", "v100-sxm-32g", "v100-sxm-16g", "rtx-4090", "l40s"];
 
-/// The most nodes, and devices of a node.
+/// Largest number of nodes, and of devices of a node.
 const MOST: usize = 1 << 20;
 
 impl Topology {
-    /// Makes a topology from `DEVICESxKIND` or `NODESxDEVICESxKIND`, with `@RATE` of one NIC a
-    /// device, or of a device's name alone, which is one device. `None` if the text has another
-    /// form.
+    /// Makes a topology from `DEVICESxKIND` or `NODESxDEVICESxKIND`, optionally followed by
+    /// `@RATE`, the rate of one NIC per device. A device's name without numbers is one device.
+    /// Returns `None` if the text has another form.
     ///
-    /// # Errors
-    /// [`TopologyError`] if the library has no such device, or nodes have NICs of unknown rate.
+    /// # Errors [`TopologyError`] if the library has no such device, or if there are several nodes
+    /// and the rate of their NICs is unknown.
     pub fn said(text: &str) -> Option<Result<SaidTopology, TopologyError>> {
         let said = Said::parse(text).or_else(|| {
             (text.len() > 1 && find(text, &mut Vec::new()).is_ok()).then_some(Said {
@@ -61,7 +61,7 @@ impl<'a> Said<'a> {
             None => (1, first, rest),
         };
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | ' ');
-        // `4090` is a device, too, and `8` is none.
+        // `4090` is the name of a device, but `8` is not.
         let begins_as_name =
             || device.starts_with(|first: char| first.is_ascii_alphabetic()) || find(device, &mut Vec::new()).is_ok();
         let is_sound = !device.is_empty() && device.chars().all(is_name) && begins_as_name();
@@ -77,7 +77,7 @@ impl<'a> Said<'a> {
         let mut notes = Vec::new();
         let kind = find(self.device, &mut notes)?;
         let base = library_cluster(&kind.name)?;
-        // A device that was made for another market comes in the same nodes.
+        // A variant of a device for another market comes in the same nodes.
         let networked = match (&base, RELATIVES.iter().find(|(name, _)| *name == kind.name)) {
             (None, Some((_, relative))) => library_cluster(relative)?,
             _ => base.clone(),
@@ -87,14 +87,14 @@ impl<'a> Said<'a> {
             (None, Some(base)) => {
                 let nics = base.node_groups().first().and_then(|group| Some((group.nics?, group.devices)));
                 nics.map(|(nics, devices)| {
-                    // As many for a device as there.
+                    // As many NICs per device as in the library's cluster.
                     let count = (nics.count * self.devices).div_ceil(devices.max(1)).max(1);
                     (count, format!("{}Gbit/s", nics.bandwidth.value() * 8e-9))
                 })
             }
             (None, None) => None,
         };
-        // A single node has them too: `--nodes` may ask for more of it.
+        // A single node has NICs, too: `--nodes` may later ask for more nodes.
         if self.nodes > 1 {
             match (&nics, self.rate) {
                 (None, _) => {
@@ -124,7 +124,7 @@ impl<'a> Said<'a> {
     }
 }
 
-/// A number, and what follows its `x`.
+/// Returns the number at the start of `text`, and the text after the `x` that follows it.
 fn counted(text: &str) -> Option<(usize, &str)> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
@@ -137,10 +137,10 @@ fn counted(text: &str) -> Option<(usize, &str)> {
     Some((number.parse().ok()?, rest.trim()))
 }
 
-/// Devices without a cluster in the library, and those whose nodes they are in.
+/// Devices for which the library has no cluster, each with a device that comes in the same nodes.
 const RELATIVES: [(&str, &str); 2] = [("a800-sxm-80g", "a100-sxm-80g"), ("h800-sxm-80g", "h100-sxm-80g")];
 
-/// The library's cluster of whole nodes of a kind of devices, if it has one.
+/// The library's cluster whose nodes all have this kind of device, if there is one.
 fn library_cluster(kind: &str) -> Result<Option<Topology>, TopologyError> {
     for name in Topology::library_names() {
         let topology = Topology::library(name)?;
@@ -151,11 +151,12 @@ fn library_cluster(kind: &str) -> Result<Option<Topology>, TopologyError> {
     Ok(None)
 }
 
-/// The link of a node of the library's cluster, where the kind of device alone does not give it.
+/// The link of a node in the library's cluster. `None` if the node has a single device or no link,
+/// or if the link is a tree of PCIe switches.
 fn link_of(base: &Topology, devices: usize) -> Option<String> {
     let group = base.node_groups().first()?;
     let link = group.link.filter(|link| link.tree.is_none())?;
-    // A mesh has fewer links in a smaller node.
+    // In a mesh, a smaller node has fewer links per device.
     let share = match link.kind {
         crate::node::NodeLinkKind::NvLinkMesh => {
             ((devices.saturating_sub(1)) as f64 / (group.devices.saturating_sub(1)).max(1) as f64).clamp(0.0, 1.0)
@@ -165,7 +166,7 @@ fn link_of(base: &Topology, devices: usize) -> Option<String> {
     (devices > 1).then(|| format!(", link: {}-{}GB/s", link.kind.name(), link.bandwidth.value() * share * 1e-9))
 }
 
-/// The library's device whose name has all parts of the given one.
+/// Finds the library's device whose name has all parts of `name`.
 fn find(name: &str, notes: &mut Vec<String>) -> Result<DeviceKind, TopologyError> {
     let normal = name.to_ascii_lowercase().replace(['_', ' '], "-");
     let plain = normal.strip_prefix("nvidia-").or_else(|| normal.strip_prefix("amd-")).unwrap_or(&normal);

@@ -1,6 +1,6 @@
 //! The schema of a topology file. Scalars are kept as written, with their places; `assemble`
 //! interprets them, and `file` writes a topology back in this form. It must not know units or the
-//! library: it keeps what was written.
+//! library.
 
 use crate::device::Architecture;
 use crate::error::{TopologyError, TopologyProblem};
@@ -29,22 +29,22 @@ pub(crate) use network::{NetworkSpec, RouteSpec};
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Topology")]
 pub struct TopologySpec {
-    /// The version of the file's form.
+    /// The version of the file's format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) schema_version: Option<SchemaVersion>,
-    /// The name; default: the file's.
+    /// The name. By default that of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
-    /// A library topology that this one builds on.
+    /// A library topology on which this one is based.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<At<String>>,
     /// Device kinds by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) devices: BTreeMap<String, At<DeviceSpec>>,
-    /// The kinds of nodes, or the number of nodes of the `base`.
+    /// The kinds of nodes, or the number of nodes of `base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nodes: Option<At<NodesSpec>>,
-    /// Rate of all NICs of a node together, one way: replaces that of the `base`.
+    /// Rate of all NICs of a node together, one way. Replaces that of `base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inter_node_bandwidth: Option<At<Scalar>>,
     /// What joins the nodes: its kind, or a mapping.
@@ -53,10 +53,10 @@ pub struct TopologySpec {
     /// The storage that all nodes read from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) storage: Option<At<StorageSpec>>,
-    /// Time to start a run again after a failure, without reading the checkpoint.
+    /// Time to restart a run after a failure, without reading the checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) restart_time: Option<At<Scalar>>,
-    /// Whether the hosts are to be made on this machine, of network namespaces.
+    /// Whether the hosts are created on this machine, as network namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lab: Option<bool>,
     /// Remarks that commands print.
@@ -64,12 +64,12 @@ pub struct TopologySpec {
     pub(crate) notes: Vec<String>,
 }
 
-/// A plan file's topology: a name or path, or the topology itself.
+/// The topology in a plan file: a name or a path, or the topology itself.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TopologyReference {
     /// A library name or a path.
     Named(String),
-    /// Written in place.
+    /// The topology, written in place.
     InPlace(Box<TopologySpec>),
 }
 
@@ -77,7 +77,7 @@ pub enum TopologyReference {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Device")]
 pub(crate) struct DeviceSpec {
-    /// A library device that this one builds on.
+    /// A library device on which this one is based.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<At<String>>,
     /// The family of the device.
@@ -110,7 +110,7 @@ pub(crate) struct DeviceSpec {
     /// Share of its cores' time that the lab gives the device, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_quota: Option<At<Scalar>>,
-    /// Where the figures are from.
+    /// Source of the figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<String>,
 }
@@ -129,7 +129,7 @@ pub(crate) struct NodeSpec {
     /// The name of this kind of node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<At<String>>,
-    /// How many there are; default: 1.
+    /// Number of such nodes. By default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) count: Option<At<Scalar>>,
     /// The devices of a node.
@@ -138,13 +138,14 @@ pub(crate) struct NodeSpec {
     /// What joins the devices of a node: text such as `nvswitch-300GB/s`, or a mapping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<At<ShortOrFull<LinkSpec>>>,
-    /// The network cards of a node.
+    /// The NICs of a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nics: Option<At<NicsSpec>>,
     /// Memory of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host_memory: Option<At<Scalar>>,
-    /// Price of a node per hour, such as `98.32`, `$98.32` or `1,032.50 EUR`. All in one currency.
+    /// Price of a node per hour, such as `98.32`, `$98.32` or `1,032.50 EUR`. All prices must have
+    /// the same currency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) price_per_hour: Option<At<Scalar>>,
     /// Mean time between failures of one node.
@@ -156,7 +157,7 @@ pub(crate) struct NodeSpec {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Storage")]
 pub(crate) struct StorageSpec {
-    /// Rate at which all nodes together read.
+    /// Rate at which all nodes together read from or write to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
 }
@@ -168,7 +169,7 @@ pub(crate) struct NodeDevicesSpec {
     /// A name in `devices`, or a library device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<At<String>>,
-    /// How many there are.
+    /// Number of devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) count: Option<At<Scalar>>,
 }
@@ -183,26 +184,26 @@ pub(crate) struct LinkSpec {
     /// Rate of a device's link, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
-    /// Time of an empty message.
+    /// Latency of an empty message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<At<Scalar>>,
-    /// Devices of a PCIe switch.
+    /// Devices per PCIe switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) devices_per_switch: Option<At<Scalar>>,
     /// Rate of a PCIe switch's uplink.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplink: Option<At<Scalar>>,
-    /// PCIe switches of a socket.
+    /// PCIe switches per socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) switches_per_socket: Option<At<Scalar>>,
-    /// Rate between sockets.
+    /// Rate between sockets, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket_link: Option<At<Scalar>>,
-    /// Number of NVLinks between each two devices, a row for each, where pairs differ.
+    /// Number of NVLinks between each two devices, if pairs differ: a row for each device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wires: Option<At<Vec<Vec<usize>>>>,
-    /// Rate between two devices without such a link, one way. The rate of the device's PCIe slot if
-    /// absent.
+    /// Rate between two devices without such a link, one way. By default the rate of the device's
+    /// PCIe slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unlinked: Option<At<Scalar>>,
 }
@@ -211,15 +212,15 @@ pub(crate) struct LinkSpec {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Nics")]
 pub(crate) struct NicsSpec {
-    /// How many there are.
+    /// Number of NICs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) count: Option<At<Scalar>>,
-    /// Rate of each, one way.
+    /// Rate of each NIC, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
 }
 
-/// A value in short form (one word) or as a full mapping.
+/// A value in short form (a single word) or as a full mapping.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ShortOrFull<T> {
     Short(String),

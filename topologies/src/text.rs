@@ -1,4 +1,5 @@
-//! Scalars of a topology file with their places; quantities in round units.
+//! Scalars of a topology file with their places, and quantities written in units that make them
+//! round.
 
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::yaml::place;
@@ -10,8 +11,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-/// A value with its place in the file. The place is `None` if the text passed through serde's
-/// buffers.
+/// A value with its place in the file. The place is `None` if the value passed through one of
+/// serde's buffers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct At<T> {
     pub(crate) value: T,
@@ -24,7 +25,7 @@ impl<T> From<T> for At<T> {
     }
 }
 
-/// Places do not count for equality.
+/// Equality ignores places.
 impl<T: PartialEq> PartialEq for At<T> {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
@@ -58,8 +59,8 @@ impl<T: JsonSchema> JsonSchema for At<T> {
     }
 }
 
-/// A scalar as written. It is interpreted where it is used, so that a message can name field and
-/// unit.
+/// A scalar as written. It is parsed where it is used, so that an error message can name the field
+/// and the unit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Scalar(pub(crate) String);
 
@@ -138,7 +139,7 @@ impl Scalars {
         Scalars::List(values.iter().map(|value| Scalar::from(value).into()).collect())
     }
 
-    /// Makes a scalar of a single value, else a list.
+    /// Makes one scalar if `values` has a single value, else a list.
     pub(crate) fn one_or_list<T: fmt::Display>(values: &[T]) -> Self {
         if let [one] = values { Self::one(one) } else { Self::list(values) }
     }
@@ -197,7 +198,7 @@ impl Serialize for Scalars {
 }
 
 impl At<Scalars> {
-    /// Returns each value; one without a place gets the list's place.
+    /// Returns each value. A value without a place gets the list's place.
     pub(crate) fn each(&self) -> Vec<At<Scalar>> {
         match &self.value {
             Scalars::One(one) => vec![At { value: one.clone(), place: self.place }],
@@ -208,8 +209,8 @@ impl At<Scalars> {
     }
 }
 
-/// The largest count in a topology file: more than the largest cluster has of anything, and small
-/// enough that the product of two is exact.
+/// The largest count in a topology file. It is larger than any count in the largest clusters, and
+/// the product of two such counts is an exact `f64`.
 const MOST: usize = 1 << 24;
 
 impl At<Scalar> {
@@ -272,7 +273,7 @@ impl At<Scalar> {
     }
 }
 
-/// A quantity that can be written in a unit in which it is round.
+/// A quantity that can be written in several units.
 pub(crate) trait Written: Copy + PartialEq + FromStr<Err = UnitError> {
     /// Units, largest first, with their size in the base unit.
     const UNITS: &'static [(&'static str, f64)];
@@ -280,8 +281,8 @@ pub(crate) trait Written: Copy + PartialEq + FromStr<Err = UnitError> {
     fn base(self) -> (f64, String);
 }
 
-/// Writes a quantity in a unit that keeps it short, else exactly in the base unit. Both read back
-/// equal to the bit.
+/// Writes a quantity in the largest unit in which its text is short, else exactly in the base unit.
+/// Both read back bit for bit.
 pub(crate) fn written<Q: Written>(quantity: Q) -> At<Scalar> {
     const SHORT: usize = 7;
     let (value, exact) = quantity.base();

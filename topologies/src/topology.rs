@@ -12,7 +12,8 @@ use serde::Serialize;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most devices of a topology: ten times the largest clusters, and still little memory.
+/// Largest number of devices of a topology: ten times that of the largest clusters, and still
+/// little memory.
 pub const MAXIMUM_DEVICES: usize = 1_000_000;
 
 /// A cluster: its nodes, their devices, and the links between them.
@@ -31,12 +32,12 @@ pub struct Topology {
     pub(crate) currency: Option<String>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
-    /// Numbering derived from the fields above. Shared, because plans and simulations clone
+    /// Indices derived from the fields above. Shared, because plans and simulations clone
     /// topologies.
     layout: Arc<Layout>,
 }
 
-/// Places in the file of the network and of each stated route.
+/// The places in the file of the network and of each stated route.
 #[derive(Default)]
 pub(crate) struct NetworkPlaces {
     pub(crate) network: Option<Place>,
@@ -48,7 +49,8 @@ pub(crate) struct NetworkPlaces {
 pub struct LinkScale {
     /// Factor on rates of links inside nodes.
     pub intra_node_bandwidth: f64,
-    /// Factor on rates of network interfaces; uplinks of switches follow them.
+    /// Factor on rates between nodes: those of network interfaces, from which the uplinks of
+    /// switches follow, and links of a torus or dragonfly.
     pub inter_node_bandwidth: f64,
     /// Factor on latencies inside nodes.
     pub intra_node_latency: f64,
@@ -57,7 +59,7 @@ pub struct LinkScale {
 }
 
 impl LinkScale {
-    /// No change.
+    /// The scale that changes nothing.
     pub const NONE: Self =
         Self { intra_node_bandwidth: 1.0, inter_node_bandwidth: 1.0, intra_node_latency: 1.0, inter_node_latency: 1.0 };
 }
@@ -76,7 +78,7 @@ pub(crate) struct Description {
 }
 
 impl Topology {
-    /// Returns the cluster with `count` nodes, if it has one node group (`--nodes`).
+    /// Returns the cluster with `count` nodes (`--nodes`). It must have only one node group.
     pub fn with_nodes(self, count: usize) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         if count == 0 {
@@ -99,7 +101,7 @@ impl Topology {
         description.build()
     }
 
-    /// Returns the cluster at a price of each device per hour, in place of its own prices.
+    /// Returns the cluster with this price per device and hour, in place of its own prices.
     #[must_use]
     pub fn with_device_price(mut self, price: &Price) -> Topology {
         for group in &mut self.groups {
@@ -110,7 +112,7 @@ impl Topology {
     }
 
     /// Returns the cluster with its node groups rotated so that `group` comes first. Ranks fill
-    /// devices from the first on.
+    /// devices in order, so the first ranks run on that group.
     ///
     /// # Errors
     /// The group does not exist, or the groups cannot be reordered: the network is neither one
@@ -132,8 +134,7 @@ impl Topology {
         description.build()
     }
 
-    /// Returns the cluster with `total` as each node's rate into the network: all its NICs
-    /// together, one way.
+    /// Returns the cluster in which all NICs of a node together have the rate `total`, one way.
     pub fn with_inter_node_bandwidth(self, total: BytesPerSecond) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         if let Fabric::Torus(_) = description.network.fabric {
@@ -171,7 +172,7 @@ impl Topology {
         description.build()
     }
 
-    /// Returns the cluster with its storage rate multiplied, if it states one.
+    /// Returns the cluster with its storage rate, if any, multiplied by `factor`.
     ///
     /// # Errors
     /// Never for a valid topology.
@@ -181,7 +182,8 @@ impl Topology {
         description.build()
     }
 
-    /// Returns the cluster with the devices' peaks (all formats) and memory bandwidth multiplied.
+    /// Returns the cluster with the devices' peaks of all formats multiplied by `peak`, and their
+    /// memory bandwidths by `memory_bandwidth`.
     ///
     /// # Errors
     /// Never for a valid topology.
@@ -198,12 +200,12 @@ impl Topology {
         &self.name
     }
 
-    /// Number of devices. They are numbered from 0, node by node.
+    /// Number of devices. Their indices go from 0, node by node.
     pub fn device_count(&self) -> usize {
         self.layout.device_count
     }
 
-    /// The device of a rank, where ranks fill all devices in order.
+    /// The device of a rank. Ranks fill all devices in order.
     pub fn device_of_rank(&self, rank: usize) -> DeviceId {
         DeviceId::of_rank(rank, DeviceId(0), self.device_count())
     }
@@ -233,7 +235,8 @@ impl Topology {
         &self.network
     }
 
-    /// Leaf switches in the order of their nodes; empty unless the network is a fat tree.
+    /// Leaf switches in the order of their nodes. Empty unless the network is a fat tree that is
+    /// not rail-optimised.
     pub fn leaves(&self) -> Vec<Leaf> {
         self.layout.leaves()
     }
@@ -248,8 +251,7 @@ impl Topology {
 
     /// Kind of a device.
     ///
-    /// # Panics
-    /// If the device does not exist, like all queries about a device or a node.
+    /// # Panics If the device does not exist. So do all queries about a device or a node.
     pub fn device_kind(&self, device: DeviceId) -> &DeviceKind {
         &self.kinds[self.kind_index(device)]
     }
@@ -277,7 +279,7 @@ impl Topology {
         node_name(&self.groups[group], node.0 - self.layout.groups[group].first_node)
     }
 
-    /// Device numbers of a node.
+    /// The range of a node's device indices.
     pub fn devices_of(&self, node: NodeId) -> Range<usize> {
         let group = self.group_of(node);
         let (layout, devices) = (&self.layout.groups[group], self.groups[group].devices);
@@ -290,13 +292,13 @@ impl Topology {
         &self.layout.links
     }
 
-    /// Describes interchangeable nodes. `None` if nodes differ or are joined by more than one
+    /// Returns the interchangeable nodes. `None` if nodes differ or are joined by more than one
     /// switch.
     pub fn interchangeable_nodes(&self) -> Option<InterchangeableNodes> {
         self.layout.interchangeable_nodes()
     }
 
-    /// Computes the route between two devices; empty from a device to itself.
+    /// Computes the route between two devices. It is empty from a device to itself.
     pub fn route(&self, from: DeviceId, to: DeviceId) -> Result<Route, TopologyError> {
         let (start, end) = (self.layout.position(&self.groups, from), self.layout.position(&self.groups, to));
         self.layout.route(&self.groups, start, end).map_err(|missing| {
@@ -307,8 +309,9 @@ impl Topology {
         })
     }
 
-    /// Rate at which a device can send to those of some others that are on its node, at once.
-    /// `None` unless the node's NVLinks are stated pair by pair, or if no other is there.
+    /// Rate at which a device can send to those of `others` that are on its node, all together, one
+    /// way. `None` unless the node's NVLinks are stated pair by pair, and if none of `others` is on
+    /// the node.
     pub fn rate_of_wires(&self, from: DeviceId, others: &[DeviceId]) -> Option<BytesPerSecond> {
         if self.groups.iter().all(|group| group.wires.is_none()) {
             return None;
@@ -328,8 +331,8 @@ impl Topology {
         self.layout.equal_paths(self.layout.position(&self.groups, from), self.layout.position(&self.groups, to))
     }
 
-    /// Checks that every device can reach every other. Nodes of a group are equal, so a few pairs
-    /// stand for all.
+    /// Checks that every device can reach every other. The nodes of a group are equal, so checking
+    /// a few pairs is enough.
     pub fn validate(&self) -> Result<(), TopologyError> {
         let ends: Vec<DeviceId> = self
             .layout
@@ -387,8 +390,8 @@ impl Topology {
         self.groups.iter().map(|group| group.price_per_hour.map(|price| price * group.count as f64)).sum()
     }
 
-    /// Currency of the prices, if one of them names it: a code such as `USD`, or a sign that
-    /// several currencies share.
+    /// Currency of the prices: a code such as `USD`, or a sign that several currencies share.
+    /// `None` if no price names it.
     pub fn currency(&self) -> Option<&str> {
         self.currency.as_deref()
     }
@@ -403,13 +406,13 @@ impl Topology {
         self.restart_time
     }
 
-    /// Whether the file describes hosts to be made on this machine (`lab: true`).
+    /// Whether the hosts are created on this machine (`lab: true`).
     pub fn is_lab(&self) -> bool {
         self.is_lab
     }
 
-    /// Notes for the user: defaults taken, estimated figures, and suspicious values. One sentence
-    /// each.
+    /// Notes for the user, one sentence each: defaults that were used, estimated figures, and
+    /// suspicious values.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.notes.clone();
         for group in &self.groups {
@@ -433,13 +436,13 @@ impl Topology {
 }
 
 impl Description {
-    /// Builds the topology and checks what depends on the number of nodes. Single values have been
-    /// checked before.
+    /// Builds the topology and checks everything that depends on the number of nodes. Single values
+    /// must have been checked before.
     pub(crate) fn build(self) -> Result<Topology, TopologyError> {
         self.build_from(&NetworkPlaces::default())
     }
 
-    /// As [`build`](Self::build), for a description from a file.
+    /// Like [`build`](Self::build), for a description from a file, so that errors have places.
     pub(crate) fn build_from(self, places: &NetworkPlaces) -> Result<Topology, TopologyError> {
         let devices = self.groups.iter().try_fold(0usize, |sum, group| sum.checked_add(group.count.checked_mul(group.devices)?));
         if devices.is_none_or(|devices| devices > MAXIMUM_DEVICES) {

@@ -1,4 +1,4 @@
-//! NVLinks between the devices of a node whose pairs have different numbers of them, as in a DGX-1.
+//! NVLinks of a node in which pairs of devices have different numbers of links, as in a DGX-1.
 //!
 //! [`Wires`] knows pairs and their rates. It must not know routes or collectives.
 
@@ -10,12 +10,12 @@ use std::sync::Arc;
 pub struct Wires {
     /// A row for each device: its number of links to each other device.
     pub(crate) counts: Arc<[Vec<usize>]>,
-    /// Rate between two devices without a link, one way: that of PCIe.
+    /// Rate between two devices without a link, one way: by default that of PCIe.
     pub(crate) unlinked: BytesPerSecond,
 }
 
 impl Wires {
-    /// Rate at which a device sends to some others at once, one way. `bandwidth` is the rate of all
+    /// Rate at which a device sends to `others` together, one way. `bandwidth` is the rate of all
     /// links of the device that has the most.
     pub fn rate(&self, from: usize, others: &[usize], bandwidth: BytesPerSecond) -> BytesPerSecond {
         let most = self.counts.iter().map(|row| row.iter().sum::<usize>()).max();

@@ -1,4 +1,4 @@
-//! YAML files and their errors, in the words of this project. Knows no form of a file.
+//! Reads YAML files, and words their errors. It must not know the schema of any file.
 
 use crate::error::Place;
 use foretell_units::diagnostic::Mistake;
@@ -6,31 +6,30 @@ use foretell_units::suggest;
 use serde::de::DeserializeOwned;
 use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
 
-/// Why a text is not YAML, or not of the form that is read.
+/// Why a text is not YAML, or does not match the schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct YamlError {
-    /// Where in the text.
+    /// The place in the text.
     pub place: Option<Place>,
-    /// What is wrong there. The hint may be empty.
+    /// What is wrong at that place. The hint may be empty.
     pub mistake: Mistake,
 }
 
-/// Reads YAML, or JSON, a subset of it.
+/// Reads YAML. JSON is a subset of it.
 ///
-/// # Errors
-/// What is wrong, and where.
+/// # Errors [`YamlError`] if the text is not YAML or does not match `T`.
 pub fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| YamlError { place: error.location().as_ref().and_then(place), mistake: in_words(&error) })
 }
 
-/// Returns the place of the reader's location.
+/// Converts a location of the YAML reader. `None` if the location is unknown.
 pub(crate) fn place(location: &serde_saphyr::Location) -> Option<Place> {
     (location.line() > 0).then(|| Place { line: location.line(), column: location.column() })
 }
 
-/// Rewords those errors of the YAML reader that users are likely to see.
+/// Rewords the errors of the YAML reader that users are likely to see.
 fn in_words(error: &Error) -> Mistake {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {

@@ -1,7 +1,7 @@
 //! The cheapest bound: a layout takes at least as long as its matrix products at the devices' best
-//! rate. It settles most layouts that leave devices idle.
+//! rate. It excludes most layouts that leave devices idle.
 //!
-//! It knows how many products a step has, not what is in a layout's Program.
+//! It counts the products of a step, and does not look at a layout's Program.
 
 use super::bound::seconds;
 use crate::space::{Request, inner_ranks, world_size};
@@ -12,11 +12,13 @@ use foretell_units::Seconds;
 /// The matrix products of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arithmetic {
-    /// Operations of a sample.
+    /// FLOPs of the products of one sample.
     all: f64,
-    /// Part of `all` that runs in sequence: to the loss, and back to the inputs of the first block.
+    /// The part of `all` that runs in sequence: forward to the loss, and the gradients of inputs
+    /// back to the first block.
     in_sequence: f64,
-    /// Operations that the fastest device does in a picosecond; infinite if that is not known.
+    /// FLOPs of the fastest device per picosecond; infinite if the rate of any device kind is
+    /// unknown.
     rate: f64,
 }
 
@@ -35,15 +37,15 @@ impl Arithmetic {
         Self { all, in_sequence, rate: kinds.iter().map(fastest).fold(0.0, f64::max) }
     }
 
-    /// Returns a lower bound on the step time of every layout on so many devices.
+    /// Returns a lower bound on the step time of every layout on `devices` devices.
     pub(super) fn least_time_on(&self, devices: usize, global_batch: usize) -> Seconds {
         seconds(self.all * global_batch as f64 / devices.max(1) as f64 / self.rate)
     }
 
     /// Returns a lower bound on the step time of every layout with this mesh and micro-batch.
     ///
-    /// Some rank does at least the average work of all ranks. And each micro-batch goes through all
-    /// blocks and back, which only the ranks of one stage speed up.
+    /// The busiest rank does at least the average work of all ranks. And each micro-batch goes
+    /// through all blocks and back, where only the ranks of one stage share the work.
     pub(super) fn least_time(&self, layout: &Layout, global_batch: usize) -> Seconds {
         let Self { all, in_sequence, rate } = self;
         let average = all * global_batch as f64 / world_size(layout) as f64;

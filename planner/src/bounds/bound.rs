@@ -1,15 +1,15 @@
 //! A lower bound on what a layout needs, and its units.
 //!
-//! Memory is bounded in bytes of the request's software stack, without those that it holds for any
-//! Program. On unequal devices, bytes are weighted; see [`DeviceKinds`](crate::space::DeviceKinds).
+//! Memory is what the request's software stack needs on a device, in bytes. On unequal devices,
+//! bytes are weighted; see [`DeviceKinds`](crate::space::DeviceKinds).
 
 use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, Seconds};
 
-/// Lower bounds on what a layout needs; for a set of layouts, on what each of them needs.
+/// Lower bounds on what a layout needs; for a set of layouts, on what every one of them needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bound {
-    /// Step time. `None` if `memory` exceeds the memory limit, so that the time does not matter.
+    /// Step time. `None` if `memory` exceeds the memory limit, and the layout is excluded anyway.
     pub(crate) time: Option<Seconds>,
     /// Memory of the fullest device, in weighted bytes. Zero if it is not bounded.
     pub(crate) memory: Bytes,

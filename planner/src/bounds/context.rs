@@ -32,16 +32,16 @@ pub(crate) struct Bounds<'a> {
     pub(crate) estimates: Estimates,
     /// Compiler of the whole model.
     pub(crate) compiler: Compiler<'a>,
-    /// Parameters of the model, in numbers.
+    /// The number of parameters of the model.
     pub(super) parameters: usize,
-    /// How many of them are trained.
+    /// The number of parameters that are trained.
     pub(super) trained: usize,
     pub(super) truncated: TruncatedModels<'a>,
     pub(super) replicas: Replicas,
     pub(super) pipelines: PipelineTables,
     pub(super) hosts: Hosts,
     pub(super) arithmetic: Arithmetic,
-    /// Nothing is known of it until [`count_kernels`](Self::count_kernels).
+    /// Its bound is zero until [`count_kernels`](Self::count_kernels) is called.
     kernel_work: KernelWork,
     /// Time that the fastest device adds to a step outside the instructions.
     step_overhead: Seconds,
@@ -49,8 +49,8 @@ pub(crate) struct Bounds<'a> {
     micro_batch_overhead: Seconds,
     /// By number of ranks, the value of a second of step time; see [`objective::value_per_second`].
     values_per_second: Memo<usize, f64>,
-    /// Cuts by time, by a layout without ZeRO and its micro-batches. `None` where no cuts are
-    /// found.
+    /// Cuts that minimise time, keyed by a layout without ZeRO and the number of micro-batches.
+    /// `None` if no cuts are found.
     pub(super) cuts_by_time: Memo<(Layout, usize), Option<Vec<usize>>>,
 }
 
@@ -105,8 +105,8 @@ impl<'a> Bounds<'a> {
         })
     }
 
-    /// Returns the bound of a layout whose instructions take at least so many picoseconds and whose
-    /// fullest stage holds at least so many weighted bytes.
+    /// Returns the bound of a layout whose instructions take at least `picoseconds` and whose
+    /// fullest stage holds at least `bytes` weighted bytes.
     pub(super) fn bound(&self, micro_batches: usize, picoseconds: f64, bytes: f64) -> Bound {
         let memory = self.needed_memory(bytes);
         if memory > self.memory_limit {
@@ -121,8 +121,8 @@ impl<'a> Bounds<'a> {
         self.step_overhead + self.micro_batch_overhead * micro_batches as f64
     }
 
-    /// Returns the least memory that a device needs whose ranks' buffers take so many weighted
-    /// bytes.
+    /// Returns the least memory that a device needs if its buffers take `bytes` weighted bytes,
+    /// with the stack's fixed memory.
     pub(super) fn needed_memory(&self, bytes: f64) -> Bytes {
         Bytes::new((bytes + self.fixed_memory() - BUCKET_ROUNDING).max(0.0) as u64)
     }
@@ -150,14 +150,15 @@ impl<'a> Bounds<'a> {
         products.max(self.kernel_work.least_time_on(world_size(layout)))
     }
 
-    /// Returns the least step time of every layout, by its kernels on all devices.
+    /// Returns a lower bound on the step time of every layout: its kernels, divided over all
+    /// devices.
     pub(crate) fn least_step(&self) -> Seconds {
         let products = self.arithmetic.least_time_on(self.request.devices, self.space.global_batch);
         products.max(self.kernel_work.least_time_on(self.request.devices)) + self.overhead(1)
     }
 
-    /// Returns the least value of any layout whatever. Zero where the value of a second depends on
-    /// the devices in use.
+    /// Returns a lower bound on the value of every layout. Zero for objectives in which the value
+    /// of a second depends on the devices in use.
     pub(crate) fn least_value(&self) -> f64 {
         match self.request.objective {
             Objective::Time | Objective::SlowEnd => self.least_step().value(),
@@ -166,7 +167,8 @@ impl<'a> Bounds<'a> {
     }
 
     /// Returns `true` if truncated models bound a layout, so that a bound costs far less than a
-    /// simulation. Those of a pattern cost a good part of one, and say less of its memory.
+    /// simulation. It returns `false` for models of a repeating pattern, whose bounds cost much of
+    /// a simulation and are weaker on memory.
     pub(crate) fn has_cheap_bounds(&self, layout: &Layout) -> bool {
         self.space.model.is_plain_stack() && self.truncated.represent(layout) && self.truncated.represent_all_ranks(layout)
     }

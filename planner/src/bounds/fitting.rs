@@ -23,18 +23,18 @@ use foretell_units::{Bytes, Picoseconds, Seconds};
 use stages::{DevicesOfStage, FittedStages, StageCost, cuts_with_one_block_moved, least_cuts};
 use std::collections::BTreeMap;
 
-/// Most devices for which stages are fitted. On more, each stage has so few blocks that there is
-/// little to choose.
+/// The most devices for which stages are fitted. With more, stages have so few blocks that fitting
+/// gains little.
 const MOST_DEVICES: usize = 256;
 
-/// Most times that a layout is refitted before it counts as too large.
+/// The most refits of a layout before it counts as too large.
 pub(crate) const MOST_REFITS: usize = 8;
 
 /// Factors by which the slowest stage may exceed the optimum. For each, the cuts are tried through
 /// which one micro-batch passes fastest.
 const SLOWEST_STAGE_FACTORS: [f64; 12] = [1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 1.7, 2.0, 3.0, f64::INFINITY];
 
-/// Most stages for which single blocks are moved between any two stages.
+/// The most stages for which single blocks are moved between any two stages.
 const MOST_STAGES_WITH_MOVES: usize = 8;
 
 /// The blocks of each stage.
@@ -42,13 +42,13 @@ const MOST_STAGES_WITH_MOVES: usize = 8;
 struct StageBlocks {
     /// Blocks of each stage.
     cuts: Vec<usize>,
-    /// How many of them are recomputed.
+    /// Recomputed blocks of each stage.
     recomputed: Vec<usize>,
 }
 
 impl Bounds<'_> {
-    /// Returns `true` if truncated models decide the cuts of a layout: its pipeline lies on several
-    /// kinds of devices, and its cuts are open.
+    /// Returns `true` if truncated models decide the cuts of a layout: its pipeline runs on several
+    /// kinds of devices, and neither the user nor the plan states cuts.
     pub(crate) fn has_fitted_cuts(&self, layout: &Layout) -> bool {
         let are_open = self.space.fixed.cuts.is_none() && self.request.base.layout.cuts.is_none();
         let has_one_chunk = layout.pipeline > 1 && layout.virtual_stages == 1;
@@ -57,20 +57,21 @@ impl Bounds<'_> {
         self.kinds.are_mixed() && is_small && are_open && has_one_chunk && is_plain && self.truncated.represent(layout)
     }
 
-    /// Returns `true` if a layout with fitted cuts has a fitted layout beside it, with
+    /// Returns `true` if a layout with fitted cuts has a counterpart that is fitted with
     /// recomputation.
     pub(super) fn has_fitted_layout(&self, layout: &Layout) -> bool {
         layout.recompute == Recompute::None && self.space.recomputation_is_open(layout)
     }
 
-    /// Returns the cuts by time alone of a layout with fitted cuts, or `None` if none are found.
+    /// Returns the cuts that minimise the time of a layout with fitted cuts, whatever its memory.
+    /// `None` if none are found.
     pub(super) fn cuts_by_time(&self, layout: &Layout, micro_batches: usize) -> Option<Vec<usize>> {
         let key = Layout { zero: 0, shard_group: None, cuts: Some(Vec::new()), ..layout.clone() };
         self.cuts_by_time.get((key, micro_batches), || Some(self.fit_blocks(layout, micro_batches, None)?.cuts))
     }
 
-    /// Returns the fitted layout of one without recomputation, or the one that recomputes all
-    /// blocks if none fits.
+    /// Returns the fitted counterpart of a layout without recomputation; if none fits, the layout
+    /// that recomputes all blocks.
     pub(super) fn fitted_or_smallest(&self, layout: &Layout, micro_batches: usize) -> Layout {
         let fitted = self.fitted(layout, micro_batches, &self.full_budgets(layout));
         fitted.unwrap_or_else(|| {
@@ -79,15 +80,15 @@ impl Bounds<'_> {
         })
     }
 
-    /// Bounds the family of fitted layouts beside a family with fitted cuts, none of whose layouts
-    /// needs less than `needed`. `None` if there are no fitted layouts.
+    /// Bounds the fitted counterparts of a family with fitted cuts, whose own layouts need at least
+    /// `needed` bytes. `None` if there are no fitted layouts.
     pub(crate) fn fitted_family(&self, family: &Family, needed: Bytes) -> Option<(Bounded, Family)> {
         if !self.has_fitted_layout(&family.layout) {
             return None;
         }
         let mut variants = self.space.variants(family);
-        // Of variants with the same devices and ZeRO stage one is enough: the one with open cuts,
-        // if there is one, and the largest shard group, which needs the least memory.
+        // Among variants with the same devices and ZeRO stage, one is enough: the one with open
+        // cuts if there is one, with the largest shard group, which needs the least memory.
         variants.sort_by_key(|variant| variant.cuts.is_none());
         let mut seen: Vec<&Layout> = Vec::new();
         let mut least: Option<f64> = None;
@@ -108,8 +109,8 @@ impl Bounds<'_> {
         Some((Ok(bound), Family { layout, ..family.clone() }))
     }
 
-    /// Bounds a layout. One that is fitted is refitted as long as its bound exceeds the memory
-    /// limit; the layout that was bounded last is returned, too.
+    /// Bounds a layout. A fitted layout is refitted while its bound exceeds the memory limit. Also
+    /// returns the layout that was bounded last.
     pub(crate) fn layout_refitted(&self, mut layout: Layout, micro_batches: usize) -> (Bounded, Layout) {
         let mut budgets = self.full_budgets(&layout);
         for _ in 0..MOST_REFITS {
@@ -166,16 +167,16 @@ impl Bounds<'_> {
         vec![self.full_budget(); layout.pipeline]
     }
 
-    /// Returns a layout without recomputation fitted to memory budgets of its stages. Its cuts stay
-    /// the usual ones if they are. `None` if nothing fits.
+    /// Fits `layout`, which has no recomputation, to memory budgets of its stages. A layout with
+    /// the usual cuts keeps them. `None` if nothing fits.
     fn fitted(&self, layout: &Layout, micro_batches: usize, budgets: &[f64]) -> Option<Layout> {
         let blocks = self.fit_blocks(layout, micro_batches, Some(budgets))?;
         let cuts = layout.cuts.as_ref().map(|_| blocks.cuts);
         Some(Layout { cuts, recompute: Recompute::FullLayersOfStages(blocks.recomputed), ..layout.clone() })
     }
 
-    /// Returns the blocks of each stage with the least bound pass by pass, among some cuts: those
-    /// whose slowest stage is fastest, and those with a slower one through which a micro-batch
+    /// Returns the blocks of each stage with the least bound pass by pass. Candidates are the cuts
+    /// with the fastest slowest stage, and cuts with a slower one through which a micro-batch
     /// passes sooner. With `budgets`, each stage fits into its memory budget; `None` if nothing
     /// fits.
     fn fit_blocks(&self, layout: &Layout, micro_batches: usize, budgets: Option<&[f64]>) -> Option<StageBlocks> {
@@ -228,7 +229,8 @@ impl Bounds<'_> {
             let round_trip = |stage: usize, cost: &StageCost, rest: f64| {
                 let round_trip = cost.round_trip + 2.0 * extra_messages[stage] + rest;
                 // A stage that holds at most `most` micro-batches starts no further one before the
-                // first is back. So a longer round trip would slow it down.
+                // first has returned. So a round trip longer than `most` micro-batches' time would
+                // slow the stage down.
                 let most = stages.in_flight.most_saved(stage);
                 let is_in_time = most >= micro_batches || round_trip <= limit_per_micro_batch * most as f64;
                 (cost.all_passes <= limit && is_in_time).then_some(round_trip)
@@ -281,7 +283,7 @@ impl Bounds<'_> {
         layout.cuts.is_none().then(|| usual_cuts(&self.space.model.work, layout.pipeline, 1))
     }
 
-    /// Returns a layout's plan with the usual cuts, without ZeRO and recomputation: its ranks lie
+    /// Returns a layout's plan with the usual cuts, without ZeRO and recomputation: its ranks are
     /// on the same devices.
     fn plan_with_usual_cuts(&self, layout: &Layout) -> Plan {
         let layout = Layout { zero: 0, shard_group: None, cuts: None, recompute: Recompute::None, ..layout.clone() };

@@ -1,13 +1,13 @@
-//! A refusal of fixed sizes that divide nothing, before any search.
+//! Refusals, before any search, of fixed sizes that do not divide the model.
 
 use super::context::Bounds;
 use crate::error::PlannerError;
 use foretell_program::{Layout, Plan};
 
-/// Sizes that are tried to say which ones divide the model.
+/// The sizes that are tried for the list of those that divide the model.
 const TRIED: [usize; 20] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 32, 64];
 
-/// An axis whose size the user may fix, and which must divide something of the model.
+/// An axis whose size the user may fix, and which must divide a size of the model.
 struct FixedAxis {
     name: &'static str,
     size: Option<usize>,
@@ -17,8 +17,8 @@ struct FixedAxis {
 }
 
 impl Bounds<'_> {
-    /// Returns an error if a fixed `tensor`, `context` or `expert` alone keeps the model from being
-    /// laid out. It names the sizes that divide the model.
+    /// Returns an error if a fixed `tensor`, `context` or `expert` alone makes every layout of the
+    /// model impossible. The error names the sizes that divide the model.
     pub(crate) fn refusal_of_fixed_sizes(&self) -> Option<PlannerError> {
         let fixed = &self.request.fixed;
         let axes = [
@@ -28,7 +28,7 @@ impl Bounds<'_> {
         ];
         let sizes = axes.iter().filter_map(|axis| axis.size).chain(fixed.data).chain(fixed.pipeline);
         if sizes.fold(1, usize::saturating_mul) > self.request.devices {
-            // Too many ranks are a plainer reason, which the search gives.
+            // The search reports the plainer reason: too many ranks.
             return None;
         }
         axes.iter().find_map(|axis| self.refusal_of_axis(axis))
@@ -45,7 +45,7 @@ impl Bounds<'_> {
             return None;
         }
         let name = axis.name;
-        // The compiler's own hint knows neither `--fix` nor the other sizes.
+        // The compiler's hint mentions neither `--fix` nor the possible sizes.
         let reason = format!("{message}; `{name}` may be {}", possible.join(", "));
         Some(PlannerError::no_layout(request, reason, &format!("`--fix` another `{name}`, or leave it open")))
     }
@@ -53,8 +53,8 @@ impl Bounds<'_> {
     /// Returns the compiler's message about a layout whose only axis of several ranks has this
     /// size, or `None` if it can be laid out.
     fn message_about(&self, axis: &FixedAxis, size: usize) -> Option<String> {
-        // The compiler replicates attention whose heads it cannot shard. That fits no framework,
-        // and wastes all but one rank on it.
+        // The compiler replicates attention whose heads it cannot shard. No framework does so, and
+        // it wastes all ranks but one on attention.
         let heads = self.space.model.heads.filter(|_| axis.shards_heads);
         if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(size)) {
             return Some(format!("{heads} heads of attention are not divisible by {} ({size})", axis.name));

@@ -1,9 +1,9 @@
-//! The hosts of the devices, as far as layouts offload to them.
+//! The hosts of the devices, for layouts that offload to them.
 //!
-//! A layout that offloads does all that the same layout does without, and copies beside it. So such
-//! layouts are in the space only for the case that they do not fit otherwise
-//! (`search/too_large.rs`). Where they fit without, offloading is needless and counted so. It could
-//! be faster only by a scheduling anomaly (Graham 1969), when a delay happens to relieve a link.
+//! A layout that offloads does the same work as without offloading, and copies as well. So such
+//! layouts are searched only if nothing fits without offloading (`search/too_large.rs`); otherwise
+//! offloading counts as needless. It could be faster only by a scheduling anomaly (Graham 1969),
+//! when a delay happens to relieve a link.
 
 use super::pipeline::{BUCKET_ROUNDING, PipelineOffload};
 use crate::space::{DeviceKinds, Request, optimizer_tensors};
@@ -11,19 +11,20 @@ use foretell_program::Layout;
 use foretell_simulator::MemoryRates;
 use foretell_units::Bytes;
 
-/// Bytes of a gradient, and of each value that the optimizer keeps of a parameter.
+/// Bytes of a gradient, and of each value that the optimizer keeps for a parameter.
 const SINGLE_PRECISION: f64 = 4.0;
 
-/// What bounds know of offloading on the devices of a request.
+/// Facts about the hosts and devices of a request that bounds on offloading need.
 #[derive(Clone, Debug)]
 pub(super) struct Hosts {
-    /// Picoseconds in which a device copies a byte to its host, by place of its kind.
+    /// Picoseconds in which a device copies a byte to its host, indexed by kind among the kinds in
+    /// use.
     pub(super) copy_time_per_byte: Vec<f64>,
-    /// Bytes of each parameter on a device.
+    /// Bytes on a device for each parameter.
     parameter: f64,
-    /// Bytes of each parameter's gradient on a device.
+    /// Bytes on a device for each parameter's gradient.
     gradient: f64,
-    /// Bytes that the optimizer keeps of each parameter on a device.
+    /// Bytes on a device for each parameter's optimizer state.
     optimizer_state: f64,
     /// Smallest memory limit of a device, less what the stack holds for any Program.
     device_limit: f64,
@@ -43,15 +44,14 @@ impl Hosts {
             gradient: SINGLE_PRECISION * rates.gradients,
             optimizer_state: SINGLE_PRECISION * optimizer_tensors(base) as f64 * rates.optimizer_state,
             device_limit: kinds.smallest_memory_limit().value() - rates.fixed.value() * kinds.weight_of(None),
-            // Gathered parameters may count as either.
+            // Gathered parameters may count as transient memory or as parameters.
             activations: rates.transient.min(rates.parameters),
             first_node: topology.node_groups().first().and_then(|group| Some((group.host_memory?, group.devices))),
         }
     }
 
     /// Returns the least bytes of a model's state on all devices together: its parameters, the
-    /// gradients of those that are trained and, unless it may be on the hosts, their optimizer
-    /// state.
+    /// gradients of trained parameters and, unless it may be on the hosts, their optimizer state.
     pub(super) fn bytes_of_state(&self, parameters: usize, trained: usize, state_may_be_on_hosts: bool) -> f64 {
         let of_trained = self.gradient + if state_may_be_on_hosts { 0.0 } else { self.optimizer_state };
         parameters as f64 * self.parameter + trained as f64 * of_trained
@@ -80,8 +80,8 @@ impl Hosts {
     /// Returns `true` if none of `layouts` fits into `limit` even with the optimizer state on the
     /// hosts, given that each holds at least `needed` bytes with the state on the devices.
     ///
-    /// The layouts differ only in ZeRO. Stage 1 holds no more than stage 0, so stage 0 counts only
-    /// if there is no other. Offloading removes at most the state's share of persistent memory.
+    /// The layouts differ only in ZeRO. ZeRO 1 holds no more than ZeRO 0, so ZeRO 0 counts only if
+    /// it is the only one. Offloading removes at most the state's share of persistent memory.
     pub(super) fn offloaded_state_does_not_fit(&self, layouts: &[Layout], needed: Bytes, limit: Bytes) -> bool {
         let Self { parameter, gradient, optimizer_state, .. } = self;
         let share_left = |layout: &Layout| match layout.zero {
@@ -98,7 +98,7 @@ impl Hosts {
     }
 
     /// Returns `true` if the first node's host cannot hold `bytes` for each of its ranks, of a
-    /// layout with so many ranks.
+    /// layout with `ranks` ranks.
     pub(super) fn exceeds_host_memory(&self, bytes: f64, ranks: usize) -> bool {
         self.first_node.is_some_and(|(memory, devices)| bytes * devices.min(ranks) as f64 > memory.value())
     }

@@ -1,13 +1,13 @@
-//! A bound for every layout that a plan file can say: the kernels of a step, divided perfectly.
+//! A bound for every layout that a plan file can state: the kernels of a step, divided perfectly.
 //!
 //! A step has at least the kernels of a layout on one rank with one micro-batch: dividing them adds
 //! work, and so do recomputation, buckets, and conversions between layouts. However kernels are
 //! divided, all parts together take a known least time
 //! ([`divided_time`](foretell_simulator::CostModel::divided_time)). The busiest device takes at
-//! least its share of that. Of two kinds of device each takes the kernels that suit it, and both
-//! end at once: a linear program, whose optimum is known. Nothing in this depends on a mesh, a
-//! schedule, cuts, a rank order, buckets, or an algorithm of collectives. Messages, bubbles and
-//! idle devices count for nothing.
+//! least its share of that. With two kinds of device, each kind takes the kernels in which it is
+//! relatively fastest, and both kinds end at the same time: this is the optimum of a linear
+//! program. Nothing in this depends on a mesh, a schedule, cuts, a rank order, buckets, or an
+//! algorithm of collectives. Messages, bubbles and idle devices count for nothing.
 
 use super::bound::{ROUNDING, seconds};
 use crate::space::{DeviceKinds, Request};
@@ -17,35 +17,35 @@ use foretell_units::Seconds;
 /// The least work of the kernels of a step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KernelWork {
-    /// The same work, in the times of each kind of device in use. Empty if the work is not known.
+    /// The work in times on each kind of device in use. Empty if the work is not known.
     by_kind: Vec<WorkOfKind>,
     /// The work on two kinds of device, one of which is faster with every kernel.
     on_two_kinds: Option<WorkOnTwoKinds>,
 }
 
-/// The work of a step, in the times of one kind of device.
+/// The work of a step, in times on one kind of device.
 #[derive(Clone, Debug)]
 struct WorkOfKind {
     /// Least picoseconds in which one device of the kind runs all kernels.
     alone: f64,
-    /// How many times as fast the devices of each kind may be with any kernel, and how many there
-    /// are; the fastest first.
+    /// For each kind, the largest speed over this kind with any kernel, and the number of its
+    /// devices; the fastest kind first.
     speeds: Vec<(f64, usize)>,
 }
 
 /// The work of a step on two kinds of device.
 #[derive(Clone, Debug)]
 struct WorkOnTwoKinds {
-    /// Picoseconds of each kernel on a device of the faster kind and of the other. What suits the
-    /// faster kind most comes first.
+    /// Picoseconds of each kernel on a device of the faster kind and of the other. The kernels in
+    /// which the faster kind gains the most come first.
     kernels: Vec<[f64; 2]>,
     /// Devices of each kind.
     counts: [usize; 2],
 }
 
 impl WorkOnTwoKinds {
-    /// `None` if neither kind is faster with every kernel: then it is not known which devices suit
-    /// fewer ranks best.
+    /// `None` if neither kind is faster with every kernel: then it is not known which devices are
+    /// best if there are fewer ranks than devices.
     fn new(kernels: &[Vec<f64>], counts: &[usize]) -> Option<Self> {
         let &[first, second] = counts else { return None };
         let pairs = kernels.iter().filter(|times| times.iter().any(|&time| time > 0.0)).map(|times| [times[0], times[1]]);
@@ -57,8 +57,8 @@ impl WorkOnTwoKinds {
         } else if !pairs.iter().all(|[first, second]| first <= second) {
             return None;
         }
-        // Without end where the faster kind takes no time. Quotients are in one order whatever they
-        // are rounded to; cross products are not.
+        // Infinite where the faster kind takes no time. Sort by quotients: rounded quotients have a
+        // consistent order, rounded cross products may not.
         let gain = |pair: &[f64; 2]| pair[1] / pair[0];
         pairs.sort_by(|pair, other| gain(other).total_cmp(&gain(pair)));
         Some(Self { kernels: pairs, counts })
@@ -74,7 +74,7 @@ impl WorkOnTwoKinds {
         }
         let (mut before, mut after) = (0.0, self.kernels.iter().map(|pair| pair[1]).sum::<f64>());
         for [own, other] in &self.kernels {
-            // The kernel of which both kinds have a part, so that they end together.
+            // Both kinds share this kernel, so that they end together.
             let (next_before, next_after) = (before + own, after - other);
             if next_before / faster >= next_after / slower {
                 let part = (after / slower - before / faster) / (own / faster + other / slower);
@@ -87,14 +87,15 @@ impl WorkOnTwoKinds {
 }
 
 impl KernelWork {
-    /// Counts the kernels of a step. Nothing is known where replicas do not make the same steps,
-    /// where kernels were measured, or where one rank cannot run the model.
+    /// Counts the kernels of a step. The work stays unknown if the mode is not synchronous, if
+    /// kernels were measured, or if one rank cannot run the model.
     pub(super) fn new(request: &Request<'_>, compiler: &Compiler<'_>, kinds: &DeviceKinds) -> Self {
         let (base, costs) = (request.base, request.costs);
         if !matches!(base.mode, Mode::Synchronous) {
             return Self::default();
         }
-        // Fewer samples have no more work, if one rank cannot run all of them at once.
+        // If one rank cannot run the global batch at once, try fewer samples, which are no more
+        // work.
         let halves = std::iter::successors(Some(base.global_batch), |samples| Some(samples / 2).filter(|&half| half > 0));
         let compiled = |samples: usize| {
             let layout = Layout { micro_batch: samples, ..Layout::default() };
@@ -150,8 +151,8 @@ fn device_counts(kinds: &DeviceKinds, devices: usize) -> Vec<usize> {
     counts
 }
 
-/// For each kind: its speed relative to kind `reference` with the kernel that suits it best, and
-/// its device count; fastest first.
+/// For each kind: its largest speed relative to kind `reference` over all kernels, and its device
+/// count; the fastest kind first.
 fn speeds(kernels: &[Vec<f64>], reference: usize, counts: &[usize]) -> Vec<(f64, usize)> {
     let fastest = |kind: usize| {
         let known = kernels.iter().filter(|times| times[reference] > 0.0);

@@ -1,7 +1,7 @@
 //! Bounds of layouts, and of families of layouts.
 //!
 //! Most layouts are bounded by truncated models of their pipeline. Three kinds of layouts have
-//! files of their own: those whose stages have meshes of their own (`stage_meshes.rs`), those with
+//! files of their own: those whose stages have their own meshes (`stage_meshes.rs`), those with
 //! unequal shares of the samples (`unequal_shares.rs`), and those whose model or rank order
 //! truncated models do not represent (`whole_program.rs`).
 
@@ -15,10 +15,11 @@ use foretell_program::{Layout, Plan};
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
 
-/// How a layout's blocks lie on kinds of devices.
+/// The stages of a layout's blocks, and the kinds of devices of the stages.
 struct Arrangement {
     cuts: Arc<PipelineCuts>,
-    /// For each different replica of the pipeline, the place of each stage's kind.
+    /// For each different replica of the pipeline, the index of each stage's kind among the kinds
+    /// in use.
     pipelines: Vec<Vec<usize>>,
 }
 
@@ -32,14 +33,14 @@ pub(crate) struct LayoutTimeLeft {
 }
 
 impl Bounds<'_> {
-    /// Bounds some layouts of a family together. What data-parallel ranks do for one another does
-    /// not count, since the layouts differ in it.
+    /// Returns one bound for several layouts of a family. Sharding and communication among
+    /// data-parallel ranks do not count, since the layouts differ in them.
     ///
-    /// A bound on time that reaches `enough` need not be tight.
+    /// A bound on time that reaches `enough` is not tightened further.
     pub(crate) fn layouts(&self, family: &Family, variants: &[Layout], enough: Option<Seconds>) -> Bounded {
         let Family { layout, micro_batches } = family;
         let micro_batches = *micro_batches;
-        // A caller of the library may ask for woven passes; the chains of passes bound none.
+        // Chains of passes are no bound on woven passes, which a caller of the library may request.
         if self.request.base.overlap.passes {
             return Ok(Bound::TRIVIAL);
         }
@@ -60,7 +61,7 @@ impl Bounds<'_> {
             memory.fold(f64::INFINITY, f64::min)
         };
         // Activations grow with the samples of a micro-batch. So the truncated model of one sample,
-        // which all families of a mesh share, already shows most that are too large.
+        // which all families of a mesh share, already shows most layouts that are too large.
         let one_sample = Layout { data: 1, micro_batch: 1, ..layout.clone() };
         if let Ok(models) = self.truncated.on_each_kind(&one_sample, micro_batches)
             && self.space.model.experts.is_none()
@@ -81,7 +82,7 @@ impl Bounds<'_> {
         Ok(self.bound(micro_batches, time, bytes))
     }
 
-    /// Bounds one layout. The bound of its family holds beside it and may be greater.
+    /// Bounds one layout. The bound of its family holds as well, and may be greater.
     pub(crate) fn layout(&self, layout: &Layout, micro_batches: usize) -> Bounded {
         if self.request.base.overlap.passes {
             return Ok(Bound::TRIVIAL);
@@ -106,8 +107,8 @@ impl Bounds<'_> {
         let arrangements = self.arrangements(std::slice::from_ref(layout));
         let timetable = self.pipelines.timetable(layout, micro_batches);
         // This truncated model has all data-parallel ranks. If they gather parameters, it does not
-        // tell how many are gathered at a time: the model's first and last block lie nearer to each
-        // other than in the layout.
+        // show how many are gathered at once, since its first and last block are closer together
+        // than in the layout.
         let bytes = if optimizer_shards(layout) > 1 {
             0.0
         } else {
@@ -184,7 +185,7 @@ impl Bounds<'_> {
         arrangements
     }
 
-    /// Returns the least over all arrangements of the greatest value of any replica of the
+    /// Returns the minimum over arrangements of the maximum of `value` over the replicas of the
     /// pipeline. The optimizer state in `models` is sharded over `shards` ranks.
     fn least_over(
         &self,
@@ -206,7 +207,7 @@ impl Bounds<'_> {
     }
 }
 
-/// Returns `true` if the ranks of two layouts of a family lie on the same devices.
+/// Returns `true` if the ranks of two layouts of a family are on the same devices.
 pub(super) fn have_same_devices(one: &Layout, other: &Layout) -> bool {
     one.placement == other.placement && one.stage_places == other.stage_places
 }

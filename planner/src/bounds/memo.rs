@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Values by key, each computed when it is first asked for. Threads may share it.
+/// Values by key, each computed when it is first requested. Threads may share it.
 pub(super) struct Memo<Key, Value>(Mutex<HashMap<Key, Arc<OnceLock<Value>>>>);
 
 impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
@@ -20,7 +20,8 @@ impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
             return known.clone();
         }
         // Not inside `get_or_init`: rayon lets a thread that waits there run other tasks, and one
-        // of them may ask for the same key. So two threads may compute a value, and one is dropped.
+        // of these may request the same key. So two threads may compute a value, and one of the two
+        // results is dropped.
         let value = compute();
         cell.get_or_init(|| value).clone()
     }

@@ -1,7 +1,7 @@
 //! A refusal of models whose persistent state alone exceeds the memory of all devices.
 //!
-//! Each parameter lies on at least one device, however they are sharded. So do the gradient and the
-//! optimizer state of each that is trained. So the check needs no layout. It costs nothing even for
+//! However parameters are sharded, each is on at least one device, and so are the gradient and the
+//! optimizer state of each trained one. So the check needs no layout. It costs nothing even for
 //! models so large that compiling their truncated models takes long.
 
 use super::context::Bounds;

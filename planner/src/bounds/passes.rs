@@ -3,8 +3,8 @@
 //! A [`TimedList`] is an instruction list with the time that each instruction takes alone. From it
 //! follow the longest dependency chains of a pass ([`PassTime`]), the time that collectives and
 //! kernels take one after another ([`StreamTime`], `kernel_time`), and the bytes that persist or
-//! are held for a micro-batch ([`PersistentMemory`], [`MicroBatchMemory`]). Everything a pass waits
-//! for from other passes counts as done, so these are lower bounds in any order of the passes.
+//! are held for a micro-batch ([`PersistentMemory`], [`MicroBatchMemory`]). Everything that a pass
+//! needs from other passes counts as done, so these are lower bounds in any order of the passes.
 //!
 //! Nothing here knows layouts, schedules or pipelines.
 

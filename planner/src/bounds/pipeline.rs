@@ -3,7 +3,7 @@
 //! [`PipelineCosts`] places the costs of truncated models in the chunks of a pipeline. From them
 //! follow a bound in closed form for every layout (`closed_form.rs`), one pass by pass in schedule
 //! order for promising layouts (`by_pass.rs`), the least memory of the fullest stage (`memory.rs`),
-//! and the time that is left after each pass (`time_left.rs`).
+//! and the time from each pass to the end of the step (`time_left.rs`).
 //!
 //! Nothing here compiles or times a Program.
 

@@ -1,8 +1,8 @@
-//! Bounds of layouts whose stages have meshes of their own.
+//! Bounds of layouts whose stages have their own meshes.
 //!
 //! A stage runs the same passes as in a pipeline whose stages all have its mesh. Only messages
 //! differ: between unequal meshes they have other sizes, and not every rank sends one. So each mesh
-//! has a truncated model of its own, without messages.
+//! has its own truncated model, without messages.
 
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;

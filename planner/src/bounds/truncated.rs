@@ -8,10 +8,10 @@
 //! throughout. One assumption is tested, not proven: that no chain exists only from some number of
 //! blocks on. `bounds_never_exceed_the_simulation` in `tests/planner/bounds.rs` searches for one.
 //!
-//! Where a period of several blocks repeats, a model without a pipeline counts whole periods as
-//! equal blocks. A pipeline cuts through periods. So each kind of block has stacks of its own
-//! there, and each block of a chunk adds what a block of its kind adds. That it adds no more
-//! between blocks of other kinds is tested in the same way.
+//! If a period of several blocks repeats, a layout without a pipeline counts whole periods as equal
+//! blocks. A pipeline may cut through a period. So each kind of block then has its own stacks, and
+//! each block of a chunk adds what a block of its kind adds in them. That it adds no less between
+//! blocks of other kinds is tested in the same way.
 
 mod cache;
 mod chunk_cost;
@@ -34,23 +34,24 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Stages of a truncated pipeline: the first blocks, the two stacks, the last blocks.
+/// The number of stages of a truncated pipeline: the first blocks, the two stacks, the last blocks.
 pub(super) const TRUNCATED_STAGES: usize = 4;
 
-/// Equal blocks of a truncated pipeline: both stacks, and one beside each end of the model.
+/// The number of equal blocks of a truncated pipeline: both stacks, and one block next to each end
+/// of the model.
 const PIPELINE_BLOCKS: usize = SHORT + LONG + 2;
 
 const _: () = assert!(FEWEST_REPEATS >= PIPELINE_BLOCKS, "a truncated model is no longer than the model");
 
-/// Operators whose compilation each compiler keeps: those of about forty graphs. Plans with the
-/// same graph follow one another in the space, so more would only take memory.
+/// The most operators that each compiler caches: those of about forty graphs. Plans with the same
+/// graph follow one another in the space, so more would only take memory.
 const REMEMBERED_OPERATORS: usize = 8192;
 
 /// Compilers of the truncated models.
 pub(super) struct TruncatedCompilers<'a> {
     /// The model with one period and with two.
     stacks: [Compiler<'a>; 2],
-    /// For each kind of block in a period, the pipeline with this kind alone.
+    /// For each kind of block in a period, the truncated pipeline with this kind alone.
     pipelines: Vec<Compiler<'a>>,
     pattern: Arc<BlockPattern>,
 }
@@ -59,7 +60,7 @@ impl<'a> TruncatedCompilers<'a> {
     fn new(request: &Request<'a>, graph: &Graph, pattern: &BlockPattern) -> Self {
         let training = &request.base.training;
         let graph_of = |model: &Model| training.graph(model, request.name, &GraphOptions::ONE).ok();
-        // Graphs of a shorter model are built sooner.
+        // Building the graph of a shorter model is faster.
         let short = pattern.shortened(request.model, graph, graph_of, |parameter| training.is_frozen(parameter));
         let (model, pattern) = match short {
             Some((model, pattern)) => (Cow::Owned(model), pattern),
@@ -75,9 +76,9 @@ impl<'a> TruncatedCompilers<'a> {
     }
 }
 
-/// Equal blocks of a chunk whose activations need not go to the host. If the backward pass follows
-/// at once, the last two stay on the device (`BLOCKS_THAT_STAY` in the compiler); and other chunks
-/// may read what the chunk's first block leaves.
+/// The number of equal blocks of a chunk whose activations may stay on the device. If the backward
+/// pass follows at once, the last two stay on the device (`BLOCKS_THAT_STAY` in the compiler); and
+/// other chunks may read what the chunk's first block leaves.
 const BLOCKS_NOT_OFFLOADED: usize = 3;
 
 /// Communication that a truncated model counts as taking no time, because it may differ from that
@@ -87,8 +88,8 @@ pub(super) struct LeftOut {
     /// Messages between stages: between unequal meshes, neither their sizes nor their ranks are
     /// those of the truncated model.
     pub(super) messages: bool,
-    /// Gradient sums of a table that the first and the last stage share: they may lie nearer to
-    /// each other than in the truncated model.
+    /// Gradient sums of a table that the first and the last stage share: the two stages may be
+    /// closer to each other than in the truncated model.
     pub(super) sums_over_stages: bool,
 }
 
@@ -96,13 +97,15 @@ pub(super) struct LeftOut {
 #[derive(Clone, Debug)]
 pub(super) struct TruncatedModel {
     pattern: Arc<BlockPattern>,
-    /// With a pipeline the stacks of each kind of block in a period; else those of periods.
+    /// With a pipeline, the stacks of each kind of block in a period; otherwise one pair of stacks
+    /// of whole periods.
     stacks: Vec<Stacks>,
     /// Whether it is a pipeline.
     is_pipeline: bool,
-    /// The same with full recomputation, for layouts that recompute part of the blocks.
+    /// The same model with full recomputation, for layouts that recompute part of their blocks.
     all_recomputed: Option<Arc<Self>>,
-    /// Whether it runs several micro-batches. Then work that is done once a step is in no pass.
+    /// Whether it runs several micro-batches. If so, no pass contains work that is done once a
+    /// step.
     pub(super) has_several_micro_batches: bool,
     /// Least extra time, in picoseconds, of a message between stages that share no node, over the
     /// time that this model gives messages.
@@ -111,13 +114,13 @@ pub(super) struct TruncatedModel {
     pub(super) message_bytes: f64,
 }
 
-/// What a truncated model depends on beside its layout.
+/// The inputs of a truncated model besides its layout.
 #[derive(Clone, Copy)]
 pub(super) struct Timing<'a> {
     request: &'a Request<'a>,
     rates: &'a MemoryRates,
     micro_batches: usize,
-    /// If it is given, all devices are of that kind of the topology.
+    /// The topology's kind of all devices; the topology's own devices if `None`.
     kind: Option<usize>,
     left_out: LeftOut,
 }
@@ -147,7 +150,7 @@ impl TruncatedModel {
             if left_out.messages {
                 leave_out_messages(&program.lists, &mut times);
             } else {
-                // With a given kind of device, the nodes are not known.
+                // If a kind of device is given, it is not known which nodes the stages are on.
                 let nodes = kind.is_none().then_some(*topology);
                 let extra = equalise_messages(&program, &mut times, nodes);
                 extra_between_nodes.set(Some(extra_between_nodes.get().map_or(extra, |least: f64| least.min(extra))));
@@ -169,14 +172,14 @@ impl TruncatedModel {
             is_pipeline,
             all_recomputed: None,
             has_several_micro_batches: timing.micro_batches > 1,
-            // Where messages are left out they take no time.
+            // Zero if messages are left out.
             extra_between_nodes: extra_between_nodes.get().unwrap_or(0.0),
             message_bytes: message_bytes.get(),
         })
     }
 
-    /// Joins the models of a layout without recomputation and with full recomputation into one of
-    /// layouts that recompute part of the blocks.
+    /// Joins the models without recomputation and with full recomputation into one for layouts that
+    /// recompute part of their blocks.
     fn partly_recomputed(none: &Self, all: Arc<Self>) -> Self {
         Self { all_recomputed: Some(all), ..none.clone() }
     }
@@ -186,13 +189,14 @@ impl TruncatedModel {
         let none = self.chunk_of_uniform_blocks(chunk);
         let Some(all) = self.all_recomputed.as_ref().filter(|_| chunk.recomputed > 0) else { return none };
         if !self.pattern.is_plain() {
-            // Which blocks are recomputed depends on where the chunk begins. Some are between none
-            // and all.
+            // Which blocks are recomputed depends on where the chunk begins. Its cost is at least
+            // the smaller of those with none and with all blocks recomputed.
             return none.with(&all.chunk_of_uniform_blocks(chunk), f64::min);
         }
         if chunk.recomputed >= chunk.equal_blocks {
-            // If every block is recomputed, the last one's recomputation may precede the arrival
-            // of the gradient, and is then in no chain. Extrapolation from `none` would count it.
+            // If every block is recomputed, the recomputation of the last one may precede the
+            // arrival of the gradient, and is then in no chain. Extrapolation from `none` would
+            // count it.
             return all.chunk_of_uniform_blocks(chunk);
         }
         let extra = all.stacks[0].per_block().with(&self.stacks[0].per_block(), |all, none| all - none);
@@ -200,7 +204,7 @@ impl TruncatedModel {
         // A zero means that no such chain exists here, so nothing is added to it.
         let add = |own: f64, extra: f64| if own > 0.0 { (own + count * extra).max(0.0) } else { own };
         let saved = add(none.micro_batch.saved, extra.micro_batch.saved);
-        // While a recomputed block runs, it uses as much memory beyond `saved` as any other.
+        // While a recomputed block runs, it uses as much memory beyond `saved` as other blocks.
         let freed = none.micro_batch.saved - saved;
         ChunkCost {
             backward: none.backward.with(extra.backward, add),
@@ -214,7 +218,8 @@ impl TruncatedModel {
                 backward_peak: none.micro_batch.backward_peak - freed,
                 ..none.micro_batch
             },
-            // How much of the rest goes to the host depends on which blocks are recomputed.
+            // How many of the remaining activations are offloaded depends on which blocks are
+            // recomputed, so none count.
             offloaded: OffloadedActivations::default(),
             ..none
         }
@@ -224,7 +229,8 @@ impl TruncatedModel {
     /// or none.
     fn chunk_of_uniform_blocks(&self, chunk: Chunk) -> ChunkCost {
         let counts = self.counts(chunk);
-        // Adds the blocks of all kinds to `from`, which has one block of the kind `own` already.
+        // Adds the chunk's blocks of all kinds to `from`, which already has one block of kind
+        // `own`.
         let with_all = |from: &ChunkCost, own: usize| {
             let of_own = self.stacks[own].extrapolate(from, counts[own] as f64 - 1.0);
             let others = self.stacks.iter().zip(&counts).enumerate().filter(|&(kind, (_, &count))| kind != own && count > 0);
@@ -243,8 +249,8 @@ impl TruncatedModel {
                 }
             }
         };
-        // What the block at an end of the chunk does while others run counts in no chain. Which
-        // kind of block that is differs from chain to chain, so each number counts with the least.
+        // Work of a chunk's outermost block that overlaps other blocks is in no chain. Which kind
+        // of block that is differs between chains, so each number is the least over all kinds.
         let has = |kind: &usize| counts[*kind] > 0 || counts.iter().all(|&count| count == 0);
         let costs = (0..counts.len()).filter(has).map(beginning_with);
         let cost = costs.reduce(|left, right| left.with(&right, f64::min)).expect("invariant: a period has a block");
@@ -261,7 +267,7 @@ impl TruncatedModel {
         counts
     }
 
-    /// Returns the activations that a chunk with so many equal blocks of each kind moves to the
+    /// Returns the activations that a chunk with `counts` equal blocks of each kind moves to the
     /// host.
     fn offloaded(&self, chunk: Chunk, counts: &[usize]) -> OffloadedActivations {
         let of_kinds = |value: fn(&ChunkCost) -> f64| self.stacks.iter().map(move |stacks| value(&stacks.per_block()).max(0.0));

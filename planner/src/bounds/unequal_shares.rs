@@ -9,8 +9,8 @@ use crate::space::{inner_ranks, most_shards};
 use foretell_program::Layout;
 use std::sync::Arc;
 
-/// Bounds all variants of a family without a pipeline by its slowest rank and its fullest rank,
-/// each by itself.
+/// Bounds all variants of a family without a pipeline: the time by the slowest rank, the memory by
+/// the fullest rank. Families with a pipeline get the trivial bound.
 pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micro_batches: usize) -> Bounded {
     let Bounds { request, kinds, hosts, .. } = bounds;
     if layout.pipeline != 1 {
@@ -39,7 +39,8 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
     let (mut time, mut bytes) = (0.0f64, 0.0f64);
     for (share, kind) in different {
         let samples = layout.micro_batch * share;
-        // As for other families, the truncated model of one sample shows most that are too large.
+        // As for other families, the truncated model of one sample shows most layouts that are too
+        // large.
         if is_truncated
             && bounds.space.model.experts.is_none()
             && let Ok(model) = bounds.truncated.on_kind(&one_sample, micro_batches, kind)

@@ -1,5 +1,5 @@
-//! The layouts that a search looks at: the variants of a family, with cuts and recomputation from
-//! truncated models where layouts are fitted.
+//! The layouts that a search considers: the variants of a family, with cuts and recomputation from
+//! truncated models if layouts are fitted.
 
 use super::bound::Bounded;
 use super::context::Bounds;
@@ -14,8 +14,8 @@ impl Bounds<'_> {
         self.layouts(family, &self.variants(family), enough)
     }
 
-    /// Returns the layouts of a family. Cuts by the devices' peak rates are replaced by cuts by
-    /// time where these are fitted.
+    /// Returns the layouts of a family. If cuts are fitted, cuts by time replace those by the
+    /// devices' peak rates.
     pub(crate) fn variants(&self, family: &Family) -> Vec<Layout> {
         let mut variants = self.space.variants(family);
         if !self.has_fitted_cuts(&family.layout) {
@@ -39,8 +39,8 @@ impl Bounds<'_> {
         variants
     }
 
-    /// Returns the layouts to look at if a layout does not fit: the fitted one, or those that
-    /// recompute more and more blocks.
+    /// Returns the layouts to try if a layout does not fit: the fitted one, or those that recompute
+    /// more and more blocks.
     pub(crate) fn partly_recomputed(&self, layout: &Layout, micro_batches: usize) -> Vec<Layout> {
         if !self.has_fitted_cuts(layout) {
             return self.space.partly_recomputed(layout);
@@ -51,7 +51,7 @@ impl Bounds<'_> {
         vec![self.fitted_or_smallest(layout, micro_batches)]
     }
 
-    /// Returns how many layouts of the space a layout stands for; see
+    /// Returns the number of layouts of the space that a layout represents; see
     /// [`Space::forms`](crate::space::Space::forms).
     pub(crate) fn forms(&self, layout: &Layout) -> usize {
         let partly_recomputed = if self.has_fitted_cuts(layout) {

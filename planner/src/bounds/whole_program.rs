@@ -1,4 +1,4 @@
-//! Bounds from a layout's own Program, where truncated models do not hold.
+//! Bounds from a layout's own Program, for layouts that truncated models do not represent.
 
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;
@@ -13,20 +13,19 @@ use foretell_units::diagnostic::Mistake;
 use foretell_units::{Picoseconds, Seconds};
 use std::sync::Arc;
 
-/// The costs of a replica's chunks, with the bucket that all families share.
+/// The costs of a replica's chunks, with the base plan's bucket size, so that families share them.
 fn replica_costs(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Replica {
     let layout = Layout { bucket: bounds.space.base.bucket, ..layout.clone() };
     bounds.replicas.of(&layout, micro_batches, |own, micro_batches| costs_of_replica(bounds, own, micro_batches))
 }
 
-/// Bounds all variants of a family by the passes of one replica. What data-parallel ranks do for
-/// one another does not count, nor the update, which they may shard.
+/// Bounds all variants of a family by the passes of one replica. Communication among data-parallel
+/// ranks does not count, nor the update, which they may shard.
 ///
-/// Bounds that many families share are tried first, and the first that reaches `enough` is
-/// returned.
+/// Bounds that many families share come first. The first bound that reaches `enough` is returned.
 pub(super) fn bound_by_passes(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize, enough: Option<Seconds>) -> Bounded {
     if !bounds.space.devices.speeds.is_empty() && layout.pipeline > 1 {
-        // Variants differ in their cuts, and stages in the speed of their devices.
+        // No bound: variants differ in their cuts, and stages in the speed of their devices.
         return Ok(Bound::TRIVIAL);
     }
     let suffices = |bound: &Bound| bound.time.is_some_and(|time| enough.is_some_and(|enough| time >= enough));
@@ -35,7 +34,7 @@ pub(super) fn bound_by_passes(bounds: &Bounds<'_>, layout: &Layout, micro_batche
     if layout.pipeline > 1
         && let Some(kernels) = kernels_of_all_stages(bounds, &without, micro_batches)
     {
-        // Some stage has at least the average of all.
+        // The busiest stage has at least the average over all stages.
         let bound = bounds.bound(micro_batches, kernels * micro_batches as f64 / layout.pipeline as f64, 0.0);
         if suffices(&bound) {
             return Ok(bound);
@@ -56,8 +55,8 @@ pub(super) fn bound_by_passes(bounds: &Bounds<'_>, layout: &Layout, micro_batche
     Ok(found)
 }
 
-/// Returns the picoseconds that the kernels of one micro-batch take on all stages together, by the
-/// layout without a pipeline. `None` if that is not known.
+/// Returns the picoseconds that the kernels of one micro-batch take on all stages together, taken
+/// from the layout without a pipeline. `None` if that is not known.
 fn kernels_of_all_stages(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Option<f64> {
     let schedule = layout.schedule.of_one_chunk();
     let one_stage =
@@ -70,7 +69,8 @@ fn kernels_of_all_stages(bounds: &Bounds<'_>, layout: &Layout, micro_batches: us
 fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -> Replica {
     let Request { topology, costs, base, .. } = *bounds.request;
     let (stages, chunks, schedule, bucket) = (layout.pipeline, layout.virtual_stages, layout.schedule, layout.bucket);
-    // Without a pipeline the first replica lies on the same devices however many there are.
+    // Without a pipeline and a stated rank order, the first replica is on the same devices for any
+    // number of replicas.
     let has_same_rank_distances = stages == 1 && layout.placement.is_none();
     let plan = Plan { global_batch: layout.samples_at_once() * micro_batches, layout, ..base.clone() };
     let Some(program) = unplaced(bounds, &plan).map_err(|error| Mistake::of(&error))? else { return Ok(None) };
@@ -91,8 +91,8 @@ fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -
     Ok(Some(Arc::new(of_positions)))
 }
 
-/// Compiles a plan without a memory plan. `None` if the search had to give up meanwhile; then the
-/// plan has no bound.
+/// Compiles a plan without a memory plan. `None` if the search gave up meanwhile; the plan then has
+/// the trivial bound.
 fn unplaced(bounds: &Bounds<'_>, plan: &Plan) -> Result<Option<Program>, PlanError> {
     match bounds.compiler.unplaced_until(plan, &|| bounds.request.give_up.is_raised()) {
         Err(PlanError::Interrupted) => Ok(None),
@@ -100,7 +100,8 @@ fn unplaced(bounds: &Bounds<'_>, plan: &Plan) -> Result<Option<Program>, PlanErr
     }
 }
 
-/// Gives collectives and messages no time: groups may lie elsewhere in the layout.
+/// Sets the time of collectives and messages to zero, since groups may be on other devices in the
+/// layout.
 fn leave_out_communication(lists: &[StageProgram], times: &mut [LeastTimes]) {
     for (list, times) in lists.iter().zip(times) {
         for (index, instruction) in list.instructions.iter().enumerate() {
@@ -113,7 +114,8 @@ fn leave_out_communication(lists: &[StageProgram], times: &mut [LeastTimes]) {
 }
 
 /// Returns the picoseconds that the busiest stage's kernels of one micro-batch take, without the
-/// update, on one kind of device or on the fastest (`None`). `None` if the Program cannot be timed.
+/// update, on devices of `kind`, or of the fastest kind if `kind` is `None`. Returns `None` if the
+/// Program cannot be timed.
 ///
 /// # Errors
 /// [`Excluded::Indivisible`] if the layout does not divide the model.
@@ -132,15 +134,15 @@ pub(super) fn kernel_time_per_micro_batch(
     };
     let Ok(times) = times else { return Ok(None) };
     let of_list = |(list, times): (&StageProgram, &LeastTimes)| {
-        // Gradients may be reduced, which is part of the update, before the last pass ends.
+        // Count the passes only: gradient reductions, which are part of the update, may begin
+        // before the last pass ends.
         let end = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
         TimedList { list, times, overlap: &plan.overlap }.kernel_time(0..end)
     };
     Ok(Some(program.lists.iter().zip(&times).map(of_list).fold(0.0, f64::max)))
 }
 
-/// Bounds one layout by the longest chain of any list, and by what the list keeps from step to
-/// step.
+/// Bounds one layout by the longest chain of any list, and by the list's persistent memory.
 pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Bounded {
     let plan = Plan { layout: layout.clone(), ..bounds.request.base.clone() };
     let Request { topology, costs, oversubscription, .. } = *bounds.request;
@@ -150,7 +152,7 @@ pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches
         return Ok(Bound::TRIVIAL);
     };
     // With more ranks than devices, ranks start over at the first device. A group that seems to
-    // span two nodes may then lie in one, where its collectives are faster. So only kernels count.
+    // span two nodes may then be in one, where its collectives are faster. So only kernels count.
     let has_own_devices = program.mesh.world_size() <= topology.device_count();
     let of_list = |(list, times): (&StageProgram, &LeastTimes)| {
         let timed = TimedList { list, times, overlap: &plan.overlap };

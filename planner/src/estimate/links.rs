@@ -1,15 +1,15 @@
-//! Rates of the links between ranks, as far as estimates need them.
+//! Rates of the links between ranks, for estimates.
 
 use foretell_topologies::{Fabric, Topology};
 
 /// The links of a topology's slowest nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Links {
-    /// Devices of a node. On a torus all devices: hosts are no boundary there.
+    /// Devices of a node; unlimited on a torus, where hosts are no boundary.
     per_node: usize,
-    /// Bytes per second that a device sends to the others of its node.
+    /// Bytes per second that a device sends to other devices of its node.
     in_node: f64,
-    /// Bytes per second that a node sends to others.
+    /// Bytes per second that a node sends to other nodes.
     between_nodes: f64,
     /// Bytes per second that one device alone sends to other nodes.
     of_device: f64,
@@ -52,14 +52,13 @@ impl Links {
         let nics = least(&|group| groups[group].nics.map(|nics| nics.total_bandwidth().value()));
         let one = least(&|group| {
             let nics = groups[group].nics?;
-            // A device uses the interfaces that no other is nearer to, at least one.
+            // A device alone uses its share of the node's interfaces, at least one.
             Some(nics.bandwidth.value() * (nics.count as f64 / groups[group].devices.max(1) as f64).max(1.0))
         });
         let latency = least(&|group| groups[group].link.map(|link| link.latency.value()));
-        // Of a tree, flows of neighbours stay below a leaf: its uplinks count only as far as they
-        // are fewer than what the nodes of a leaf send in a ring. So they do not count here, but
-        // for all-to-all exchanges and for rings over all nodes of oversubscribed trees, which
-        // cross one uplink each way.
+        // Uplinks of a tree are left out: flows between neighbouring nodes stay below a leaf
+        // switch. Uplinks would matter for all-to-all exchanges, and for rings over all nodes of an
+        // oversubscribed tree.
         Self {
             per_node: groups.iter().map(|group| group.devices).min().expect("invariant: a topology has nodes").max(1),
             in_node,
@@ -70,26 +69,28 @@ impl Links {
         }
     }
 
-    /// Returns the links as a layout of so many ranks sees them: those that all lie in one node
-    /// have no other.
+    /// Returns the links for a layout of `ranks` ranks. If all ranks are in one node, links between
+    /// nodes do not count.
     pub(super) fn of_world(&self, ranks: usize) -> Self {
         let per_node = if ranks <= self.per_node { usize::MAX } else { self.per_node };
         Self { per_node, ..self.clone() }
     }
 
-    /// Returns `true` if each block of so many consecutive ranks lies in one node. Where they do
-    /// not divide a node, some block lies in two, and is as slow as the links between them.
+    /// Returns `true` if each group of `ranks` consecutive ranks is in one node. If `ranks` does
+    /// not divide a node's devices, some group spans two nodes, and is as slow as the links between
+    /// them.
     fn lie_in_nodes(&self, ranks: usize) -> bool {
         self.per_node == usize::MAX || ranks <= self.per_node && self.per_node.is_multiple_of(ranks)
     }
 
-    /// Returns bytes per second and the latency of `ranks` ranks whose devices are `stride` apart,
-    /// if all ranks do the same.
+    /// Returns the bytes per second and the latency of a group of `ranks` ranks whose devices are
+    /// `stride` apart, if all such groups communicate at once.
     fn rate(&self, ranks: usize, stride: usize) -> (f64, f64) {
         if self.lie_in_nodes(ranks.saturating_mul(stride)) {
             return (self.in_node, self.latency_in_node);
         }
-        // Rings of neighbours cross between nodes once; each of a node's `stride` groups crosses.
+        // A ring of neighbours leaves each node once. A node's `stride` groups share its
+        // interfaces.
         let sharing = stride.clamp(1, self.per_node) as f64;
         ((self.between_nodes / sharing).min(self.in_node), self.latency_between_nodes)
     }
@@ -113,15 +114,15 @@ impl Links {
         if self.lie_in_nodes(reach) {
             return bytes / self.in_node + self.latency_in_node;
         }
-        // What goes to ranks of other nodes leaves the node, and all its ranks send at once. Of a
-        // block that lies in two nodes half may.
+        // Bytes for ranks of other nodes leave the node, and all its ranks send at once. In a group
+        // that spans two nodes, half of the bytes may leave.
         let leaving = (1.0 - self.per_node as f64 / reach as f64).max(0.5);
         let rate = self.between_nodes / self.per_node as f64;
         (bytes * leaving / rate).max(bytes / self.in_node) + self.latency_between_nodes
     }
 
-    /// Returns the seconds of messages between stages of `ranks` consecutive ranks each. Every rank
-    /// of a stage sends so many bytes at once.
+    /// Returns the seconds of messages between stages of `ranks` consecutive ranks each. All ranks
+    /// of a stage send `bytes` each at once.
     pub(super) fn messages(&self, bytes: f64, ranks: usize, stages: usize) -> StageMessages {
         let boundaries = stages.saturating_sub(1);
         let inside = bytes / self.in_node + self.latency_in_node;
@@ -131,7 +132,7 @@ impl Links {
         // Ranks of a stage that cross to another node at once share its interfaces.
         let sending = ranks.clamp(1, self.per_node) as f64;
         let crossing = bytes / (self.between_nodes / sending).min(self.of_device) + self.latency_between_nodes;
-        // Nodes are filled in order: of all boundaries those at the ends of nodes cross.
+        // Stages fill nodes in order, so only messages over a node's end cross to another node.
         let nodes = ranks.saturating_mul(stages).div_ceil(self.per_node);
         let crossings = boundaries.min(nodes.saturating_sub(1));
         let through_all = crossing * crossings as f64 + inside * (boundaries - crossings) as f64;

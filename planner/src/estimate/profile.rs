@@ -5,20 +5,21 @@ use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, Pass, Role, 
 use foretell_units::Seconds;
 use std::collections::{BTreeMap, HashMap};
 
-/// Samples of the larger of the two batches at which kernels are timed.
+/// The samples of the larger of the two batches at which kernels are timed; the other batch has
+/// one.
 const LARGE_BATCH: usize = 8;
 
-/// Time of kernels that grows with the samples.
+/// Time of kernels as a linear function of the number of samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct GrowingTime {
-    /// Seconds for any number of samples.
+    /// Seconds that do not depend on the number of samples.
     fixed: f64,
     /// Seconds for each sample.
     per_sample: f64,
 }
 
 impl GrowingTime {
-    /// Returns the seconds of so many samples, which may be a part of one.
+    /// Returns the seconds for `samples`, which may be a fraction.
     pub(super) fn time(&self, samples: f64) -> f64 {
         self.fixed + self.per_sample * samples
     }
@@ -29,34 +30,35 @@ impl GrowingTime {
     }
 }
 
-/// What estimates know of a model. Times are those of the whole model on the slowest device, sizes
-/// those of a sample in bytes.
+/// Properties of a model. Times are for the whole model on the slowest device; sizes are bytes for
+/// one sample.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModelProfile {
     pub(super) blocks: f64,
     pub(super) forward: GrowingTime,
     pub(super) backward: GrowingTime,
-    /// Forward time of attention.
+    /// Time of attention's forward kernels.
     pub(super) attention: GrowingTime,
     /// Forward and backward time of products of experts.
     pub(super) experts: [GrowingTime; 2],
-    /// Parameters outside of experts, in numbers.
+    /// Number of parameters outside of experts.
     pub(super) parameters: f64,
-    /// Parameters of experts, in numbers.
+    /// Number of parameters of experts.
     pub(super) expert_parameters: f64,
     /// Share of the parameters in the larger of the first and the last block.
     share_of_largest_end: f64,
-    /// Largest tensor that one block passes to another.
+    /// Size of the largest tensor that one block passes to another.
     pub(super) boundary: f64,
-    /// Activations of an average block.
+    /// Size of the activations of an average block.
     pub(super) activations: f64,
-    /// Activations of attention in an average block.
+    /// Size of the activations of attention in an average block.
     pub(super) attention_activations: f64,
-    /// Activations of the last block.
+    /// Size of the activations of the last block.
     pub(super) last_activations: f64,
     /// How often a position is sent to experts in an average block; 0 without experts.
     pub(super) routed: f64,
-    /// The rows of the fullest rank over its slots, if so many ranks have all experts together.
+    /// Keyed by the number of ranks over which all experts are spread: the rows of the fullest rank
+    /// over its slots. Without an entry the ratio is 1.
     pub(super) rows_over_slots: BTreeMap<usize, f64>,
     /// Least memory limit of a device, in bytes.
     pub(super) memory_limit: f64,
@@ -87,7 +89,7 @@ impl ModelProfile {
         profile
     }
 
-    /// Returns the least share of the parameters on the fullest of so many stages.
+    /// Returns a lower bound on the share of the parameters on the fullest of `stages` stages.
     pub(super) fn fullest_share(&self, stages: usize) -> f64 {
         if stages == 1 { 1.0 } else { self.share_of_largest_end }
     }
@@ -147,15 +149,14 @@ impl ModelProfile {
     }
 }
 
-/// Returns how often a position is sent to experts in an average block. Slots that stay empty are
-/// sent, too.
+/// Returns how often a position is sent to experts in an average block. Empty slots are sent too.
 fn routed(model: &Model) -> f64 {
     let mixtures = model.as_decoder().and_then(|decoder| decoder.mixtures);
     mixtures.map_or(0.0, |mixtures| mixtures.top_k as f64 * f64::from(mixtures.capacity_factor) / mixtures.every as f64)
 }
 
-/// Returns the rows of the fullest rank over its slots, by the numbers of ranks that can have all
-/// experts together.
+/// Returns the rows of the fullest rank over its slots, keyed by the numbers of ranks over which
+/// experts can be spread.
 fn rows_over_slots(request: &Request<'_>) -> BTreeMap<usize, f64> {
     let experts = request.model.experts().unwrap_or(1);
     let ranks = (2..=experts).filter(|&ranks| experts.is_multiple_of(ranks));

@@ -3,7 +3,8 @@
 use super::PlanJob;
 use foretell_topologies::{NodeGroup, Topology};
 
-/// Most node kinds at the beginning of a file that are left out. Each needs a search of its own.
+/// The most node kinds at the start of a topology that other orders leave out. Each order needs its
+/// own search.
 const MOST_KINDS_LEFT_OUT: usize = 3;
 
 /// A topology that begins with another node kind than the job's.
@@ -12,8 +13,8 @@ pub(super) struct NodeOrder {
     pub first: String,
     /// The reordered topology.
     pub topology: Topology,
-    /// The devices without the kinds that come before it in the job's topology, or those within the
-    /// price limit.
+    /// The number of devices without the node kinds before `first` in the job's topology; with a
+    /// price limit, the number of devices within it.
     pub devices: usize,
 }
 
@@ -25,7 +26,8 @@ pub(super) fn other_orders(job: &PlanJob<'_>) -> Vec<NodeOrder> {
     };
     let (mut seen, mut found) = (Vec::new(), Vec::new());
     for place in (1..groups.len()).filter(|_| !job.keeps_node_order && !job.oversubscribes).take(MOST_KINDS_LEFT_OUT) {
-        // Skips what equals a prefix of the job's nodes: the search has seen it.
+        // Skip nodes that equal a prefix of the job's, or those of another order: a search covers
+        // them already.
         let left = unnamed(&groups[place..]);
         let is_known = seen.contains(&left) || unnamed(&groups[..groups.len() - place]) == left;
         if let Ok(topology) = job.topology.clone().beginning_with(&groups[place].name)

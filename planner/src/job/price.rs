@@ -4,7 +4,7 @@ use super::PlanJobError;
 use foretell_topologies::Topology;
 use foretell_units::Price;
 
-/// Returns the devices of the first nodes that together cost at most so much per hour. It stops at
+/// Returns the devices of the first nodes that together cost at most `limit` per hour. It stops at
 /// a node without a price.
 pub(super) fn affordable(topology: &Topology, limit: &Price) -> usize {
     let (mut price, mut devices) = (0.0, 0);

@@ -8,7 +8,7 @@ use foretell_units::{Bytes, DataType, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The best layout at a number of devices.
+/// The best layout on a given number of devices.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Point")]
 pub struct SizePoint {
@@ -39,11 +39,11 @@ pub struct SizePoint {
 pub struct SizePoints {
     /// Those that were found, in the order of their sizes.
     pub points: Vec<SizePoint>,
-    /// Sizes whose search ran out of time: in words, and why.
+    /// Sizes whose search ran out of time: the size in words, and the error.
     pub left_out: Vec<(String, PlannerError)>,
 }
 
-/// What a search at one size found.
+/// The result of a search at one size.
 enum Outcome {
     Found(SizePoint),
     /// No layout fits.
@@ -107,8 +107,9 @@ pub fn front(job: &PlanJob<'_>) -> Result<SizePoints, PlanJobError> {
     found.complete()
 }
 
-/// Returns how many nodes would be enough when nothing fits: the least of 2, 4, 8 and 16 times as
-/// many. `None` also if the job's time is over before that is known.
+/// For a job in which no layout fits: returns how many nodes would be enough, as the least of 2, 4,
+/// 8 and 16 times as many. `None` if none of these is enough, if there are several kinds of node,
+/// or if the job's time is over before.
 ///
 /// # Errors
 /// [`PlanJobError`] if the job contradicts itself.
@@ -129,7 +130,8 @@ pub fn enough_nodes(job: &PlanJob<'_>) -> Result<Option<usize>, PlanJobError> {
     Ok(None)
 }
 
-/// Whether a point is no worse than another in anything, and better in something.
+/// Whether a point is no worse than another in time, memory and devices, and better in one of
+/// these.
 fn beats(one: &SizePoint, other: &SizePoint) -> bool {
     let no_worse =
         one.step_seconds <= other.step_seconds && one.memory_bytes <= other.memory_bytes && one.devices <= other.devices;
@@ -138,7 +140,7 @@ fn beats(one: &SizePoint, other: &SizePoint) -> bool {
 }
 
 impl SizePoints {
-    /// The points with their efficiencies, of which there has to be one.
+    /// Sets the points' efficiencies. Returns an error if there is no point.
     fn complete(mut self) -> Result<Self, PlanJobError> {
         let of_device = |point: &SizePoint| point.samples_per_second / point.devices.max(1) as f64;
         let Some(first) = self.points.first().map(of_device) else {
@@ -149,14 +151,14 @@ impl SizePoints {
     }
 }
 
-/// When the next of so many searches has to end, so that all keep the job's time together.
+/// When the next of `searches_left` searches has to end, so that all end within the job's time.
 fn share_of_time(job: &PlanJob<'_>, searches_left: usize) -> Option<Seconds> {
     let now = job.clock.now();
     let left = (job.end?.value() - now.value()).max(0.0);
     Some(now + Seconds::new(left / searches_left.max(1) as f64))
 }
 
-/// Finds the fastest layout on so many devices within a memory limit of a device, before `end`.
+/// Finds the fastest layout on `devices` devices within `memory` on each, before `end`.
 fn point(job: &PlanJob<'_>, (devices, memory): (usize, Option<Bytes>), end: Option<Seconds>) -> Result<Outcome, PlanJobError> {
     let groups = job.topology.node_groups();
     let topology = match groups {
@@ -170,7 +172,7 @@ fn point(job: &PlanJob<'_>, (devices, memory): (usize, Option<Bytes>), end: Opti
         topology: &topology,
         devices: Some(devices),
         memory_limit: memory.or(job.memory_limit),
-        // A limit has what is left free taken off.
+        // The headroom is already subtracted from `memory`.
         headroom: if memory.is_some() { Some(0.0) } else { job.headroom },
         keeps_node_order: true,
         top: 1,
@@ -203,8 +205,8 @@ fn point(job: &PlanJob<'_>, (devices, memory): (usize, Option<Bytes>), end: Opti
     }))
 }
 
-/// Memory limit of a device: the smallest device's memory without what is left free, or the job's
-/// limit if that is less.
+/// Memory limit of a device: the smallest device's memory less the headroom, or the job's limit if
+/// that is less.
 fn least_memory(job: &PlanJob<'_>) -> Bytes {
     let free = job.headroom.unwrap_or_else(|| usual_headroom(&job.base.stack, job.memory_limit));
     let least = Bytes::new((Topology::least_memory(job.topology).value() * (1.0 - free)) as u64);

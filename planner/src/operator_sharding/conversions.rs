@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConversionStep {
     Kernel(Kernel),
-    /// A collective over `tensor` on so many elements of a tensor.
+    /// A collective over `tensor` with the number of elements and the tensor.
     Collective(Collective, usize, TensorId),
 }
 
@@ -106,7 +106,7 @@ impl Conversions {
     }
 }
 
-/// Returns the representative of a tensor's set, and shortens the way there.
+/// Returns the representative of a tensor's set, with path halving.
 fn root(parents: &mut [usize], mut tensor: usize) -> usize {
     while parents[tensor] != tensor {
         parents[tensor] = parents[parents[tensor]];
@@ -120,7 +120,7 @@ fn root(parents: &mut [usize], mut tensor: usize) -> usize {
 struct TensorState {
     /// Placement that its maker leaves.
     produced: Placement,
-    /// Placement after sums that are made at once.
+    /// Placement after its partial sums are reduced, or `produced` if they may stay partial.
     settled: Placement,
     /// Placements in which it is available.
     available: Vec<Placement>,
@@ -197,7 +197,8 @@ impl Walk<'_> {
         let placement = if first == Placement::Partial && all.all(|other| other == first) {
             first
         } else {
-            // The dimension that all readers want sharded; else that of the first sharded operand.
+            // The dimension along which all readers read it sharded; else that of the first sharded
+            // operand.
             let divides = |dimension: &usize| {
                 let shape = self.choices.shape_without_tensor(total);
                 shape.get(*dimension).is_some_and(|extent| extent.is_multiple_of(self.choices.ranks()))
@@ -211,7 +212,7 @@ impl Walk<'_> {
         (self.emit)(ConversionStep::Kernel(Kernel::Add { elements }));
     }
 
-    /// Returns the dimension that all readers of a gradient want sharded, if they agree.
+    /// Returns the dimension along which all readers read a gradient sharded, if they agree.
     fn wanted_by_all(&self, tensor: TensorId) -> Option<usize> {
         let graph = &self.choices.graph;
         let mut agreed = None;
@@ -231,7 +232,8 @@ impl Walk<'_> {
         agreed
     }
 
-    /// Returns a tensor's placement once its partial sums are added, unless they may stay partial.
+    /// Returns a tensor's placement after its partial sums are reduced; `Partial` if they may stay
+    /// partial.
     fn settle(&self, tensor: TensorId, produced: Placement) -> Placement {
         if produced != Placement::Partial {
             return produced;
@@ -251,7 +253,7 @@ impl Walk<'_> {
         wanted.map_or(Placement::Replicate, Placement::Shard)
     }
 
-    /// Returns the dimension that all forward readers of a tensor want sharded, if they agree.
+    /// Returns the dimension along which all forward readers read a tensor sharded, if they agree.
     fn wanted_forward(&self, tensor: TensorId) -> Option<usize> {
         let graph = &self.choices.graph;
         let readers = self.uses.readers[tensor.0].iter().filter(|id| graph.operators[id.0].pass == Pass::Forward);
@@ -263,7 +265,8 @@ impl Walk<'_> {
         wanted.all(|other| other == Some(first)).then_some(first)
     }
 
-    /// Returns the placement that a tensor's maker leaves, also before the maker has run.
+    /// Returns the placement that a tensor's maker leaves, even before the walk has reached the
+    /// maker.
     fn will_be_produced(&self, tensor: TensorId) -> Placement {
         let known = || self.states.get(&tensor).map_or(Placement::Replicate, |state| state.produced);
         let Some(maker) = self.uses.makers[tensor.0] else { return known() };
@@ -280,7 +283,7 @@ impl Walk<'_> {
         known()
     }
 
-    /// Makes a tensor available in the placement that a reader wants.
+    /// Makes a tensor available in the placement `wanted`.
     fn fetch(&mut self, tensor: TensorId, wanted: Placement) {
         let Some(state) = self.states.get_mut(&tensor) else { return };
         if state.available.contains(&wanted) {
@@ -311,7 +314,7 @@ impl Walk<'_> {
     }
 
     /// Drops, at the end of the forward pass, the available placements of each tensor that are
-    /// larger than the smallest: only that is kept for the backward pass.
+    /// larger than the smallest: only the smallest are kept for the backward pass.
     fn keep_smallest_placements(&mut self) {
         for (&tensor, state) in &mut self.states {
             let elements = |placement: Placement| -> usize { shape(self.choices, tensor, placement).iter().product() };

@@ -29,9 +29,9 @@ struct OperatorCost {
 pub(super) struct Costs {
     /// The operators of the forward pass: the variables of the problem.
     pub(super) operators: Vec<OperatorId>,
-    /// Number of shardings of each.
+    /// Number of shardings of each operator.
     sizes: Vec<usize>,
-    /// By operator and sharding.
+    /// The cost of each operator, indexed by operator and sharding.
     own: Vec<Vec<OperatorCost>>,
     /// Conversions between operators.
     between: Vec<Factor>,
@@ -45,8 +45,8 @@ pub(super) struct TotalCost {
     pub(super) reduction: Picoseconds,
 }
 
-/// Returns the size of the largest table of a conversion: the combinations of choices of the
-/// operators that decide on it. It grows with the power of a tensor's readers.
+/// Returns the size of the largest table of a conversion: the number of combinations of choices of
+/// the operators that decide it. It grows exponentially with the readers of a tensor.
 pub(super) fn largest_table(choices: &Choices) -> usize {
     let uses = TensorUses::new(&choices.graph);
     let size = |conversions: &Conversions| {
@@ -126,8 +126,8 @@ impl Costs {
     }
 }
 
-/// Returns factors that forbid two operators to read a shared parameter, or to leave its gradients,
-/// in different placements.
+/// Returns factors that forbid two operators from reading a shared parameter, or leaving its
+/// gradients, in different placements.
 fn shared_parameters(
     choices: &Choices,
     uses: &TensorUses,
@@ -182,8 +182,8 @@ fn collectives(choices: &Choices, plan: &Plan) -> BTreeSet<PricedCollective> {
     wanted
 }
 
-/// Returns the collectives that reduce one bucket of gradients, as ZeRO has it: over the axes that
-/// shard samples and, if `with_tensor`, over `tensor`.
+/// Returns the collectives that reduce one bucket of gradients, under the plan's ZeRO stage: over
+/// the axes that shard samples and, if `with_tensor`, over `tensor`.
 fn reductions(choices: &Choices, plan: &Plan, with_tensor: bool) -> Vec<PricedCollective> {
     let is_more = |axis: &Axis| choices.mesh.size(*axis) > 1;
     let (sharded, unsharded) =
@@ -196,7 +196,7 @@ fn reductions(choices: &Choices, plan: &Plan, with_tensor: bool) -> Vec<PricedCo
     let mut all = Vec::new();
     if shards > 1 {
         let along = |kind, bytes| PricedCollective { kind, group: Group::over(sharded.clone()), bytes };
-        // Gradients are in single precision, parameters in the plan's.
+        // Gradients are in single precision, parameters in the plan's storage format.
         all.push(along(Collective::ReduceScatter, bytes));
         all.push(along(Collective::AllGather, bytes / 4 * plan.storage().size().count()));
     }
@@ -251,7 +251,7 @@ impl Pricer<'_> {
         }
     }
 
-    /// Returns the cost of an operator with these gradient operators, sharded as `choice` says.
+    /// Returns the cost of an operator with these gradient operators, sharded by `choice`.
     fn operator(&self, id: OperatorId, gradients: &[OperatorId], choice: Choice) -> OperatorCost {
         let graph = &self.choices.graph;
         let operator = &graph.operators[id.0];
@@ -293,7 +293,7 @@ impl Pricer<'_> {
         }
     }
 
-    /// Returns the share of a full bucket's update that so many elements take.
+    /// Returns the share of a full bucket's update that `elements` elements take.
     fn update(&self, elements: usize) -> Picoseconds {
         let bucket = (self.plan.layout.bucket.count() / 4) as usize;
         let shards = self.choices.mesh.size(Axis::Shard);
@@ -308,7 +308,8 @@ impl Pricer<'_> {
                 Kernel::LambDirection { elements: whole, controlled, exempt },
                 Kernel::LambStep { elements: whole, controlled },
             ],
-            // Every rank makes a whole matrix orthogonal, however it is sharded.
+            // Orthogonalisation is left out: every rank does it for whole matrices, however they
+            // are sharded.
             Optimizer::Muon => vec![
                 Kernel::MuonDirection { elements: whole, controlled },
                 Kernel::MuonStep { elements: whole, longest: 1, controlled, exempt },
@@ -318,7 +319,7 @@ impl Pricer<'_> {
         kernels.into_iter().map(share).fold(Picoseconds(0), |sum, share| sum + share)
     }
 
-    /// Returns the share of a full bucket's reduction that so many elements take.
+    /// Returns the share of a full bucket's reduction that `elements` elements take.
     fn reduction(&self, elements: usize, with_tensor: bool) -> Picoseconds {
         let bucket = (self.plan.layout.bucket.count() / 4) as usize;
         let whole = reductions(self.choices, self.plan, with_tensor).iter().map(|collective| self.prices.of(collective)).sum();

@@ -10,7 +10,7 @@
 use super::integer;
 use super::problem::{Cost, Factor, Method, Problem, Solution, SolveError, combinations};
 
-/// Most costs in a table when operators are sharded: 64 MiB.
+/// The most costs in a table when operators are sharded: 64 MiB of 16 bytes each.
 pub const LARGEST_TABLE: usize = 1 << 22;
 
 /// A variable that was eliminated.
@@ -24,12 +24,12 @@ struct Eliminated {
 /// The variables and costs that remain after some eliminations.
 struct Remaining<'a> {
     sizes: &'a [usize],
-    /// By number; `None` for a factor that was added up into another.
+    /// Indexed by factor number; `None` for a factor that was added into another.
     factors: Vec<Option<Factor>>,
     /// By variable, the numbers of the factors that depend on it, ascending.
     factors_of: Vec<Vec<usize>>,
-    /// By variable, the size of the table that its elimination makes; `None` for one that was
-    /// eliminated.
+    /// By variable, the size of the table that its elimination makes; `None` for an eliminated
+    /// variable.
     tables: Vec<Option<usize>>,
 }
 
@@ -122,8 +122,8 @@ impl<'a> Remaining<'a> {
 /// Returns the least cost over a variable's values for each combination of its neighbours' values,
 /// and the values with that cost.
 fn eliminate(sizes: &[usize], variable: usize, neighbours: &[usize], factors: &[Factor]) -> (Factor, Vec<usize>) {
-    // Distance between the costs of a variable's neighbouring values in a factor's list; 0 for a
-    // variable on which it does not depend.
+    // The stride of a variable in a factor's costs: the distance between the costs of two
+    // successive values. 0 if the factor does not depend on the variable.
     let stride = |factor: &Factor, wanted: usize| {
         let place = factor.scope.iter().position(|&variable| variable == wanted);
         place.map_or(0, |place| factor.scope[place + 1..].iter().map(|&variable| sizes[variable]).product())
@@ -146,7 +146,7 @@ fn eliminate(sizes: &[usize], variable: usize, neighbours: &[usize], factors: &[
                 .map(|((factor, (stride, _)), start)| factor.costs[start + stride * value])
                 .sum()
         };
-        // The first among equals.
+        // Ties go to the first value.
         let (value, least) = (1..sizes[variable]).fold((0, cost(0)), |(value, least), other| {
             let next = cost(other);
             if next < least { (other, next) } else { (value, least) }

@@ -7,14 +7,14 @@ use foretell_program::{Layout, OperatorPatterns, Plan, Recompute, Schedule};
 use rayon::prelude::*;
 use std::collections::HashMap;
 
-/// Adds to each family with several ranks of `tensor` a copy with sharded operators, right behind
+/// Adds to each family with several ranks of `tensor` a copy with sharded operators, right after
 /// it. Nothing is added if sharding does not apply to the model, or if the request's plan shards
 /// operators itself.
 ///
 /// One sharding serves all families that differ only in fields without influence on it. It also
 /// serves all variants of a family, although they differ in ZeRO.
 ///
-/// If `is_over` answers `true`, the families that are left get no copy.
+/// Once `is_over` returns `true`, the remaining families get no copy.
 pub(crate) fn with_sharded_operators(
     request: &Request<'_>,
     families: Vec<Family>,
@@ -55,7 +55,7 @@ fn relevant_fields(layout: &Layout) -> Layout {
 }
 
 /// Returns the best sharding of a layout's operators. `None` also if the layout cannot be laid out.
-/// The search then counts it in the family without sharded operators.
+/// The search then counts that layout in the family without sharded operators.
 fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorPatterns> {
     let plan = Plan { layout, ..request.base.clone() };
     let sharding = choose(&ShardingRequest {

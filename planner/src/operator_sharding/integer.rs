@@ -11,7 +11,7 @@ use microlp::{ComparisonOp, OptimizationDirection, Problem as LinearProgram, Var
 /// Writes the best values of the `remaining` variables into `values`.
 pub(super) fn solve(sizes: &[usize], factors: &[Factor], remaining: &[usize], values: &mut [usize]) -> Result<(), SolveError> {
     let mut problem = LinearProgram::new(OptimizationDirection::Minimize);
-    // The solver's tolerances are absolute, so times are scaled to the largest.
+    // The solver's tolerances are absolute, so times are scaled relative to the largest.
     let possible = factors.iter().flat_map(|factor| &factor.costs).filter(|cost| cost.is_possible());
     let unit = possible.map(|cost| cost.time.0).max().unwrap_or(1).max(1) as f64 / 1e4;
     let mut of_value: Vec<Vec<Variable>> = vec![Vec::new(); sizes.len()];

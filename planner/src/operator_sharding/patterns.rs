@@ -22,8 +22,8 @@ pub(super) fn patterns(choices: &Choices, operators: &[OperatorId], values: &[us
         let others = of_block.iter().filter(|(_, part)| *part != usual);
         patterns.extend(others.map(|&(id, part)| (graph.operators[id.0].name.clone(), part)));
     }
-    // The pattern of an operator with a block's name hits that whole block. So the block's other
-    // operators get patterns of their own.
+    // A pattern for an operator that has a block's name matches that whole block. So the block's
+    // other operators get their own patterns.
     for &(id, part) in &chosen {
         let name = &graph.operators[id.0].name;
         let is_operator_name = |name: &str| graph.operators.iter().any(|operator| operator.name == name);
@@ -39,7 +39,7 @@ fn block(graph: &Graph, id: OperatorId) -> &str {
 }
 
 /// Returns `true` if no operator and no other block has the name of these operators' block, so that
-/// a pattern under that name hits only this block.
+/// a pattern with that name matches only this block.
 fn has_unique_name(graph: &Graph, of_block: &[(OperatorId, ShardedPart)]) -> bool {
     let name = of_block.first().map_or("", |&(id, _)| block(graph, id));
     graph.operators.iter().all(|operator| operator.name != name)

@@ -1,7 +1,7 @@
 //! Prices of collectives: how long the simulator takes for each if nothing overlaps with it.
 //!
-//! One Program is simulated that has only these collectives, one after another with a kernel
-//! between two. As in a run, all groups of the mesh communicate at the same time.
+//! It simulates one Program with only these collectives, one after another, with a kernel between
+//! each two. As in a run, all groups of the mesh communicate at the same time.
 
 use foretell_models::Kernel;
 use foretell_program::{
@@ -32,8 +32,8 @@ pub(super) struct PricingContext<'a> {
     pub(super) oversubscription: Oversubscription,
 }
 
-/// Prices of collectives: the time from the end of the kernel before to the start of the next
-/// kernel.
+/// Prices of collectives: the time from the end of the kernel before it to the start of the kernel
+/// after it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CollectivePrices(HashMap<PricedCollective, Picoseconds>);
 
@@ -57,7 +57,7 @@ impl CollectivePrices {
         Ok(Self(prices))
     }
 
-    /// Returns the price of one of the collectives that were wanted.
+    /// Returns the price of a collective that was priced.
     pub(super) fn of(&self, collective: &PricedCollective) -> Picoseconds {
         *self.0.get(collective).expect("invariant: the collective was priced")
     }

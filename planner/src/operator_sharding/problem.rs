@@ -1,9 +1,9 @@
-//! The problem of choosing a value for each of several variables so that a sum of costs is least,
-//! where each cost depends on few variables.
+//! The problem of choosing a value for each of several variables so that a sum of costs is minimal.
+//! Each cost depends on few variables..
 //!
-//! Sharding operators is such a problem. A variable is an operator and its value a sharding; a cost
-//! is what the operator itself takes, or the conversion of a tensor between the operators that make
-//! and read it. Nothing here knows that.
+//! Sharding operators is such a problem. A variable is an operator, its value a sharding. A cost is
+//! that of the operator itself, or of converting a tensor between the operators that make and read
+//! it. This module does not know operators.
 
 use foretell_units::{Bytes, Picoseconds};
 use miette::Diagnostic;
@@ -60,8 +60,8 @@ pub struct Factor {
 }
 
 impl Factor {
-    /// Creates a factor by asking for the cost of every combination of values. `sizes` has the
-    /// number of values of every variable.
+    /// Creates a factor by calling `cost` with every combination of values. `sizes` has the number
+    /// of values of every variable.
     pub fn tabulate(sizes: &[usize], scope: Vec<usize>, mut cost: impl FnMut(&[usize]) -> Cost) -> Self {
         let own: Vec<usize> = scope.iter().map(|&variable| sizes[variable]).collect();
         let costs = combinations(&own).map(|values| cost(&values)).collect();

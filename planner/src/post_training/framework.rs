@@ -1,4 +1,4 @@
-//! What frameworks of RL post-training can place, as data.
+//! The placements that frameworks of RL post-training support, as data.
 
 use foretell_program::{PolicyMethod, Rollout, RolloutOffload, RolloutPlacement};
 use foretell_units::diagnostic::Mistake;
@@ -12,32 +12,32 @@ const FRAMEWORKS: &str = include_str!("frameworks.yaml");
 static LIBRARY: LazyLock<BTreeMap<String, Framework>> =
     LazyLock::new(|| serde_saphyr::from_str(FRAMEWORKS).expect("invariant: the frameworks that are compiled in are well formed"));
 
-/// What a framework can place.
+/// The placements that a framework supports.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Framework {
-    /// Methods that it trains with.
+    /// Supported methods of training.
     pub methods: Vec<PolicyMethod>,
     /// Stacks of the actor, the usual one first.
     pub stacks: Vec<String>,
     /// Whether engines may share the actor's devices.
     pub colocated: bool,
-    /// Whether engines may have devices of their own.
+    /// Whether engines may have separate devices.
     pub split: bool,
-    /// Most steps by which the weights of engines may be older.
+    /// The most steps by which the weights of engines may lag those of the actor.
     pub off_policy: usize,
-    /// State of the actor that may leave for colocated engines.
+    /// The supported choices of the actor's state to offload while colocated engines generate.
     pub offloads: Vec<RolloutOffload>,
     /// Whether training packs responses.
     pub packing: bool,
-    /// Usual share of a device's memory of colocated engines.
+    /// The usual share of a device's memory for colocated engines.
     pub memory_share: f64,
-    /// Where this is from.
+    /// The source of these facts.
     pub source: String,
 }
 
 impl Framework {
-    /// The framework of a name.
+    /// The framework called `name`.
     ///
     /// # Errors
     /// [`Mistake`] with similar names.
@@ -50,10 +50,9 @@ impl Framework {
         LIBRARY.keys().map(String::as_str)
     }
 
-    /// Refuses what the framework cannot place.
+    /// Refuses a method, stack or rollout that the framework does not support.
     ///
-    /// # Errors
-    /// [`Mistake`] with what it can.
+    /// # Errors [`Mistake`] with a hint of what it supports.
     pub fn check(&self, method: PolicyMethod, rollout: &Rollout, stack: &str) -> Result<(), Mistake> {
         let refuse = |what: String, hint: String| Err(Mistake::new(format!("the framework does not run {what}"), hint));
         if !self.methods.contains(&method) {

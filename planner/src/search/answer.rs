@@ -14,12 +14,12 @@ pub struct Candidate {
     pub plan: Plan,
     /// Its prediction.
     pub prediction: Prediction,
-    /// What the search minimises: seconds of a step, or of its slow end, or with the failures of a
-    /// run; price per hour times seconds; joules.
+    /// The quantity that the search minimises: seconds of a step, of its slow end, or of a step in
+    /// a run with failures; price per hour times seconds; or joules.
     pub value: f64,
 }
 
-/// What a search did. `--json` prints it as `search`.
+/// Counts and bounds of a search. `--json` prints it as `search`.
 ///
 /// Every layout counts in exactly one of `alike`, `indivisible`, `needless`, `bounded_out`,
 /// `out_of_memory` and `simulated`.
@@ -32,9 +32,9 @@ pub struct Search {
     pub alike: usize,
     /// Layouts that do not divide the model or the batch.
     pub indivisible: usize,
-    /// Layouts that offload or recompute although the same layout fits without.
+    /// Layouts that offload or recompute although the same layout fits without doing so.
     pub needless: usize,
-    /// Layouts whose lower bound is worse than the layouts returned.
+    /// Layouts whose lower bound is worse than the values of the returned layouts.
     pub bounded_out: usize,
     /// Layouts that do not fit.
     pub out_of_memory: usize,
@@ -42,13 +42,13 @@ pub struct Search {
     pub stopped: usize,
     /// Layouts that were simulated to the end.
     pub simulated: usize,
-    /// Layouts that were simulated for their estimates, or as neighbours of the best one. They do
-    /// not count among `layouts`.
+    /// Layouts that were simulated early because of their estimates, or as neighbours of the best
+    /// one. They do not count among `layouts`.
     pub probed: usize,
     /// Whether the search was ended before it had proven its answer.
     pub is_cut_off: bool,
     /// Values of layout fields that the space leaves out without a proof, as far as they can be
-    /// counted; `space` says which.
+    /// counted; `space` lists them.
     pub heuristic_exclusions: usize,
     /// Names of the dimensions that `lower_bound_seconds` covers with all their values.
     pub covers: Vec<String>,
@@ -60,17 +60,17 @@ pub struct Search {
     /// Step time of the best layout that was simulated and leaves no device idle, if there is one.
     /// It is of the same kind as `best_seconds`.
     pub all_devices_seconds: Option<f64>,
-    /// The least step time of a layout that was simulated on so many devices, by that number. Of
-    /// the same kind as `best_seconds`. Empty where the objective does not tell times.
+    /// For each number of devices, the least step time of a layout that was simulated on it. Of the
+    /// same kind as `best_seconds`. Empty for the objective energy, from which no times follow.
     #[serde(skip)]
     pub seconds_by_devices: BTreeMap<usize, f64>,
-    /// Lower bound on the step time of every layout of the space, and of all that were simulated.
-    /// The time is of the same kind as `best_seconds`.
+    /// Lower bound on the step time of every layout of the space and of every simulated layout. The
+    /// time is of the same kind as `best_seconds`.
     pub lower_bound_seconds: f64,
     /// Lower bound on the step time of every plan file of the job, whatever its mesh, buckets, cuts
     /// and rank order: the kernels of a step at the devices' best rates, divided perfectly, and the
-    /// stack's fixed time. Without communication. Only matrix products count in modes other than
-    /// `synchronous`, and no kernel where kernels were measured.
+    /// stack's fixed time. Communication does not count. In modes other than `synchronous` only
+    /// matrix products count, and with measured kernels none.
     pub bound_of_any_layout_seconds: f64,
     /// `best_seconds` over `lower_bound_seconds`, less one.
     pub gap: f64,
@@ -78,7 +78,7 @@ pub struct Search {
     pub wall_seconds: f64,
 }
 
-/// The best layouts of a request, and what the search did.
+/// The best layouts of a request, and the counts of the search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchResult {
     /// The best layouts, the best first. Empty only if none beats [`Request::must_beat`].
@@ -87,16 +87,15 @@ pub struct SearchResult {
     pub candidates: Vec<Candidate>,
     /// Value of the best layout in the request's objective; smaller is better.
     pub value: f64,
-    /// What the search did.
+    /// Counts and bounds of the search.
     pub search: Search,
 }
 
 impl SearchResult {
-    /// Joins two searches for the least time, for example with different number formats: the first
-    /// candidate of the faster search, and then the fastest of both, `top` in all.
+    /// Joins two searches by step time, for example with different number formats: the first
+    /// candidate of the faster search, then the fastest candidates of both, at most `top` in all.
     ///
-    /// A search may prefer a simple layout to faster ones, so its first candidate stays before
-    /// them.
+    /// A search may prefer a simple layout to faster ones, so the first candidate stays first.
     #[must_use]
     pub fn merged(mut self, mut other: Self, top: usize) -> Self {
         if other.value < self.value || self.candidates.is_empty() {
@@ -116,22 +115,23 @@ impl SearchResult {
         self
     }
 
-    /// Marks the search as ended before its time: a part of what was asked for was not searched, so
-    /// nothing bounds that.
+    /// Marks the search as ended before its time: part of the job was not searched, so no bound
+    /// holds for it.
     #[must_use]
     pub fn cut_off(self) -> Self {
         self.cut_off_beside(0.0)
     }
 
     /// Marks the search as ended before its time: layouts on some of its devices in other orders
-    /// were not searched. The bound of any layout holds for those, too.
+    /// were not searched. The bound on every layout holds for those too.
     #[must_use]
     pub(crate) fn cut_off_on_fewer_devices(self) -> Self {
         let bound = self.search.bound_of_any_layout_seconds;
         self.cut_off_beside(bound)
     }
 
-    /// Marks the search as ended before layouts were searched whose steps take at least this.
+    /// Marks the search as ended before its time, where the layouts that were not searched take at
+    /// least `bound` seconds a step.
     fn cut_off_beside(mut self, bound: f64) -> Self {
         let best_seconds = self.search.best_seconds;
         let (lower_bound_seconds, bound_of_any_layout_seconds) = (bound, bound);
@@ -145,8 +145,8 @@ impl SearchResult {
     /// better.
     #[must_use]
     pub fn counting(mut self, other: &Self) -> Self {
-        // The other search's bound as a step time of this one: objectives other than time are
-        // compared by value.
+        // Convert the other search's bound to a step time of this one by the ratio of values, since
+        // objectives other than time are compared by value.
         let best_seconds = self.search.best_seconds;
         let share = (other.value / (1.0 + other.search.gap) / self.value).min(1.0);
         self.search.add(&Search { best_seconds, lower_bound_seconds: best_seconds * share, ..other.search.clone() });

@@ -1,12 +1,14 @@
-//! A climb in the simulator from the best layouts so far, one move of their meshes at a time.
+//! A local climb from the best layouts so far, with simulation of neighbours one move of the mesh
+//! away.
 //!
-//! Estimates of neighbours are off by much the same factor, more nearly than those of a manner. So
-//! the estimate of a neighbour is corrected by that of the layout where the climb stands, and the
-//! best few are simulated. The climb goes on from the first that is better. It starts at the best
-//! layout, and then at the best ones of other manners that are close to it.
+//! Estimates of neighbours are off by much the same factor, more so than those of all layouts of
+//! one manner. So estimates of neighbours are corrected by the error of the climb's current layout,
+//! and the best few neighbours are simulated. The climb moves to the first that is better. The
+//! first climb starts at the best layout, further ones at the best layouts of other manners whose
+//! values are close.
 //!
 //! The numbers of steps and neighbours are fixed, so the answer depends on the clock only where the
-//! limit ends the search. Nothing is settled here: each family stays in the queue.
+//! limit ends the search. A climb proves nothing: each family stays in the queue.
 
 use super::experts::{Expert, retain_best_of_size};
 use super::queue::{LayoutIndex, PROBED};
@@ -18,31 +20,33 @@ use foretell_program::{Layout, Plan, Recompute};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// Layouts where a climb starts, and how far above the best the others may lie.
+/// The most layouts from which a climb starts, and (`CLOSE`) the most that their values may be over
+/// the best, as a factor.
 const STARTS: usize = 3;
 const CLOSE: f64 = 1.25;
 
-/// Steps of a climb at most.
+/// The most steps of a climb.
 const STEPS: usize = 12;
 
-/// Rounds of neighbours in a step of which layouts are compiled, those where bounds are cheap and
-/// the queue finds the others, and neighbours of each. There are up to three times as many rounds
-/// in all.
+/// For a step: the most rounds of neighbours in which a layout is compiled; the same if bounds are
+/// cheap, so that the queue finds other layouts quickly; and the neighbours of a round. Rounds
+/// without compilation count up to three times this limit in all.
 const ROUNDS: usize = 8;
 const ROUNDS_WITH_BOUNDS: usize = 3;
 const AT_ONCE: usize = 2;
 
-/// How far above the layout where the climb stands a corrected estimate may lie.
+/// The most that a neighbour's corrected estimate may be over the value of the climb's current
+/// layout, as a factor.
 const PROMISING: f64 = 1.3;
 
 /// Share of the value that a step must save.
 const LEAST_GAIN: f64 = 1e-3;
 
-/// How far above the bound on every layout the best one may lie for a climb to be needless.
+/// A climb is needless if the best value is at most this factor over the bound on every layout.
 const NEAR_BOUND: f64 = 1.02;
 
 impl Searcher<'_> {
-    /// Climbs from the best layouts so far, those of manners from which no climb started before.
+    /// Climbs from the best layout so far of each manner from which no climb has started.
     ///
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
@@ -111,8 +115,8 @@ impl Searcher<'_> {
         Ok((is_compiled, found.map(|candidate| (candidate.value, candidate.plan.layout.clone()))))
     }
 
-    /// Returns the families one move away from a layout of this value that may be better, those
-    /// with the best corrected estimates first.
+    /// Returns the families one move away from `layout`, whose value is `value`, that may be
+    /// better, ordered by corrected estimates.
     fn promising_neighbours(&self, value: f64, layout: &Layout) -> Vec<Expert> {
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
         let Ok(micro_batches) = plan.micro_batches() else { return Vec::new() };
@@ -123,7 +127,7 @@ impl Searcher<'_> {
             let keeps_all = family.layout.recompute == Recompute::None || self.bounds.space.fixed.recompute.is_some();
             keeps_all && !self.tried.contains(&family.layout)
         };
-        // Estimates of another manner are off by another factor, where that is known.
+        // Estimates of another manner are corrected by that manner's factor, if it is known.
         let own_manner = manner(layout);
         let corrected = |expert: &Expert| {
             let of_manner = self.corrections.get(&expert.manner).filter(|_| expert.manner != own_manner);
@@ -136,7 +140,7 @@ impl Searcher<'_> {
         near.sort_by(|(a, left), (b, right)| left.seems_too_large.cmp(&right.seems_too_large).then(a.total_cmp(b)));
         let mut near: Vec<Expert> = near.into_iter().map(|(_, expert)| expert).collect();
         retain_best_of_size(&mut near);
-        // Each mesh once before any has its next turn.
+        // Every mesh has one turn before any mesh has its next.
         let mut turns: BTreeMap<MeshSizes, usize> = BTreeMap::new();
         let turn_of = |expert: &Expert| {
             let turn = turns.entry(mesh(&expert.family.layout)).or_default();

@@ -1,7 +1,7 @@
 //! Deadlines for simulations: when a layout is certain to be too slow, its simulation can stop.
 //!
 //! A deadline gives the least time from each pass to the end of the step. A simulation stops at the
-//! first pass after which the step would be longer than the best one known.
+//! first pass after which the step must be longer than the best known step.
 
 use crate::bounds::{Bounds, ROUNDING};
 use crate::error::PlannerError;
@@ -24,9 +24,9 @@ pub fn deadline(
     Ok(deadline_of(&Bounds::new(request)?, layout, program, step))
 }
 
-/// Does the same with the bounds of the request.
+/// As [`deadline`], with prepared bounds.
 pub(super) fn deadline_of(bounds: &Bounds<'_>, layout: &Layout, program: &Program, step: Seconds) -> Option<Deadline> {
-    // Woven passes have no last kernels of their own.
+    // Woven passes share instructions, so no pass has a last kernel.
     if bounds.request.base.overlap.passes {
         return None;
     }
@@ -39,9 +39,9 @@ pub(super) fn deadline_of(bounds: &Bounds<'_>, layout: &Layout, program: &Progra
     Some(Deadline { step: step.into(), remaining: program.lists.iter().map(of_list).collect() })
 }
 
-/// Returns, for the last kernel of each pass of a list, the least time from there to the end of the
-/// step: `left[pass]` picoseconds and the `overhead` of a step. Empty if the list has other passes
-/// than `order`.
+/// Returns, for the last kernel of each pass of a list, the least time from its end to the end of
+/// the step: `left[pass]` plus `overhead` picoseconds. Empty if the list's passes differ from
+/// `order`.
 fn after_last_kernels(list: &StageProgram, order: &[Task], left: &[f64], overhead: f64) -> Vec<(u32, Picoseconds)> {
     if !list.passes.iter().map(|pass| &pass.task).eq(order) {
         return Vec::new();

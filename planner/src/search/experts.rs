@@ -1,16 +1,16 @@
 //! The layouts that an expert would try first, simulated before the search bounds its space.
 //!
-//! They are the members of the usual families that
-//! [`is_experts_choice`](crate::space::Space::is_experts_choice) names: every mesh inside the usual
-//! limits, with micro-batches of up to four samples, each with the least recomputation and the
-//! least stage of ZeRO that fit. Manners of layouts take turns: data parallelism alone,
-//! `tensor` inside nodes, a pipeline over them, both, experts, context, and their combinations.
-//! Then the estimates decide, corrected by the simulations of their manner. A layout with many
-//! micro-batches is first judged by two short steps. The number of layouts is limited, so one may
-//! be missed that only the search itself comes to.
+//! They are the usual families that [`is_experts_choice`](crate::space::Space::is_experts_choice)
+//! accepts: every mesh inside the usual limits, with micro-batches of up to four samples, each with
+//! the least recomputation and the least stage of ZeRO that fit. Manners of layouts (which
+//! parallelisms they combine) take turns: data parallelism alone, `tensor` inside nodes, a pipeline
+//! over nodes, both, experts, context, and their combinations. Then estimates decide, corrected by
+//! the simulations of their manner. A layout with many micro-batches is first judged by two short
+//! steps. The number of layouts is limited, so the best may be missed here; the search itself finds
+//! it later.
 //!
-//! That number is fixed, so the answer depends on the clock only where the limit ends the search.
-//! Nothing is settled here: each family stays in the queue.
+//! That number is fixed, so the answer depends on the clock only if the time limit ends the search.
+//! Nothing is proven here: each family stays in the queue.
 
 use super::first_answers::MAY_FIT;
 use super::queue::{LayoutIndex, PROBED, QueuedLayout};
@@ -25,40 +25,44 @@ use foretell_program::{Layout, Recompute};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Families of which layouts are compiled, and how many of them are simulated to their end or until
-/// they are too slow. The others do not fit.
+/// The most families of which layouts are compiled, and the most layouts that are simulated, to the
+/// end or until they are too slow. The other layouts do not fit.
 const MOST_COMPILED: usize = 64;
 const MOST_SIMULATED: usize = 32;
 
-/// Rounds with simulations after which no more are tried once each manner had its turn, if none has
-/// improved the answer by more than this. Without cheap bounds the queue hardly finds anything
-/// better, so there are more.
+/// Once every manner has had its turn, families are tried until this many rounds with simulations
+/// have not improved the value below `WORTHWHILE` times the best. Without cheap bounds there are
+/// more rounds, since the queue then hardly finds anything better.
 const VAIN_ROUNDS: usize = 3;
 const VAIN_ROUNDS_WITHOUT_BOUNDS: usize = 10;
 const WORTHWHILE: f64 = 0.995;
 
-/// Families of one mesh, micro-batch and manner: those with the schedules that seem best.
+/// The most families of one mesh, micro-batch and manner: those whose schedules have the best
+/// estimates.
 const FAMILIES_OF_SIZE: usize = 2;
 
-/// Families of a manner that are tried before any other of their manner was simulated.
+/// The most families of a manner that are tried with priority while none of the manner has been
+/// simulated.
 const FIRST_OF_MANNER: usize = 3;
 
-/// Rounds after which one family of each is the one that needs the least memory, if none fits yet.
+/// After this many rounds, if nothing fits yet, one family of each round is the one with the least
+/// estimated memory.
 const ROUNDS_BY_TIME: usize = 3;
 
-/// Families that are tried at once.
+/// Families that are tried in parallel.
 const AT_ONCE: usize = 2;
 
-/// Passes of a step, over all stages, from which on a simulation takes seconds. Before there is an
-/// answer, shorter ones come first.
+/// Steps with more passes than this, over all stages, take seconds to simulate. Until there is an
+/// answer, shorter steps come first.
 const MANY_PASSES: usize = 2048;
 
-/// Layouts with long steps whose short ones are simulated, and how many of them are then simulated
-/// in full, those that seem best.
+/// The most layouts with long steps that are judged by short ones, and the most of them that are
+/// then simulated in full, those with the best short steps.
 const MOST_LONG_TRIED: usize = 12;
 const MOST_LONG: usize = 3;
 
-/// Value over that of the best layout below which a long step is simulated in full at once.
+/// A long step is simulated in full at once if its short steps suggest a value below this times the
+/// best.
 const BETTER: f64 = 0.985;
 
 /// Keeps the first families of each mesh, micro-batch and manner.
@@ -74,10 +78,10 @@ pub(super) fn retain_best_of_size(sorted: &mut Vec<Expert>) {
 
 /// A family that an expert would try.
 pub(super) struct Expert {
-    /// The estimate of its value, with the least recomputation that seems to fit.
+    /// The estimate of its value, with the least recomputation whose estimated memory fits.
     pub(super) estimate: f64,
     pub(super) seems_too_large: bool,
-    /// Its estimated memory with the most recomputation, over the limit.
+    /// Its estimated memory with the most recomputation, relative to the memory limit.
     least_memory: f64,
     pub(super) manner: Manner,
     pub(super) family: Family,
@@ -89,7 +93,7 @@ impl Expert {
     }
 }
 
-/// What came of a family that an expert would try.
+/// The result of trying one family.
 #[derive(Default)]
 pub(super) struct Trial {
     /// The layouts that were compiled, in order.
@@ -97,21 +101,21 @@ pub(super) struct Trial {
     /// Whether none of its layouts fits.
     is_too_large: bool,
     /// Layouts with so many micro-batches that only a shorter step was simulated, each with the
-    /// value that follows from it.
+    /// value extrapolated from it.
     pub(super) long: Vec<(f64, Layout)>,
 }
 
 /// The forms of a layout that differ in what they recompute, the least first.
 struct Forms {
-    /// Those in which all blocks recompute the same.
+    /// Forms with the same recomputation in all blocks.
     whole: Vec<Layout>,
-    /// Those that recompute some blocks, if the last of `whole` recomputes all.
+    /// Forms that recompute only some blocks; empty unless the last of `whole` recomputes all.
     in_part: Vec<Layout>,
 }
 
 /// Whether a layout fits.
 enum Fit {
-    /// It fits, or need not be simulated to know that it is no better.
+    /// It fits, or is known to be no better without being simulated.
     Fits,
     TooLarge,
     /// The family is given up: the time is over, or the layout does not divide the model.
@@ -124,8 +128,8 @@ impl Searcher<'_> {
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
     pub(super) fn try_experts(&mut self, usual: &[Family]) -> Result<(), PlannerError> {
-        // Not tried on several kinds of devices, where stages are cut for each kind: the search
-        // with its estimates by speed was as good in the jobs that were looked at.
+        // Skipped on several kinds of devices, where stages are cut for each kind: in the jobs that
+        // we examined, the search with its estimates by speed was as good.
         if !self.bounds.space.devices.speeds.is_empty() {
             return Ok(());
         }
@@ -154,7 +158,7 @@ impl Searcher<'_> {
                 long.extend(trial.long);
                 simulated += self.take_trial(expert, trial.outcomes);
                 if trial.is_too_large {
-                    // More samples at once need no less.
+                    // Larger micro-batches on this mesh need no less memory.
                     let (sizes, samples) = (mesh(&expert.family.layout), expert.family.layout.micro_batch);
                     left.retain(|expert| mesh(&expert.family.layout) != sizes || expert.family.layout.micro_batch < samples);
                 }
@@ -174,8 +178,8 @@ impl Searcher<'_> {
         self.try_buckets()
     }
 
-    /// Simulates the best layout with the other buckets that the space lists, if it has one stage:
-    /// the time may be over before the search comes to them.
+    /// Simulates the best layout with the other bucket sizes of the space, if it has one stage: the
+    /// time may be over before the search reaches them.
     fn try_buckets(&mut self) -> Result<(), PlannerError> {
         let Some((_, layout)) = self.best().filter(|(_, layout)| layout.pipeline == 1) else { return Ok(()) };
         let others = self.bounds.space.different_buckets(&layout).iter().filter(|&&bucket| bucket != layout.bucket);
@@ -183,7 +187,8 @@ impl Searcher<'_> {
         self.simulate_long(others.filter(|(_, other)| self.known.get(other).is_none()).collect())
     }
 
-    /// Returns the families that an expert would try, those that seem best first.
+    /// Returns the families that an expert would try, those with the best estimates first, apart
+    /// from families that seem too large.
     fn experts(&self, usual: &[Family]) -> Vec<Expert> {
         let estimated = |family: &Family| {
             if self.is_over() || !self.bounds.space.is_experts_choice(family) {
@@ -218,15 +223,16 @@ impl Searcher<'_> {
         })
     }
 
-    /// Takes the next families to try: of manners that were not simulated yet, then those with the
-    /// best corrected estimates. If nothing fits after some `rounds`, one of them is that which
-    /// seems to need the least memory.
+    /// Takes the next families to try: first those of manners that have not been simulated, then
+    /// those with the best corrected estimates. After [`ROUNDS_BY_TIME`] rounds without an answer,
+    /// one of them is the family with the least estimated memory.
     fn next_experts(&self, left: &mut Vec<Expert>, turns: &mut BTreeMap<Manner, usize>, rounds: usize) -> Vec<Expert> {
         let mut round = Vec::new();
         while round.len() < AT_ONCE && !left.is_empty() {
             let key = |expert: &Expert| {
                 let (correction, turn) = (self.corrections.get(&expert.manner), turns.get(&expert.manner).copied().unwrap_or(0));
-                // Each manner once; then again those of which nothing was simulated yet.
+                // Every manner has one turn, then manners of which nothing has been simulated have
+                // further turns.
                 let is_known = turn > 0 && (correction.is_some() || turn >= FIRST_OF_MANNER);
                 let is_long = !self.has_answer() && expert.is_long();
                 let value = expert.estimate * correction.copied().unwrap_or(1.0);
@@ -256,7 +262,8 @@ impl Searcher<'_> {
     }
 
     /// Tries the forms of a family, with the least stage of ZeRO first, until one fits without
-    /// recomputation; of each stage of ZeRO it simulates the least recomputation that fits.
+    /// recomputation. For each stage of ZeRO it simulates the form with the least recomputation
+    /// that fits.
     fn try_expert(&self, expert: &Expert) -> Result<Trial, PlannerError> {
         let micro_batches = expert.family.micro_batches;
         let mut trial = Trial { is_too_large: true, ..Trial::default() };
@@ -274,7 +281,8 @@ impl Searcher<'_> {
                 }
             }
             trial.is_too_large &= fits.is_none();
-            // All blocks recomputed fit: perhaps fewer do. Those before `least` do not.
+            // The layout fits with all blocks recomputed: bisect for fewer. Forms before `least` do
+            // not fit.
             let (mut least, mut most) = (0, in_part.len());
             while fits.is_some_and(|place| place + 1 == whole.len()) && least < most {
                 let middle = least.midpoint(most);
@@ -322,7 +330,7 @@ impl Searcher<'_> {
             return Ok(Fit::Fits);
         }
         match simulations.value_by_short_steps(layout, micro_batches)? {
-            // The whole step holds no less.
+            // The whole step holds no less memory than the short one.
             Some(Outcome::OutOfMemory(held)) => {
                 trial.outcomes.push((layout.clone(), Outcome::OutOfMemory(held)));
                 return Ok(Fit::TooLarge);
@@ -342,14 +350,14 @@ impl Searcher<'_> {
         Ok(if is_too_large { Fit::TooLarge } else { Fit::Fits })
     }
 
-    /// Returns the layouts of a family that differ in ZeRO: of each stage the first variant, which
-    /// has the usual rank order and no shard group, and cuts by speed where devices differ. The
+    /// Returns the layouts of a family that differ in ZeRO: for each stage the first variant, which
+    /// has the usual rank order, no shard group, and cuts by speed if devices differ. The
     /// optimizer's state is sharded wherever it can be.
     fn bases(&self, family: &Family) -> Vec<Layout> {
         let own = self.bounds.space.base.bucket;
         let variants = self.bounds.variants(family);
         let buckets = || variants.iter().map(|variant| variant.bucket);
-        // Buckets that hold all gradients are listed once, so the plan's own may be missing.
+        // Bucket sizes that hold all gradients are listed once, so the base plan's may be missing.
         let bucket = buckets().filter(|&bucket| bucket <= own).max().or_else(|| buckets().min());
         let mut found: Vec<Layout> = Vec::new();
         for variant in &variants {
@@ -362,7 +370,7 @@ impl Searcher<'_> {
         found
     }
 
-    /// Returns a layout and its forms that recompute more and more.
+    /// Returns a layout's forms, with more and more recomputation.
     fn forms_to_try(&self, base: &Layout, micro_batches: usize) -> Forms {
         let whole: Vec<Layout> =
             self.recomputations(base).into_iter().map(|recompute| Layout { recompute, ..base.clone() }).collect();
@@ -382,7 +390,7 @@ impl Searcher<'_> {
         [Recompute::None].into_iter().chain(selective).chain(full).collect()
     }
 
-    /// Records what came of a family's layouts. Returns how many were simulated.
+    /// Records the outcomes of a family's layouts. Returns how many were simulated.
     pub(super) fn take_trial(&mut self, expert: &Expert, outcomes: Vec<(Layout, Outcome)>) -> usize {
         let mut simulated = 0;
         for (layout, outcome) in outcomes {
@@ -400,8 +408,8 @@ impl Searcher<'_> {
         simulated
     }
 
-    /// Simulates the whole step of the layout whose short ones seem best, if it is better than
-    /// the best layout so far: the others may never have their turn.
+    /// Simulates the whole step of the layout with the best short steps at once, if these promise a
+    /// value clearly below the best.
     fn simulate_promising(&mut self, long: &mut Vec<(f64, Layout)>) -> Result<(), PlannerError> {
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
         let least = (0..long.len()).min_by(|&a, &b| long[a].0.total_cmp(&long[b].0));
@@ -414,8 +422,8 @@ impl Searcher<'_> {
         }
     }
 
-    /// Simulates the whole steps of the layouts whose short ones seem best, the best first, as long
-    /// as one may be the answer.
+    /// Simulates the whole steps of the layouts with the best short steps, best first, while one
+    /// may still beat the best layout.
     pub(super) fn simulate_long(&mut self, mut long: Vec<(f64, Layout)>) -> Result<(), PlannerError> {
         long.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (value, layout) in long.into_iter().take(MOST_LONG) {

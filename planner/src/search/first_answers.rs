@@ -3,10 +3,9 @@
 //! Estimates rank families without compiling anything. The best few are opened, and with them the
 //! best of each manner: data parallelism alone, with `tensor`, with a pipeline, with both. Their
 //! layouts are bounded, and those with the least bounds are simulated. So a search has an answer
-//! within a few simulations, however large its space is, and bounds have something to be compared
-//! with.
+//! within a few simulations, however large its space is, with which bounds can be compared.
 //!
-//! Nothing is settled here: each family stays in the queue, if it is in there.
+//! Nothing is proven here: each family of the queue stays in the queue.
 
 use super::incumbents::Incumbent;
 use super::queue::{LayoutIndex, PROBED, QueuedLayout};
@@ -20,56 +19,58 @@ use foretell_program::Layout;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// Families that are opened in each round, after those of the first.
+/// The families that are opened in each round. Rounds that open families of new manners may open
+/// twice as many.
 const ROUNDS: [usize; 4] = [4, 6, 6, 6];
 
-/// Rounds that follow as long as nothing fits.
+/// The further rounds while nothing fits.
 const FURTHER_ROUNDS: usize = 8;
 
-/// Shares of the memory limit. If nothing fits, families are opened whose estimates are between the
-/// first of them and the next, then between that and the one after it: so many of each, of
-/// different meshes.
+/// Shares of the memory limit. If nothing fits, families are opened whose estimated memory is
+/// between the first and the second share, then between the second and the third, and so on:
+/// `ROOMY_FAMILIES` of each range, with different meshes.
 const ROOMY: [f64; 4] = [0.75, 0.5, 0.3, 0.15];
 const ROOMY_FAMILIES: usize = 8;
 
-/// How many of them are opened first where bounds on memory cost as much as simulations.
+/// The families of each of these ranges that are opened first if bounds on memory cost as much as
+/// simulations.
 const SURE_FAMILIES: usize = 1;
 
-/// Layouts that are compiled in a round, whether they fit or not.
+/// The most layouts that are compiled in a round, whether they fit or not.
 const MOST_COMPILED: usize = 16;
 
-/// Estimated memory over the limit up to which a family may fit: estimates are right within a
-/// fifth, where they are right.
+/// The largest ratio of estimated memory to the limit with which a family may fit. Good estimates
+/// are within a fifth of the compiler's memory.
 pub(super) const MAY_FIT: f64 = 1.2;
 
-/// Families of one mesh, and of one manner, that may be opened.
+/// The most families of one mesh, and of one manner, that are ranked.
 const FAMILIES_OF_MESH: usize = 3;
 const FAMILIES_OF_MANNER: usize = 64;
 
-/// How far above the best answer a corrected estimate may lie for its family to be opened.
+/// A family is opened if its corrected estimate is at most this many times the best value.
 const WORTH_OPENING: f64 = 1.05;
 
-/// Layouts that are simulated for each of these numbers of families. Where bounds rank them, the
-/// first is nearly always the best; estimates are less sure.
+/// The most layouts that are simulated in a round. If bounds rank them, the first is nearly always
+/// the best; estimates are less reliable.
 const SIMULATED_BY_BOUND: usize = 2;
 const SIMULATED_BY_ESTIMATE: usize = 4;
 
-/// How far below the best answer the bound of a layout must lie for it to be simulated early. The
-/// queue comes to the others in the order of their bounds.
+/// A layout is simulated early only if its bound is below this times the best value. The queue
+/// reaches other layouts in the order of their bounds.
 const LEAST_GAIN: f64 = 0.95;
 
-/// Layouts that are simulated at once. A first answer with a bound is alone: it saves the
-/// simulation of most others, or stops them early.
+/// The layouts that are simulated in parallel. A first answer with a bound is simulated alone: its
+/// value saves the simulation of most others, or stops them early.
 const AT_ONCE: usize = 2;
 
 /// A layout that may be a good answer.
 struct Promising {
     is_bounded: bool,
-    /// Bound on its value, or its estimate if it has no bound of its own.
+    /// Bound on its value, or its estimate if it is not bounded.
     value: f64,
     /// The estimate of its family's value.
     estimate: f64,
-    /// Layouts of its family that come before it, if estimates rank them.
+    /// The number of layouts of its family that come before it, if estimates rank them.
     turn: usize,
     micro_batches: usize,
     layout: Layout,
@@ -84,11 +85,12 @@ struct Chosen {
     family: Family,
 }
 
-/// The families that seem best of some.
+/// Families ranked by estimates.
 pub(super) struct Ranked {
     /// Estimates of the value, each with its family, the best first.
     families: Vec<(f64, Family)>,
-    /// For each share of [`ROOMY`], the same of the best families within it and above the next.
+    /// For each share of [`ROOMY`], the same for the best families with memory within that share
+    /// and above the next.
     roomy: Vec<Vec<(f64, Family)>>,
 }
 
@@ -105,7 +107,7 @@ impl Searcher<'_> {
             Some((bounds.estimates.memory_over_limit(&estimate), value, place))
         };
         let mut ranked: Vec<(f64, f64, usize)> = families.par_iter().enumerate().filter_map(estimated).collect();
-        // Those that seem too large come last: by how much is not known well.
+        // Families that seem too large come last, whatever the excess, which is not known well.
         let seems_too_large = |estimate: &(f64, f64, usize)| estimate.0 > MAY_FIT;
         ranked.par_sort_unstable_by(|a, b| {
             seems_too_large(a).cmp(&seems_too_large(b)).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
@@ -132,8 +134,8 @@ impl Searcher<'_> {
         Ranked { families: chosen, roomy: ROOMY.into_iter().enumerate().map(within).collect() }
     }
 
-    /// Simulates the most promising layouts: first of each manner, then those whose estimates are
-    /// best when corrected by the simulations of their manner.
+    /// Simulates the most promising layouts: first one of each manner, then those with the best
+    /// estimates, corrected by the simulations of their manner.
     ///
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
@@ -142,11 +144,12 @@ impl Searcher<'_> {
         let mut tried: HashSet<Layout> = HashSet::new();
         let is_bounded = |(_, family): &(f64, Family)| self.bounds.has_cheap_bounds(&family.layout);
         if !self.has_answer() && !ranked.families.first().is_none_or(is_bounded) {
-            // Each layout that does not fit costs as much as one that does.
+            // Without cheap bounds, a layout that does not fit costs as much as one that fits. So
+            // begin with roomy ones.
             self.probe_roomy(&mut ranked, SURE_FAMILIES, &mut left, &mut tried)?;
         }
         self.probe_in_rounds(&mut ranked, &mut left, &mut tried)?;
-        // Nothing fits so far: go on with what is left, the smallest forms included.
+        // While nothing fits, continue with the remaining layouts and their smaller forms.
         for _ in 0..FURTHER_ROUNDS {
             if self.has_answer() || left.is_empty() || self.is_over() {
                 break;
@@ -157,11 +160,11 @@ impl Searcher<'_> {
             return Ok(());
         }
         self.probe_roomy(&mut ranked, ROOMY_FAMILIES, &mut left, &mut tried)?;
-        // Now estimates can be corrected.
+        // The simulations so far now correct the estimates.
         if self.has_answer() { self.probe_in_rounds(&mut ranked, &mut left, &mut tried) } else { Ok(()) }
     }
 
-    /// Opens families that seem to leave much memory free, `count` for each share of it, and
+    /// Opens families that seem to leave much memory free, `count` for each range of [`ROOMY`], and
     /// simulates their best layouts until one fits.
     fn probe_roomy(
         &mut self,
@@ -177,7 +180,7 @@ impl Searcher<'_> {
             let roomy = &mut ranked.roomy[share];
             let batch = roomy.drain(..count.min(roomy.len()));
             let batch = batch.map(|(estimate, family)| Chosen { value: estimate, estimate, family }).collect();
-            // Apart from what is left of faster ones, which did not fit.
+            // Simulated apart from the layouts left over from faster families, which did not fit.
             let mut opened = Vec::new();
             self.open_all(batch, &mut opened);
             self.simulate_best(&mut opened, tried, Some(1))?;
@@ -186,7 +189,7 @@ impl Searcher<'_> {
         Ok(())
     }
 
-    /// Opens the best families that are left, round by round, and simulates their best layouts.
+    /// Opens the best remaining families, round by round, and simulates their best layouts.
     fn probe_in_rounds(
         &mut self,
         ranked: &mut Ranked,
@@ -213,8 +216,9 @@ impl Searcher<'_> {
         left.extend(opened.into_iter().flatten());
     }
 
-    /// Takes the best families: one of each manner that was not simulated yet, then `count` whose
-    /// corrected estimates are no worse than the best answer.
+    /// Takes the best families: one of each manner that has not been simulated, at most
+    /// `2 * count`; if there is none, `count` whose corrected estimates are close enough to the
+    /// best value ([`WORTH_OPENING`]).
     fn next_families(&self, ranked: &mut Ranked, count: usize) -> Vec<Chosen> {
         let correction = |family: &Family| self.corrections.get(&manner(&family.layout)).copied();
         let mut manners = BTreeSet::new();
@@ -250,7 +254,8 @@ impl Searcher<'_> {
         let promising =
             |value: f64, turn: usize, layout: Layout| Promising { is_bounded, value, estimate, turn, micro_batches, layout };
         if !is_bounded {
-            // Bounds would cost as much as simulations. Stages of ZeRO follow one another.
+            // Bounds would cost as much as simulations, so rank variants by simplicity and by
+            // ascending stage of ZeRO.
             let (usual_bucket, fixed) = (bounds.space.base.bucket, bounds.space.fixed);
             let is_usual = |layout: &Layout| layout.bucket == usual_bucket || fixed.bucket.is_some();
             let mut variants: Vec<Layout> = bounds.variants(family).into_iter().filter(is_usual).collect();
@@ -276,8 +281,8 @@ impl Searcher<'_> {
         found
     }
 
-    /// Simulates the layouts of `left` with the least values, until `most` fit or none that is left
-    /// seems better.
+    /// Simulates the layouts of `left` with the least values, until `most` fit or no remaining
+    /// layout seems better.
     fn simulate_best(
         &mut self,
         left: &mut Vec<Promising>,
@@ -329,14 +334,14 @@ impl Searcher<'_> {
         self.incumbents.list.push(Incumbent { index, ..incumbent });
     }
 
-    /// Corrects the estimates of a manner by the value of a layout that was estimated.
+    /// Corrects the estimates of a manner by the simulated value of a layout and its estimate.
     pub(super) fn correct(&mut self, manner: Manner, estimate: f64, value: f64) {
         let correction = value / estimate.max(f64::MIN_POSITIVE);
         let known = self.corrections.entry(manner).or_insert(f64::INFINITY);
         *known = known.min(correction);
     }
 
-    /// Tells the caller of the best layout so far, if anything bounds it.
+    /// Reports the best layout so far to the caller, if there is a lower bound to report with it.
     pub(super) fn report_bounded(&self) {
         let bound = self.bounds.least_value();
         if bound > 0.0 {
@@ -345,7 +350,7 @@ impl Searcher<'_> {
     }
 
     /// Takes the next layouts to simulate from the end of `left`. Layouts that were simulated
-    /// before count as `simulated` now.
+    /// before are added to `simulated`.
     fn next_promising(&self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>, simulated: &mut usize) -> Vec<Promising> {
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
         let is_sure = left.last().is_some_and(|expert| expert.is_bounded);
@@ -354,7 +359,7 @@ impl Searcher<'_> {
         while round.len() < at_once
             && let Some(one) = left.pop()
         {
-            // Estimates may be far off: only bounds rule out.
+            // Estimates may be far off, so only bounds exclude a layout.
             if one.is_bounded && one.value >= best * LEAST_GAIN {
                 continue;
             }
@@ -367,8 +372,8 @@ impl Searcher<'_> {
         round
     }
 
-    /// Returns the forms of a layout that may fit, which holds so many weighted bytes in its
-    /// stages, unless they were returned before.
+    /// Returns the forms that may fit of a layout that does not, given the weighted bytes that its
+    /// stages hold. Forms that were returned before are left out.
     fn smaller_forms(&self, one: &Promising, held: &[f64], tried: &mut HashSet<Layout>) -> Vec<Promising> {
         let bounded = if one.layout.offload.is_none() {
             self.smaller_layouts(&one.layout, one.micro_batches, most(held))
@@ -384,7 +389,7 @@ impl Searcher<'_> {
         bounded.into_iter().filter_map(may_fit).filter(is_new).collect()
     }
 
-    /// Returns `true` if there is a layout to return, or another search has one.
+    /// Returns `true` if this or another search has a layout to return.
     pub(super) fn has_answer(&self) -> bool {
         !self.incumbents.is_empty() || self.request.must_beat.is_some()
     }

@@ -5,16 +5,17 @@ use crate::space::Request;
 use foretell_program::{Layout, Plan, Recompute};
 use foretell_simulator::{MemoryUse, Prediction};
 
-/// Spaces of fewer layouts are searched until the gap is zero, not counting forms that offload or
-/// recompute part of the blocks.
+/// Spaces with fewer layouts than this are searched until the gap is zero. Forms that offload or
+/// recompute part of the blocks do not count.
 const SMALL_SPACE: usize = 512;
 
-/// Most layouts that somebody reads as a table. Who asks for more wants all that were simulated.
+/// The most layouts that are shown as a table for people, without near-duplicates. A request for
+/// more gets all simulated layouts.
 const MOST_OF_A_TABLE: usize = 10;
 
-/// How far above the least bound another bound may be for its layout to be simulated in the same
-/// round. Simulations of the best layouts end 1 to 3 % above their bounds, so layouts further up
-/// hardly ever have to be simulated.
+/// The largest ratio of a bound to the least bound of a round with which a layout is simulated in
+/// that round. Simulations of the best layouts end 1 to 3 % above their bounds, so layouts further
+/// up hardly ever have to be simulated.
 const NEAR: f64 = 1.02;
 
 /// A layout that was simulated and fits. Its Program is not kept: it may take hundreds of
@@ -36,7 +37,8 @@ pub(super) struct PredictedStep {
     pub(super) weights: Vec<f64>,
 }
 
-/// The best layouts found so far, and what they settle.
+/// The best layouts found so far. Families and layouts whose bounds cannot beat them are not
+/// searched.
 pub(super) struct Incumbents<'a> {
     request: &'a Request<'a>,
     /// Layouts of the space, not counting forms that offload or recompute part of the blocks.
@@ -59,8 +61,8 @@ impl<'a> Incumbents<'a> {
         self.list.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
     }
 
-    /// Gives an incumbent its place in the space, if it was found before its turn: its family's
-    /// number is then at least `found_early`.
+    /// Sets the index of an incumbent that was found before its turn in the space. Until then its
+    /// index has a family number of at least `found_early`.
     pub(super) fn rename(&mut self, layout: &Layout, found_early: usize, index: LayoutIndex) {
         let is_it = |incumbent: &&mut Incumbent| incumbent.index.family >= found_early && incumbent.plan.layout == *layout;
         if let Some(incumbent) = self.list.iter_mut().find(is_it) {
@@ -68,7 +70,7 @@ impl<'a> Incumbents<'a> {
         }
     }
 
-    /// Moves an incumbent to the front, before better ones: it is preferred to them.
+    /// Moves an incumbent to the front, although others are faster: it is preferred to them.
     pub(super) fn prefer(&mut self, index: LayoutIndex) {
         if let Some(place) = self.list.iter().position(|incumbent| incumbent.index == index) {
             let preferred = self.list.remove(place);
@@ -81,14 +83,14 @@ impl<'a> Incumbents<'a> {
         self.list.first().map(|best| best.value)
     }
 
-    /// Returns the least value to beat: that of the best incumbent, of another layout `beside`
-    /// them, or of another search.
+    /// Returns the value to beat: the least of the best incumbent's value, of `beside` (the value
+    /// of another layout) and of another search's value.
     pub(super) fn value_to_beat(&self, beside: Option<f64>) -> Option<f64> {
         beside.into_iter().chain(self.best()).chain(self.request.must_beat).reduce(f64::min)
     }
 
-    /// Returns the value that a layout must beat to be returned. `None` while there are fewer
-    /// layouts than are to be returned.
+    /// Returns the value that a layout must beat to be returned. `None` while any layout would be
+    /// returned.
     pub(super) fn value_to_be_returned(&self, beside: Option<f64>) -> Option<f64> {
         match self.request.top {
             0 | 1 => self.value_to_beat(beside),
@@ -96,13 +98,13 @@ impl<'a> Incumbents<'a> {
         }
     }
 
-    /// Returns `true` if nothing with this bound or a greater one has to be looked at any more.
+    /// Returns `true` if entries with this bound or a greater one need no more search.
     pub(super) fn settles(&self, bound: f64) -> bool {
         let has_answer = !self.is_empty() || self.request.must_beat.is_some();
         has_answer && self.request.stop.is_raised() || self.settles_by_value(bound)
     }
 
-    /// Returns `true` if nothing with this bound or a greater one can be among the best.
+    /// Returns `true` if no layout with this bound or a greater one can be among the best.
     pub(super) fn settles_by_value(&self, bound: f64) -> bool {
         if self.request.must_beat.is_some_and(|value| self.would_settle(bound, value, value)) {
             return true;
@@ -111,13 +113,13 @@ impl<'a> Incumbents<'a> {
         self.would_settle(bound, self.list[0].value, worst)
     }
 
-    /// Returns the value of the worst incumbent to return, if there are as many as are asked for.
+    /// Returns the value of the worst incumbent to return, if there are as many as requested.
     pub(super) fn worst_returned(&self) -> Option<f64> {
         self.list.get(self.request.top.max(1) - 1).map(|worst| worst.value)
     }
 
-    /// Returns `true` if nothing with this bound or a greater one had to be looked at if `best` and
-    /// `worst` were the values of the best and the worst layout to return.
+    /// Returns `true` if entries with this bound or a greater one would need no search, were `best`
+    /// and `worst` the values of the best and the worst layout to return.
     pub(super) fn would_settle(&self, bound: f64, best: f64, worst: f64) -> bool {
         bound > worst || !self.is_small_space() && best <= bound * (1.0 + self.request.tolerance)
     }
@@ -126,8 +128,8 @@ impl<'a> Incumbents<'a> {
         self.layouts_of_space < SMALL_SPACE
     }
 
-    /// Returns `true` if an entry of the queue is close enough to the least bound of a round to be
-    /// opened for it.
+    /// Returns `true` if an entry of the queue is close enough to the round's least bound to be
+    /// opened in that round.
     pub(super) fn may_be_in_round(&self, bound: f64, least: f64) -> bool {
         bound * (1.0 + self.request.tolerance) <= NEAR * least
     }
@@ -138,9 +140,9 @@ impl<'a> Incumbents<'a> {
         bound > NEAR * first
     }
 
-    /// Returns the places in the list of the layouts to return: the best of each kind of layout,
-    /// then the best of those that differ from them in more than details. So there may be fewer
-    /// than were asked for, unless so many were that all are wanted.
+    /// Returns the indices in the list of the layouts to return: the best of each kind of layout,
+    /// then the best of the rest that differ from these in more than details. So there may be fewer
+    /// than requested, unless more than [`MOST_OF_A_TABLE`] were requested.
     pub(super) fn returned(&self) -> Vec<usize> {
         let top = self.request.top.max(1);
         let mut distinct: Vec<usize> = Vec::new();
@@ -177,14 +179,14 @@ fn kind(layout: &Layout) -> Layout {
     Layout { data, tensor, pipeline, context, expert, zero, recompute: in_part(layout), offload, ..Layout::default() }
 }
 
-/// Returns a layout without the choices that hardly anybody compares answers by: numbers of chunks
-/// and of recomputed blocks, cuts, buckets, rank orders, algorithms of collectives.
+/// Returns a layout with the details reset by which people hardly compare answers: numbers of
+/// chunks and of recomputed blocks, cuts, buckets, rank orders, algorithms of collectives.
 fn without_details(layout: &Layout) -> Layout {
     let Layout { virtual_stages, bucket, collective, .. } = Layout::default();
     Layout { virtual_stages, bucket, collective, cuts: None, placement: None, recompute: in_part(layout), ..layout.clone() }
 }
 
-/// Returns what a layout recomputes, with any number of blocks for some of them.
+/// Returns a layout's recomputation, with one common value for all partial ones.
 fn in_part(layout: &Layout) -> Recompute {
     match &layout.recompute {
         Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) => Recompute::FullLayers(0),
@@ -192,8 +194,8 @@ fn in_part(layout: &Layout) -> Recompute {
     }
 }
 
-/// Returns `true` for layouts of equal value that differ only in `recompute`: then neither
-/// recomputes anything that the other does not.
+/// Returns `true` for layouts of equal value that differ only in `recompute`: they then recompute
+/// the same operators.
 fn runs_the_same_step(one: &Incumbent, other: &Incumbent) -> bool {
     let without = |incumbent: &Incumbent| Layout { recompute: Recompute::None, ..incumbent.plan.layout.clone() };
     one.value.total_cmp(&other.value).is_eq() && without(one) == without(other)

@@ -1,5 +1,5 @@
-//! The local search around the answer: neighbours that bounds do not cover, and simpler layouts
-//! that are as good.
+//! The local search around the answer: neighbours that the bounds do not cover, and simpler layouts
+//! that are about as good.
 
 use super::incumbents::Incumbent;
 use super::neighbours::{buckets, neighbours, simpler};
@@ -12,27 +12,29 @@ use crate::error::PlannerError;
 use foretell_program::{Layout, Plan};
 use rayon::prelude::*;
 
-/// Rounds of neighbours at most.
+/// The most rounds of neighbours.
 const ROUNDS: usize = 4;
 
-/// Neighbours that are simulated in a round.
+/// The most neighbours that are simulated in a round.
 const SIMULATED: usize = 12;
 
-/// Neighbours that are simulated at once. Between two such groups the search may be stopped.
+/// Neighbours that are simulated in parallel. The search may be stopped between two such groups.
 const AT_ONCE: usize = 4;
 
-/// Layouts of other kinds whose buckets are tried.
+/// The most layouts of other kinds whose bucket sizes are tried.
 const RUNNERS_UP: usize = 2;
 
-/// How much worse than the best they may be: what other buckets hardly ever gain.
+/// The most that these layouts may be worse than the best, as a fraction. Other bucket sizes hardly
+/// ever gain more.
 const CLOSE: f64 = 0.1;
 
-/// Share of the value by which a neighbour must be better. Less is not worth the odd choice.
+/// The fraction of the value by which a neighbour must be better. A smaller gain is not worth an
+/// unusual choice.
 const LEAST_GAIN: f64 = 1e-3;
 
 impl Searcher<'_> {
-    /// Replaces the best incumbent by better neighbours, as long as there are any, and then by
-    /// simpler layouts that are at most [`Request::simplicity_margin`] slower.
+    /// Replaces the best incumbent by better neighbours, as long as there are any, and then by a
+    /// simpler layout that are at most [`Request::simplicity_margin`] slower.
     ///
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
@@ -72,8 +74,8 @@ impl Searcher<'_> {
         Ok(())
     }
 
-    /// The best layout that was simulated with less context parallelism than the best of all, no
-    /// more stages and no wider tensors, if it is good enough. It may differ in anything else.
+    /// The best incumbent of a value of at most `good_enough` with less context parallelism than
+    /// the best layout, no more stages and no larger `tensor`. It may differ in all other fields.
     fn without_context(&self, good_enough: f64) -> Option<LayoutIndex> {
         let (_, best) = self.best()?;
         let is_simpler =
@@ -96,11 +98,11 @@ impl Searcher<'_> {
         self.incumbents.list.first().map(|best| (best.value, best.plan.layout.clone()))
     }
 
-    /// Simulates layouts that are close to `layout` and may have at most the value `to_beat`.
-    /// Returns the indices of those that do, in the order in which they were given.
+    /// Simulates those of the layouts `close` to `layout` whose values may be at most `to_beat`.
+    /// Returns the indices of those whose values are at most `to_beat`, in the order of `close`.
     ///
-    /// A bound is compared with that of `layout`, since both lie below their simulations by much
-    /// the same. It may be worse by the share `margin`.
+    /// A layout's bound is compared with the bound of `layout`, since both are below their
+    /// simulations by much the same amount. It may be larger by the fraction `margin`.
     fn simulate_close(
         &mut self,
         mut close: Vec<Layout>,
@@ -108,13 +110,14 @@ impl Searcher<'_> {
         to_beat: f64,
         margin: f64,
     ) -> Result<Vec<LayoutIndex>, PlannerError> {
-        // Those before the first that is known to be good enough are simpler.
+        // With a margin, `close` lists the layouts in order of preference. So the first one that is
+        // known to be good enough, and those after it, need no simulation.
         let known = if margin > 0.0 { self.first_known(&close, to_beat) } else { None };
         close.truncate(known.map_or(close.len(), |(place, _)| place));
         let own = self.value_of_bound(layout).unwrap_or(0.0);
         let is_open = |layout: &Layout| match self.known.get(layout) {
             None => true,
-            // It is no better than the best, but may be simpler and good enough.
+            // The layout is no better than the best, but may be simpler and good enough.
             Some(Known::AtLeast(at_least)) => margin > 0.0 && *at_least <= to_beat,
             Some(Known::Simulated | Known::TooLarge(_)) => false,
         };
@@ -125,8 +128,8 @@ impl Searcher<'_> {
             .filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
         let mut bounded: Vec<(f64, Layout)> = bounded.collect();
         // The best bucket size depends on how much of the last reduction is exposed, which bounds
-        // barely see. So all sizes are tried. Nor do they see by much the same what a pipeline of
-        // another length loses.
+        // barely see. So all sizes are tried. Nor do bounds of pipelines of different lengths lie
+        // equally far below their simulations, so these are tried too.
         let has_other_bucket = |other: &Layout| Layout { bucket: layout.bucket, ..other.clone() } == *layout;
         let is_always_tried =
             |other: &Layout| has_other_bucket(other) || other.pipeline != layout.pipeline && other.cuts.is_some();
@@ -152,7 +155,7 @@ impl Searcher<'_> {
             for (outcome, (_, layout)) in simulated.into_iter().zip(group) {
                 let Some(outcome) = outcome.outcome else { continue };
                 match &outcome {
-                    // It becomes no incumbent. When its turn comes, it is simulated again.
+                    // The layout becomes no incumbent. When its turn comes, it is simulated again.
                     Outcome::Simulated(one) if one.value > to_beat => self.known.note_at_least(layout, one.value),
                     outcome => self.known.note(layout, outcome),
                 }
@@ -176,8 +179,8 @@ impl Searcher<'_> {
         Ok(found)
     }
 
-    /// Returns the first of some layouts that is an incumbent of at most this value: its place
-    /// among them and its index.
+    /// Returns the first layout of `close` that is an incumbent with a value of at most `to_beat`:
+    /// its position in `close` and its index.
     fn first_known(&self, close: &[Layout], to_beat: f64) -> Option<(usize, LayoutIndex)> {
         let index_of = |layout: &Layout| {
             let is_it = |incumbent: &&Incumbent| incumbent.value <= to_beat && incumbent.plan.layout == *layout;

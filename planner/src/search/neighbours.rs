@@ -1,7 +1,7 @@
 //! Layouts that differ from another one in a single choice.
 //!
-//! They cover what a plan file can say and the space does not list: other bucket sizes, cuts block
-//! by block, recomputation by stage, rank orders and shard groups.
+//! They cover choices that a plan file can state and the space does not list: other bucket sizes,
+//! cuts block by block, recomputation by stage, rank orders and shard groups.
 
 use super::timed_cuts::pipelines_cut_by_time;
 use crate::bounds::Bounds;
@@ -9,13 +9,13 @@ use crate::space::inner_ranks;
 use foretell_program::{Axis, CollectiveAlgorithm, Layout, Recompute, usual_cuts};
 use foretell_units::Bytes;
 
-/// Most chunks that give a block away. Of more, those with the most work do.
+/// The most chunks from which a block is moved: those with the most work.
 const MOST_GIVERS: usize = 64;
 
 /// Smallest and largest bucket to try.
 const BUCKETS: std::ops::RangeInclusive<u64> = (1 << 20)..=(2 << 30);
 
-/// Rank orders to try beside the usual one. Axes that are left out follow in the usual order.
+/// Rank orders to try besides the usual one. Axes that are left out follow in the usual order.
 const RANK_ORDERS: [&[Axis]; 2] =
     [&[Axis::Tensor, Axis::Context, Axis::Expert, Axis::Pipeline], &[Axis::Tensor, Axis::Data, Axis::Context, Axis::Expert]];
 
@@ -33,7 +33,7 @@ pub(super) fn neighbours(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     found
 }
 
-/// Returns simpler layouts of no more ranks: fewer stages, no context parallelism, usual cuts and
+/// Returns simpler layouts with no more ranks: fewer stages, no context parallelism, usual cuts and
 /// rank order, a lower stage of ZeRO. Fixed fields stay.
 pub(super) fn simpler(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     let fixed = &bounds.space.fixed;
@@ -43,8 +43,8 @@ pub(super) fn simpler(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     }
     let mut push = |condition: bool, layout: Layout| found.extend(condition.then_some(layout));
     let merged = |layout: &Layout, factor: usize| {
-        // The ranks of the stages that are left out become data-parallel ones, with smaller
-        // micro-batches where the batch asks for that.
+        // The ranks of dropped stages become data-parallel ranks, with smaller micro-batches if the
+        // global batch requires it.
         let data = layout.data * factor;
         let micro_batch = (bounds.space.global_batch / (data * layout.expert)).min(layout.micro_batch).max(1);
         Layout { data, micro_batch, cuts: None, stage_places: None, placement: None, ..layout.clone() }
@@ -91,8 +91,8 @@ pub(super) fn buckets(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
         .collect()
 }
 
-/// Moves one block from each chunk to each neighbour, to the first, to the last, and to the one
-/// with the least work.
+/// Moves one block from each chunk to each neighbouring chunk, to the first, to the last, and to
+/// the chunk with the least work.
 fn cuts(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     let work = &bounds.space.model.work;
     let chunks = layout.pipeline * layout.virtual_stages;
@@ -104,7 +104,8 @@ fn cuts(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     moved.into_iter().map(|cuts| Layout { cuts: Some(cuts), ..layout.clone() }).collect()
 }
 
-/// Returns the cuts that differ from `own` by one block of one chunk. `work` is that of each block.
+/// Returns the cuts that differ from `own` by one block moved to another chunk. `work` is the work
+/// of each block.
 fn moved_blocks(own: &[usize], work: &[f64]) -> Vec<Vec<usize>> {
     let mut rest = work;
     let work_of_chunk = own.iter().map(|&blocks| {
@@ -130,7 +131,8 @@ fn moved_blocks(own: &[usize], work: &[f64]) -> Vec<Vec<usize>> {
     found
 }
 
-/// Recomputes fewer blocks: on all stages, on one, or on all from one on.
+/// Recomputes less: attention alone, or fewer blocks on all stages, on one stage, or on all stages
+/// from one on (for at most eight stages).
 fn recomputations(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     if bounds.space.fixed.recompute.is_some() {
         return Vec::new();
@@ -187,7 +189,7 @@ fn collectives(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     if bounds.space.fixed.collective.is_some() {
         return Vec::new();
     }
-    // A layout that the stack cannot run is no answer.
+    // Leave out algorithms that the stack cannot run.
     let known = CollectiveAlgorithm::ALL.into_iter().filter(|&algorithm| bounds.request.base.stack.has(algorithm));
     known.map(|collective| Layout { collective, ..layout.clone() }).collect()
 }

@@ -1,16 +1,16 @@
-//! The queue of families and layouts that a search has yet to look at, the least bound first.
+//! The queue of families and layouts that a search has yet to examine, the least bound first.
 
 use crate::space::Family;
 use foretell_program::Layout;
 
-/// The family of layouts that are simulated for a first answer. No family of the space has this
-/// number, nor the next one.
+/// The family number of layouts that are simulated before their turn. No family of the space has
+/// this number, nor [`NEIGHBOURS`].
 pub(super) const PROBED: usize = usize::MAX;
 
-/// The family of layouts that the local search simulates.
+/// The family number of layouts that the local search simulates.
 pub(super) const NEIGHBOURS: usize = usize::MAX - 1;
 
-/// A layout's place in the space: its family, and its number among the family's variants.
+/// A layout's index in the space: its family, and its number among the family's variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LayoutIndex {
     pub(super) family: usize,
@@ -21,11 +21,11 @@ pub(super) struct LayoutIndex {
 /// that comes first in the space.
 #[derive(Debug)]
 pub(super) struct QueueEntry {
-    /// Lower bound on the value of each of its layouts.
+    /// Lower bound on the value of every layout of the entry.
     pub(super) bound: f64,
     /// Index of its first layout.
     pub(super) index: LayoutIndex,
-    /// How many layouts of the space it stands for.
+    /// The number of layouts of the space that the entry represents.
     pub(super) layouts: usize,
     pub(super) content: QueueContent,
 }
@@ -49,13 +49,13 @@ pub(super) struct QueuedLayout {
     pub(super) index: LayoutIndex,
     pub(super) layout: Layout,
     /// Whether its next simulation runs to the end: an earlier one was stopped at `bound`, or the
-    /// local search wants it so.
+    /// local search needs the exact value.
     pub(super) is_stopped: bool,
 }
 
 impl QueuedLayout {
     /// Returns `true` if another layout of the family has the same Program apart from the devices
-    /// of its ranks. Returns `false` for layouts with unequal shares or stage meshes of their own.
+    /// of its ranks. Returns `false` for layouts with unequal shares or their own meshes of stages.
     fn shares_program_with(&self, other: &Self) -> bool {
         let anywhere = |layout: &Layout| Layout { placement: None, stage_places: None, ..layout.clone() };
         self.layout.shares.is_none()
@@ -96,8 +96,8 @@ impl Ord for QueueEntry {
     }
 }
 
-/// Groups layouts that share a Program. Layouts of one family must be neighbours. A layout stands
-/// for `forms(layout)` layouts of the space.
+/// Groups layouts that share a Program. Layouts of one family must be adjacent. A layout represents
+/// `forms(layout)` layouts of the space.
 pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>, forms: impl Fn(&Layout) -> usize) -> Vec<QueueEntry> {
     let mut groups: Vec<Vec<QueuedLayout>> = Vec::new();
     for layout in layouts {

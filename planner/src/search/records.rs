@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// A family, and one variant of it; `None` means all its variants.
 pub(super) type Place = (usize, Option<usize>);
 
-/// The offloaded forms that were found not to fit.
+/// The offloaded forms that do not fit.
 #[derive(Default)]
 pub(super) struct OffloadedTooLarge(BTreeSet<(usize, Option<usize>, Offload)>);
 
@@ -18,7 +18,7 @@ pub(super) type Refits = BTreeMap<LayoutIndex, (usize, Vec<f64>)>;
 
 /// A manner of layouts: whether `tensor`, `context` and `expert` shard blocks, whether there is a
 /// pipeline, and whether its stages have several chunks. Estimates of one manner are off by much
-/// the same factor, and each manner is what some expert would try first.
+/// the same factor, and each manner is some expert's first choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Manner {
     tensor: bool,
@@ -52,24 +52,25 @@ pub(super) fn manner(layout: &Layout) -> Manner {
     }
 }
 
-/// What is known of a layout that was simulated, or that was found too large on the way there.
+/// The known result of a layout that was compiled or simulated.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
-    /// It was simulated to its end and became an incumbent. It still is one, unless another search
-    /// has a better one.
+    /// It was simulated to its end and became an incumbent. It still is an incumbent, unless
+    /// another search has a better layout.
     Simulated,
-    /// Its value is at least this, and it is no incumbent.
+    /// Its value is at least this number, and it is no incumbent.
     AtLeast(f64),
     /// It does not fit. Contains the weighted bytes of each stage.
     TooLarge(Vec<f64>),
 }
 
-/// What is known of layouts, so that none is compiled and simulated twice.
+/// The known results of layouts, so that none is compiled and simulated twice.
 #[derive(Default)]
 pub(super) struct KnownLayouts(HashMap<Layout, Known>);
 
 impl KnownLayouts {
-    /// Notes what came of a layout.
+    /// Records the outcome of a layout. Outcomes that say nothing about its value or memory are not
+    /// recorded.
     pub(super) fn note(&mut self, layout: &Layout, outcome: &Outcome) {
         let known = match outcome {
             Outcome::Simulated(_) => Known::Simulated,
@@ -80,12 +81,13 @@ impl KnownLayouts {
         self.0.insert(layout.clone(), known);
     }
 
-    /// Notes that a layout's value is at least this. If that matters, it is simulated again.
+    /// Records that a layout's value is at least `value`. The search simulates it again if it needs
+    /// more than that.
     pub(super) fn note_at_least(&mut self, layout: &Layout, value: f64) {
         self.0.insert(layout.clone(), Known::AtLeast(value));
     }
 
-    /// Notes that a layout that was simulated does not fit after all.
+    /// Records that a simulated layout does not fit after all.
     pub(super) fn refuse(&mut self, layout: &Layout, held: Vec<f64>) {
         self.0.insert(layout.clone(), Known::TooLarge(held));
     }
@@ -100,7 +102,7 @@ impl OffloadedTooLarge {
         self.0.insert((family, variant, offload));
     }
 
-    /// Returns `true` if the form of `place`, or that of its whole family, does not fit.
+    /// Returns `true` if this offloaded form of `place`, or of its whole family, does not fit.
     pub(super) fn contains(&self, (family, variant): Place, offload: Offload) -> bool {
         self.0.contains(&(family, variant, offload)) || self.0.contains(&(family, None, offload))
     }

@@ -8,9 +8,8 @@ use foretell_topologies::Architecture;
 use foretell_units::Bytes;
 use foretell_units::diagnostic::Mistake;
 
-/// Returns the error of a search without candidates, of a model with so many blocks. `needed` is
-/// the least memory of a layout that does not fit, if there is one; `reason` is a message of the
-/// compiler.
+/// Returns the error of a search without candidates. `blocks` is the number of the model's blocks,
+/// `needed` the least memory of a layout that does not fit, and `reason` a message of the compiler.
 pub(super) fn nothing_found(
     request: &Request<'_>,
     blocks: usize,
@@ -33,8 +32,8 @@ pub(super) fn nothing_found(
     }
 }
 
-/// Returns which of the fixed fields no layout can have, and a hint. `None` if nothing obvious
-/// contradicts the model, the batch or the devices.
+/// Returns a message about fixed fields that no layout can have, and a hint. `None` if nothing
+/// obvious contradicts the model, the batch or the devices.
 fn contradiction(request: &Request<'_>, blocks: usize) -> Option<(String, &'static str)> {
     let (fixed, batch, devices) = (&request.fixed, request.base.global_batch, request.devices);
     let sizes = [fixed.data, fixed.tensor, fixed.pipeline, fixed.context, fixed.expert];
@@ -55,7 +54,7 @@ fn contradiction(request: &Request<'_>, blocks: usize) -> Option<(String, &'stat
     None
 }
 
-/// Returns a hint to take back what was chosen: a stack that cannot split the model, or fixed
+/// Returns a hint to relax a choice: the stack, if it cannot split the model further, or fixed
 /// fields.
 fn hint_to_choose_less(request: &Request<'_>) -> String {
     match StackLimits::of(&request.base.stack).and_then(|limits| Some((limits.wider()?, limits.reason.as_str()))) {
@@ -65,8 +64,8 @@ fn hint_to_choose_less(request: &Request<'_>) -> String {
     }
 }
 
-/// Returns a hint to state the hosts' memory, or to lift the stack's limit, if that would let
-/// optimizer state lie there.
+/// Returns a hint to state the hosts' memory, or to lift the stack's limit, if that would allow
+/// optimizer state on the hosts.
 fn hint_to_offload(request: &Request<'_>) -> &'static str {
     let (topology, stack) = (request.topology, &request.base.stack);
     let is_unknown = topology

@@ -13,10 +13,10 @@ use foretell_units::Bytes;
 use rayon::prelude::*;
 
 impl Searcher<'_> {
-    /// Predicts the layouts to return, with the memory that evaluation needs, and returns each
-    /// with its place among the incumbents. After the time to give up it begins no prediction but
-    /// that of the best. Returns `None` if evaluation makes a layout too large: it is no incumbent
-    /// any more, and the search has to go on.
+    /// Predicts the layouts to return, with the memory that evaluation needs, and returns each with
+    /// its index among the incumbents. Once the search gives up, only the prediction of the best is
+    /// still begun. Returns `None` if evaluation makes a layout too large: the layout is then no
+    /// incumbent any more, and the search must continue.
     pub(super) fn predict_returned(&mut self) -> Result<Option<Vec<(usize, PredictedStep)>>, PlannerError> {
         let places = self.incumbents.returned();
         let incumbents = &mut self.incumbents.list;
@@ -49,7 +49,8 @@ impl Searcher<'_> {
         let too_large = self.incumbents.list.remove(which);
         self.known.refuse(&too_large.plan.layout, held.clone());
         if too_large.index.family >= NEIGHBOURS {
-            // It was not counted, and its family is in the queue or out of the space.
+            // The layout was not counted, and its family is still in the queue or outside of the
+            // space.
             return Ok(None);
         }
         self.uncount_simulated(too_large.index, &too_large.plan.layout);
@@ -57,8 +58,8 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    /// Returns the answer: the incumbents to return, by their places, with their predictions.
-    /// `left` is the least bound of what was not looked at, if anything is left.
+    /// Returns the answer: the incumbents to return, given by index, with their predictions. `left`
+    /// is the least bound of the entries that were not searched, if any.
     pub(super) fn answer(mut self, predicted: Vec<(usize, PredictedStep)>, left: Option<f64>) -> SearchResult {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
         let candidate = |(place, predicted): (usize, PredictedStep)| {
@@ -72,8 +73,8 @@ impl Searcher<'_> {
             Candidate { plan, prediction, value: self.incumbents.list[place].value }
         };
         let candidates: Vec<Candidate> = predicted.into_iter().map(candidate).collect();
-        // Without candidates the best is the other search's value. That is a time wherever the
-        // caller compares searches by time.
+        // Without candidates the best value is the other search's. It is a time if the caller
+        // compares searches by time.
         let is_slow_end = self.request.objective == Objective::SlowEnd;
         let seconds =
             |best: &Candidate| if is_slow_end { best.prediction.step_seconds_p90 } else { best.prediction.step_seconds };
@@ -81,7 +82,7 @@ impl Searcher<'_> {
         for incumbent in &self.incumbents.list {
             let layout = &incumbent.plan.layout;
             let seconds = match self.request.objective {
-                // The energy of a step does not tell its time.
+                // A step's time does not follow from its energy.
                 Objective::Energy => continue,
                 // The value is the 90th percentile itself, as `best_seconds` is.
                 Objective::SlowEnd => incumbent.value,
@@ -92,8 +93,8 @@ impl Searcher<'_> {
         }
         let on_all = self.search.seconds_by_devices.range(self.request.devices..);
         self.search.all_devices_seconds = on_all.map(|(_, seconds)| *seconds).reduce(f64::min);
-        // The bound is a value; as a share of the best value it gives a time.
-        // A preferred simpler layout may be slower than others that are known.
+        // The bound is a value; its ratio to the best value converts it to a time. A preferred
+        // simpler layout may be slower than other known layouts, so these bound the answer too.
         let known = self.incumbents.list.iter().map(|incumbent| incumbent.value);
         let least = left.into_iter().chain(known).fold(best, f64::min);
         let share = least.max(self.bounds.least_value()).min(best) / best;
@@ -108,8 +109,8 @@ impl Searcher<'_> {
     }
 }
 
-/// Returns the memory of a run whose training and evaluation share the arena of each rank. Training
-/// decides on the hosts: only it offloads.
+/// Returns the memory of a run whose training and evaluation share the arena of each rank. The
+/// hosts' memory is that of training, since evaluation does not offload.
 fn sharing_arenas(training: MemoryUse, evaluation: MemoryUse) -> MemoryUse {
     let larger = |left: Vec<Bytes>, right: Vec<Bytes>| left.into_iter().zip(right).map(|(a, b)| a.max(b)).collect();
     MemoryUse {

@@ -17,14 +17,14 @@ use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashSet};
 
-/// Families that are bounded together.
+/// The most families that are bounded together.
 const FAMILIES_PER_BOUNDING: usize = 128;
 
-/// Layouts from which on no further family is opened together with others.
+/// Once families with this many layouts are opened together, no further family is added.
 const LAYOUTS_PER_OPENING: usize = 16;
 
-/// Groups of layouts that are simulated in a round. The first round has few, since often nothing
-/// has to be simulated after it.
+/// The most groups of layouts that are simulated in a round. Rounds without incumbents have few,
+/// since often nothing has to be simulated after them.
 const GROUPS_OF_FIRST_ROUND: usize = 2;
 const GROUPS_PER_ROUND: usize = 4;
 
@@ -39,11 +39,12 @@ pub(super) struct Searcher<'a> {
     queue: BinaryHeap<Reverse<QueueEntry>>,
     pub(super) corrections: Corrections,
     pub(super) known: KnownLayouts,
-    /// The families that were tried early, each as its layout that recomputes least.
+    /// The families that were tried early, each represented by its layout with the least
+    /// recomputation.
     pub(super) tried: HashSet<Layout>,
     /// The manners of the layouts where climbs started.
     pub(super) climbed: BTreeSet<Manner>,
-    /// Bound on the value of every layout, if the search ended before they were listed.
+    /// Bound on the value of every layout, if the search ended before all layouts were listed.
     bound_of_unlisted: Option<f64>,
     /// Least memory of a layout that does not fit.
     least_needed: Option<Bytes>,
@@ -74,19 +75,19 @@ impl<'a> Searcher<'a> {
     pub(super) fn run(mut self) -> Result<SearchResult, PlannerError> {
         let usual = self.bounds.space.usual_families(&|| self.is_over());
         self.try_experts(&usual)?;
-        // Where bounds are cheap they find the best of the usual families sooner than a climb.
+        // If bounds are cheap, they find the best of the usual families sooner than a climb.
         if !self.best_has_cheap_bounds() {
             self.climb()?;
         }
         let ranked = self.ranked(&usual);
         self.probe(ranked)?;
-        // From what it has found of other manners, too.
+        // Climb from layouts of other manners too, which the probe may have found.
         self.climb()?;
         self.fill_queue()?;
         let (predicted, left) = loop {
-            // A bound on every layout also bounds the layouts left.
+            // The bound on every layout also holds for the layouts left.
             let left = self.look_at_queue()?.or(self.bound_of_unlisted).map(|left| left.max(self.bounds.least_value()));
-            // Before a simpler and slower layout may be preferred.
+            // Decide this before a simpler and slower layout may be preferred.
             let is_unsettled = left.is_some_and(|left| !self.incumbents.settles_by_value(left));
             if let Some(value) = self.request.must_beat {
                 self.incumbents.list.retain(|incumbent| incumbent.value < value);
@@ -133,7 +134,8 @@ impl<'a> Searcher<'a> {
         Ok(None)
     }
 
-    /// Tells the caller of the best layout so far, if there is one, given a bound on what is left.
+    /// Reports the best layout so far to the caller, if there is one. `bound` is the least bound of
+    /// what is left.
     pub(super) fn report(&self, bound: f64) {
         if let Some(best) = self.incumbents.best() {
             let simulated = self.search.simulated + self.search.probed;
@@ -146,7 +148,7 @@ impl<'a> Searcher<'a> {
         self.incumbents.list.first().is_some_and(|candidate| self.bounds.has_cheap_bounds(&candidate.plan.layout))
     }
 
-    /// Returns `true` if the search has to end: with what it has, or without an answer.
+    /// Returns `true` if the search has to end now, with the answer that it has or without one.
     pub(super) fn is_over(&self) -> bool {
         if self.has_answer() { self.request.stop.is_raised() } else { self.request.give_up.is_raised() }
     }
@@ -156,7 +158,7 @@ impl<'a> Searcher<'a> {
     }
 
     /// Queues every family of the space with its arithmetic bound, and counts the layouts.
-    /// Simulates those that the estimates rank first.
+    /// Simulates the layouts that estimates rank first.
     fn fill_queue(&mut self) -> Result<(), PlannerError> {
         let listed = if self.is_over() { None } else { self.bounds.space.families_until(&|| self.is_over()) };
         let Some(families) = listed else { return self.leave_unlisted() };
@@ -186,7 +188,8 @@ impl<'a> Searcher<'a> {
         Ok(())
     }
 
-    /// Ends the listing of the space before its time: a bound on every layout stands for it.
+    /// Ends the listing of the space before its time. The bound on every layout then stands for all
+    /// layouts.
     fn leave_unlisted(&mut self) -> Result<(), PlannerError> {
         self.bound_of_unlisted = Some(self.bounds.least_value());
         if self.has_answer() { Ok(()) } else { Err(self.out_of_time()) }
@@ -205,7 +208,7 @@ impl<'a> Searcher<'a> {
         }
         // A family that cannot beat the best layout need not be bounded tightly.
         let best = self.incumbents.value_to_beat(None);
-        // `Err` with the family if the search ended meanwhile.
+        // `Err` with the unchanged family if the search ended meanwhile.
         let bounded = families.into_par_iter().map(|(arithmetic, number, layouts, family)| {
             if self.is_over() {
                 return Err((arithmetic, number, layouts, family));
@@ -244,7 +247,7 @@ impl<'a> Searcher<'a> {
     }
 
     /// Returns the bound on the value of `layouts` layouts like `layout`. Returns `None`, and
-    /// counts them, if they need not be looked at.
+    /// counts the layouts as excluded, if they need no search.
     pub(super) fn value_bound(&mut self, bounded: Bounded, layout: &Layout, layouts: usize) -> Option<f64> {
         match bounded {
             Ok(Bound { time: Some(time), .. }) => return Some(time.value() * self.bounds.value_per_second(layout)),
@@ -278,7 +281,7 @@ impl<'a> Searcher<'a> {
         }
         let bounded = opened.into_par_iter().map(|(of_family, index, layout, micro_batches)| {
             if self.is_over() {
-                // The layout has the bound of its family.
+                // Without a bound of its own, the layout keeps the bound of its family.
                 return (of_family, index, layout, micro_batches, None, Vec::new());
             }
             let (bounded, layout, smaller) = self.bounded_with_forms(layout, micro_batches);
@@ -310,7 +313,7 @@ impl<'a> Searcher<'a> {
     }
 
     /// Takes the groups of layouts with the least bounds from the queue. Families among them are
-    /// opened if they are near the least bound.
+    /// opened if their bounds are near the least.
     fn next_round(&mut self) -> Result<Vec<Vec<QueuedLayout>>, PlannerError> {
         let mut round: Vec<Vec<QueuedLayout>> = Vec::new();
         let most = if self.incumbents.is_empty() { GROUPS_OF_FIRST_ROUND } else { GROUPS_PER_ROUND };
@@ -336,8 +339,8 @@ impl<'a> Searcher<'a> {
         Ok(round)
     }
 
-    /// Takes out the layouts of a group that were simulated before their turn, and treats them as
-    /// if they had been simulated now.
+    /// Removes the layouts of a group whose results are known already, and records these results as
+    /// if they came from this round.
     fn without_known(&mut self, layouts: Vec<QueuedLayout>) -> Vec<QueuedLayout> {
         let mut unknown = Vec::new();
         for queued in layouts {
@@ -394,7 +397,7 @@ impl<'a> Searcher<'a> {
                 Outcome::Stopped(at_least) => {
                     left.push(QueuedLayout { bound: at_least.max(bound), index, layout, is_stopped: true });
                 }
-                // The queue tells how much longer than the best the answer may be.
+                // The layout returns to the queue, so that its bound counts in the gap.
                 Outcome::Interrupted => left.push(QueuedLayout { bound, index, layout, is_stopped }),
                 Outcome::Simulated(incumbent) => {
                     self.count_simulated(index, &layout);

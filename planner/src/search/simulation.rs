@@ -15,20 +15,21 @@ use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
 
-/// Micro-batches from which on a step is first simulated with fewer.
+/// Steps with at least this many micro-batches are first simulated with fewer.
 const MANY_MICRO_BATCHES: usize = 48;
 
-/// Micro-batches, at least, between the two short steps that tell the pace of a long one.
+/// The least difference in micro-batches between the two short steps from which the time of a long
+/// one is extrapolated.
 const BETWEEN_SHORT_STEPS: usize = 8;
 
-/// How many times as many micro-batches a step needs as a short one, for its memory to be asked of
-/// the short one first.
+/// The memory of a short step is checked first if the whole step has at least this many times as
+/// many micro-batches.
 const SHORTENED: usize = 4;
 
-/// Estimated memory over the limit below which a layout surely fits.
+/// A layout surely fits if its estimated memory is below this share of the limit.
 const SURELY_FITS: f64 = 0.6;
 
-/// What came of a layout that was to be simulated.
+/// The outcome of a layout that was to be simulated.
 pub(super) enum Outcome {
     /// The compiler refused it. Contains the message.
     Indivisible(Mistake),
@@ -36,9 +37,9 @@ pub(super) enum Outcome {
     OutOfMemory(Vec<f64>),
     /// It keeps more on a host than the host has memory.
     OutOfHostMemory,
-    /// Its simulation was stopped: its value is at least this, which cannot be the best.
+    /// Its simulation was stopped: its value is at least this, so the layout need not be returned.
     Stopped(f64),
-    /// The time was over before its simulation was.
+    /// The search's time was over before the simulation ended.
     Interrupted,
     /// It was simulated to the end.
     Simulated(Box<Incumbent>),
@@ -54,7 +55,7 @@ impl Outcome {
     }
 }
 
-/// The outcome of the first of some layouts that share a Program.
+/// The outcome of the first layout of a group that shares a Program.
 pub(super) struct FirstOutcome {
     pub(super) outcome: Option<Outcome>,
     /// The Program, if there are further layouts.
@@ -90,16 +91,16 @@ impl Simulations<'_> {
         }
     }
 
-    /// Returns what ends a compilation or simulation. Until there is an answer, the clock gives a
-    /// search a little more time.
+    /// Returns what ends a compilation or simulation. Until there is an answer, a search has a
+    /// little more time.
     fn stop(&self) -> &Stop {
         let request = self.bounds.request;
         if self.incumbents.best().is_some() { &request.stop } else { &request.give_up }
     }
 
-    /// Simulates further layouts that share the first one's Program, as far as they are not settled
-    /// by the first simulations of the round, the best of which has the value `best`. Returns the
-    /// outcomes from the first layout on.
+    /// Simulates further layouts that share the first one's Program, until one can wait because of
+    /// its bound and the values so far. `best` is the best value of the first simulations of the
+    /// round. Returns the outcomes of the first layouts of the group, including the first one's.
     pub(super) fn rest(
         &self,
         layouts: &[QueuedLayout],
@@ -155,7 +156,7 @@ impl Simulations<'_> {
             Objective::Time | Objective::Cost | Objective::Goodput => request.costs.step_spread.is_some(),
         };
         let stop = self.stop();
-        // Preparing a simulation takes time, too.
+        // Check again: preparing a simulation takes time too.
         if stop.is_raised() {
             return Ok(Outcome::Interrupted);
         }
@@ -183,18 +184,19 @@ impl Simulations<'_> {
         Ok(Outcome::Simulated(Box::new(Incumbent { value, index: layout.index, plan, predicted })))
     }
 
-    /// Simulates two short steps of a layout with many micro-batches, and returns what follows for
-    /// the whole one: [`Outcome::Stopped`] with its value if all later micro-batches keep the pace
-    /// of those between the two; [`Outcome::OutOfMemory`] if the short step does not fit, since the
-    /// whole one holds no less. `None` for layouts with few micro-batches and where the pace does
-    /// not tell the value.
+    /// Simulates two short steps of a layout with many micro-batches, and extrapolates to the whole
+    /// step. Returns [`Outcome::Stopped`] with the value of the whole step if each further
+    /// micro-batch takes as long as those between the two short steps; [`Outcome::OutOfMemory`] if
+    /// a short step does not fit, since the whole one holds no less. `None` for layouts with few
+    /// micro-batches, for schedules that hold all micro-batches, and for objectives that do not
+    /// follow from the step time.
     ///
-    /// The value is no bound: where ranks compete for links, a pace may change later. So it only
+    /// The value is no bound, since contention for links may change the pace later. So it only
     /// decides which steps are simulated in full.
     pub(super) fn value_by_short_steps(&self, layout: &Layout, micro_batches: usize) -> Result<Option<Outcome>, PlannerError> {
         let (schedule, stages, request) = (layout.schedule, layout.pipeline, self.bounds.request);
         let (group, few) = (schedule.group_size(stages).max(1), schedule.few_micro_batches(stages, micro_batches));
-        // Both leave as many micro-batches over from whole groups as the whole step.
+        // Both short steps have the whole step's remainder of micro-batches beyond whole groups.
         let more = few + BETWEEN_SHORT_STEPS.next_multiple_of(group);
         let tells_value = matches!(request.objective, Objective::Time | Objective::Cost | Objective::Goodput);
         if !tells_value || micro_batches < MANY_MICRO_BATCHES || 3 * more > micro_batches || schedule.holds_all_micro_batches() {
@@ -212,8 +214,8 @@ impl Simulations<'_> {
         Ok(Some(Outcome::Stopped(long + pace * (micro_batches - more) as f64)))
     }
 
-    /// Simulates a step of a layout with so many micro-batches: [`Outcome::Stopped`] with its
-    /// value, or why there is none.
+    /// Simulates a step of a layout with `micro_batches` micro-batches. Returns
+    /// [`Outcome::Stopped`] with its value, or the outcome that prevents one.
     fn short_step(&self, layout: &Layout, micro_batches: usize) -> Result<Outcome, PlannerError> {
         let (bounds, request) = (self.bounds, self.bounds.request);
         let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
@@ -240,8 +242,9 @@ impl Simulations<'_> {
         }
     }
 
-    /// Returns the weighted bytes of each stage of a step with few micro-batches, if these are too
-    /// many: the whole step holds no less, and to compile it may take a hundred times as long.
+    /// Returns the weighted bytes of each stage of a step with few micro-batches, if these exceed
+    /// the memory limit: the whole step holds no less, and compiling it may take a hundred times as
+    /// long.
     fn held_too_much(&self, plan: &Plan) -> Option<Vec<f64>> {
         let (bounds, layout) = (self.bounds, &plan.layout);
         let micro_batches = plan.micro_batches().ok()?;
@@ -258,8 +261,8 @@ impl Simulations<'_> {
         (most(&held) > bounds.memory_limit).then_some(held)
     }
 
-    /// Returns the deadline of a layout's simulation. `None` if it has to run to its end: there are
-    /// fewer layouts than are to be returned, or it was stopped once and is asked for again.
+    /// Returns the deadline of a layout's simulation. `None` if it has to run to its end: any
+    /// layout would be returned, or it was stopped before and its exact value is needed.
     fn deadline(&self, layout: &QueuedLayout, program: &Program, best: Option<f64>) -> Option<Deadline> {
         let request = self.bounds.request;
         if layout.is_stopped {
@@ -272,7 +275,7 @@ impl Simulations<'_> {
     }
 }
 
-/// Predicts the step of a plan that was compiled before.
+/// Compiles a plan that is known to compile, and predicts its step.
 pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<PredictedStep, PlannerError> {
     let request = bounds.request;
     let compiled = bounds.compiler.training(plan);

@@ -1,7 +1,7 @@
 //! Pipelines whose cuts even out the time of the stages instead of their arithmetic.
 //!
-//! Where blocks differ in kind, arithmetic misleads: the steps of a recurrent layer are many small
-//! kernels, and a classifier is one large product.
+//! If blocks differ in kind, arithmetic is a poor measure of time: the steps of a recurrent layer
+//! are many small kernels, and a classifier is one large product.
 
 use crate::bounds::Bounds;
 use crate::estimate::kernel_seconds;
@@ -11,11 +11,11 @@ use foretell_program::{Layout, Schedule, usual_cuts};
 use foretell_simulator::gpu::StackLimits;
 use std::collections::HashMap;
 
-/// Most stages of a pipeline that is tried instead.
+/// The most stages of a pipeline that is tried.
 const MOST_STAGES: usize = 16;
 
-/// Returns pipelines of other lengths, and of the same, with cuts by time, where these differ from
-/// cuts by arithmetic. Fixed fields stay.
+/// Returns pipelines of this layout's length and of other lengths with cuts by time, if these
+/// differ from cuts by arithmetic. Fixed fields stay.
 pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     let (space, fixed) = (&bounds.space, &bounds.space.fixed);
     let is_open = fixed.cuts.is_none() && layout.stages.is_none() && layout.shares.is_none() && layout.stage_places.is_none();
@@ -30,7 +30,7 @@ pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec
     for stages in lengths {
         let keeps_chunks = stages == layout.pipeline && layout.virtual_stages > 1;
         if keeps_chunks {
-            // Chunks of a stage even out by themselves.
+            // With several chunks on each stage, the stages are balanced without this.
             continue;
         }
         let beside = layout.data * stages * inner <= space.devices.count;
@@ -47,7 +47,7 @@ pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec
             own if layout.pipeline > 1 && layout.virtual_stages == 1 => vec![own],
             _ => of_one_chunk(StackLimits::of(&bounds.request.base.stack)),
         };
-        // As many samples at once, or as many micro-batches.
+        // Keep the size of a micro-batch, or the number of micro-batches.
         let mut sizes = vec![layout.micro_batch];
         if fixed.micro_batch.is_none() && data != layout.data {
             sizes.push(layout.micro_batch * layout.data / data);
@@ -60,8 +60,8 @@ pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec
     found
 }
 
-/// The schedules of one chunk on each stage that software with such limits runs, those of the least
-/// memory first or alone.
+/// The schedules that the stack runs with one chunk on each stage: those with the least memory for
+/// their kinds of passes or, if the stack runs none of these, all others.
 fn of_one_chunk(limits: Option<&StackLimits>) -> Vec<Schedule> {
     let runs = |schedule: &Schedule| limits.is_none_or(|limits| limits.has(*schedule));
     let usual = Schedule::ALL.into_iter().filter(|schedule| schedule.of_one_chunk() == *schedule && runs(schedule));
@@ -73,8 +73,8 @@ fn of_one_chunk(limits: Option<&StackLimits>) -> Vec<Schedule> {
     }
 }
 
-/// Returns the forward and backward time of each block over so many samples, in seconds. `None` if
-/// the model has no such batch.
+/// Returns the forward and backward time of each block over `samples` samples, in seconds. `None`
+/// if the model has no such batch.
 fn block_times(request: &Request<'_>, samples: usize) -> Option<Vec<f64>> {
     let options = GraphOptions { batch: samples, ..GraphOptions::ONE };
     let graph = request.base.training.graph(request.model, request.name, &options).ok()?;

@@ -1,9 +1,9 @@
-//! Layouts that do not fit, and the smaller forms in which they are looked at again.
+//! Layouts that do not fit, and the smaller forms in which they are searched again.
 //!
 //! The *forms* of a layout are the same layout with part of its blocks recomputed, or with
-//! offloading: of the optimizer state, of activations, or of both. They are in the space for the
-//! case that the layout does not fit. The form that offloads both is looked at only if neither of
-//! the other two fits. A fitted layout that the compiler finds too large is refitted.
+//! offloading: of the optimizer state, of activations, or of both. They are searched only if the
+//! layout does not fit, and the form that offloads both only if neither of the other two fits. A
+//! fitted layout that the compiler finds too large is refitted.
 
 use super::queue::{LayoutIndex, QueuedLayout};
 use super::records::Place;
@@ -15,7 +15,7 @@ use foretell_program::{Layout, Offload, Plan};
 use foretell_units::Bytes;
 
 impl Searcher<'_> {
-    /// Bounds the smaller forms of a family, none of whose layouts needs less than `needed`.
+    /// Bounds the smaller forms of a family whose layouts all need at least `needed`.
     pub(super) fn smaller_families(&self, family: &Family, needed: Bytes) -> Vec<(Bounded, Family)> {
         let (bounds, space) = (&self.bounds, &self.bounds.space);
         let mut smaller = if bounds.has_fitted_cuts(&family.layout) {
@@ -57,8 +57,7 @@ impl Searcher<'_> {
         smaller
     }
 
-    /// Bounds a layout, refitted where layouts are fitted, and its smaller forms if it is too
-    /// large.
+    /// Bounds a layout, refitted if it is a fitted one, and its smaller forms if it is too large.
     pub(super) fn bounded_with_forms(&self, layout: Layout, micro_batches: usize) -> (Bounded, Layout, Vec<(Bounded, Layout)>) {
         let (bounded, layout) = self.bounds.layout_refitted(layout, micro_batches);
         let smaller = match bounded {
@@ -71,8 +70,8 @@ impl Searcher<'_> {
     }
 
     /// Returns the bound on the value of `layouts` layouts at `place`. Returns `None`, and counts
-    /// them, if they need not be looked at. The forms that a layout stands for count with it,
-    /// unless the layout does not fit: then they are looked at themselves.
+    /// the layouts as excluded, if they need no search. The forms of a layout count together with
+    /// it, unless it does not fit: then they are searched themselves.
     pub(super) fn admit(&mut self, place: Place, bounded: Bounded, layout: &Layout, layouts: usize) -> Option<f64> {
         match bounded {
             Ok(Bound { time: None, .. }) => {
@@ -95,8 +94,9 @@ impl Searcher<'_> {
         }
     }
 
-    /// Records an offloaded form that does not fit. The form that offloads both is no better than
-    /// the one that offloads activations. So it counts as bounded out as long as that one may fit.
+    /// Records an offloaded form that does not fit. Offloading both is no better than offloading
+    /// activations alone, so the form that offloads both counts as bounded out as long as the form
+    /// that offloads activations may fit.
     fn add_too_large(&mut self, place: Place, layout: &Layout, layouts: usize) {
         if !self.bounds.space.offloads.contains(&Offload::Both) {
             return;
@@ -113,7 +113,7 @@ impl Searcher<'_> {
         self.offloaded_too_large.insert(place, layout.offload);
     }
 
-    /// Counts a layout that was simulated. The forms that it stands for are needless.
+    /// Counts a simulated layout. Its smaller forms count as needless.
     pub(super) fn count_simulated(&mut self, index: LayoutIndex, layout: &Layout) {
         let both = self.forms_counted_with_activations(index, layout);
         self.search.simulated += 1;
@@ -130,7 +130,7 @@ impl Searcher<'_> {
     }
 
     /// Returns 1 if a layout offloads activations and the form that offloads both counts as bounded
-    /// out by it, else 0.
+    /// out because of it, else 0.
     fn forms_counted_with_activations(&self, index: LayoutIndex, layout: &Layout) -> usize {
         let place = (index.family, Some(index.variant));
         let known = &self.offloaded_too_large;
@@ -138,8 +138,8 @@ impl Searcher<'_> {
         usize::from(layout.offload == Offload::Activations && is_counted)
     }
 
-    /// Returns the form that offloads both, of a layout that does not fit with one of them, if it
-    /// does not fit with the other either.
+    /// For a layout that does not fit with offloaded optimizer state or activations: returns the
+    /// form that offloads both, if the layout does not fit with the other one either.
     pub(super) fn offloading_both(&self, index: LayoutIndex, layout: &Layout) -> Option<Layout> {
         let other = match layout.offload {
             Offload::Optimizer => Offload::Activations,
@@ -152,15 +152,15 @@ impl Searcher<'_> {
         if fits_with_neither { self.bounds.space.offloaded(layout, Offload::Both) } else { None }
     }
 
-    /// Returns a bounded layout for the queue, unless it need not be looked at. Its bound is no
-    /// less than `at_least`.
+    /// Returns a queue entry for a bounded layout, unless it needs no search. Its bound is at least
+    /// `at_least`.
     pub(super) fn queued(&mut self, bounded: Bounded, index: LayoutIndex, at_least: f64, layout: Layout) -> Option<QueuedLayout> {
         let bound = self.admit((index.family, Some(index.variant)), bounded, &layout, 1)?.max(at_least);
         Some(QueuedLayout { bound, index, layout, is_stopped: false })
     }
 
     /// Handles a layout that does not fit although its bound does: its stages hold `held` weighted
-    /// bytes. It is refitted if it is a fitted one; else it is counted, and its smaller forms are
+    /// bytes. A fitted layout is refitted; any other layout is counted, and its smaller forms are
     /// queued.
     pub(super) fn found_too_large(&mut self, index: LayoutIndex, bound: f64, layout: &Layout, held: &[f64]) {
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
@@ -190,7 +190,7 @@ impl Searcher<'_> {
         let budgets = self.bounds.budgets_after_overshoot(layout, micro_batches, held)?;
         let (refits, smallest) = self.refits.entry(index).or_insert_with(|| (0, vec![f64::INFINITY; budgets.len()]));
         *refits += 1;
-        // A stage never gets back what an earlier refit took from it.
+        // A stage's budget never grows again after an earlier refit reduced it.
         smallest.iter_mut().zip(budgets).for_each(|(smallest, budget)| *smallest = smallest.min(budget));
         let next = self.bounds.refitted(layout, micro_batches, smallest).filter(|_| *refits <= MOST_REFITS)?;
         Some(self.bounds.layout_refitted(next, micro_batches))

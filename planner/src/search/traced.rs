@@ -1,8 +1,8 @@
-//! Plans under a framework whose steps were traced: every layout that it can run is predicted by
-//! its own operators, so that nothing needs a bound.
+//! Plans under a framework whose steps were traced: every layout that the framework can run is
+//! predicted from its traced operators, so no bounds are needed.
 //!
-//! Such frameworks split batches and the state of parameters alone. The space is the number of
-//! ranks, the micro-batch, recomputation and ZeRO; and what hosts hold, if the user says so.
+//! Such frameworks shard only the batch and the state of parameters. The space is the number of
+//! ranks, the micro-batch, recomputation and ZeRO, and the offload if the user states one.
 
 use super::answer::{Candidate, Search, SearchResult};
 use crate::error::PlannerError;
@@ -18,10 +18,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Most numbers of ranks that are tried; larger clusters have every power of two, and whole nodes.
+/// Up to this many ranks, every number of ranks is tried; beyond it, only powers of two, ends of
+/// groups of nodes, and all devices.
 const MOST_RANK_COUNTS: usize = 64;
 
-/// Most samples of a micro-batch that are tried.
+/// The most samples of a micro-batch that are tried.
 const MOST_MICRO_BATCH: usize = 256;
 
 /// A layout that fits.
@@ -32,19 +33,19 @@ struct Fitting {
     needed: Bytes,
 }
 
-/// The layouts that differ in their micro-batch alone: those that fit, and how much the smallest of
-/// the others needs.
+/// The results of layouts that differ only in their micro-batch: the layouts that fit, and the
+/// least memory that one that does not fit needs.
 #[derive(Default)]
 struct Looked {
     fitting: Vec<Fitting>,
     needed: Option<Bytes>,
     too_large: usize,
     untraced: usize,
-    /// Layouts that nothing is known of: the search was ended before them.
+    /// Layouts without a result, since the search ended before them.
     unseen: usize,
 }
 
-/// Plans a request whose framework was traced; `None` if it was not, at least not for this model.
+/// Plans a request whose framework was traced; `None` if it was not traced for this model.
 ///
 /// # Errors
 /// [`PlannerError`] if no layout fits.
@@ -76,15 +77,15 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>,
     let least = looked.iter().filter_map(|looked| looked.needed).min();
     let mut fitting: Vec<Fitting> = looked.into_iter().flat_map(|looked| looked.fitting).collect();
     let simulated = fitting.len();
-    // Layouts that probably run out are an answer where there is no other. Among equals the first
-    // in the order of layouts, which has the fewest ranks.
+    // Layouts that probably run out of memory are returned only if there is no other. Among equal
+    // values the earliest layout wins, which has the fewest ranks.
     let is_risky = |layout: &Fitting| layout.prediction.probably_runs_out();
     fitting.sort_by(|left, right| is_risky(left).cmp(&is_risky(right)).then(left.value.total_cmp(&right.value)));
     if let Some(risky) = fitting.iter().position(is_risky).filter(|&first| first > 0) {
         fitting.truncate(risky);
     }
-    // Where layouts of all devices have no operators, such as those that shard two stacks of
-    // layers, the profile knows of more.
+    // If no layout on all devices has traced operators, as for models with two sharded stacks of
+    // layers, leave the search to the stack's profile, which covers more layouts.
     if untraced > 0 && fitting.iter().all(|layout| layout.plan.layout.data < request.devices) {
         return Ok(None);
     }
@@ -105,7 +106,8 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>,
         };
     };
     let seconds = best.prediction.step_seconds.value();
-    // Every layout was predicted, so the fastest bounds them. Nothing is known of others.
+    // Every layout was predicted, so the fastest bounds them all. Layouts outside of this space
+    // have no bound.
     let gap = best.value / least_value.unwrap_or(best.value) - 1.0;
     let on_all = fitting.iter().filter(|layout| layout.plan.layout.data == request.devices);
     let search = Search {
@@ -131,8 +133,8 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>,
     Ok(Some(if is_cut_off { planned.cut_off() } else { planned }))
 }
 
-/// Puts the simplest of the layouts that are about as fast as the first before the others: the one
-/// with the least sharding, then the least memory.
+/// Moves the simplest of the layouts that are at most `margin` slower than the first to the front:
+/// the one with the least sharding, then the least memory.
 fn prefer_simple(fitting: &mut [Fitting], margin: f64) {
     let Some(limit) = fitting.first().map(|best| best.value * (1.0 + margin)) else { return };
     let alike = fitting.iter().take_while(|layout| layout.value <= limit).count();
@@ -142,7 +144,7 @@ fn prefer_simple(fitting: &mut [Fitting], margin: f64) {
     }
 }
 
-/// The first fixed field that no layout of a traced framework has.
+/// The first fixed field with a value that no layout of a traced framework can have.
 fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) -> Option<&'static str> {
     let splits = [
         ("tensor", fixed.tensor),
@@ -171,8 +173,8 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) 
     split.or_else(|| others.into_iter().find(|(_, is_fixed)| *is_fixed).map(|(name, _)| name))
 }
 
-/// Looks at all groups, those with most ranks first: a search that is ended early has mostly seen
-/// the fastest.
+/// Predicts all groups, those with the most ranks first, so that a search that ends early has
+/// usually predicted the fastest.
 fn look_at_all(request: &Request<'_>, groups: &[Vec<Layout>], limit: Bytes) -> Vec<Looked> {
     let has_answer = AtomicBool::new(false);
     let mut order: Vec<usize> = (0..groups.len()).collect();
@@ -183,9 +185,10 @@ fn look_at_all(request: &Request<'_>, groups: &[Vec<Layout>], limit: Bytes) -> V
     looked.into_iter().map(|(_, looked)| looked).collect()
 }
 
-/// Looks at layouts with ever larger micro-batches, until one does not fit: larger ones need more.
-/// The largest is looked at all the same: with one micro-batch nothing is accumulated. `has_answer`
-/// is whether a layout of any group fits: then the search ends when it is asked to stop.
+/// Predicts layouts with larger and larger micro-batches until one does not fit, since larger ones
+/// need more memory. The largest is predicted in any case: with one micro-batch, no gradients are
+/// accumulated. `has_answer` is whether a layout of any group fits; if so, the search ends at
+/// `stop`, else at `give_up`.
 fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &AtomicBool) -> Looked {
     let mut looked = Looked::default();
     let mut is_too_large = false;
@@ -219,7 +222,7 @@ fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &A
     looked
 }
 
-/// The value of a predicted layout on so many ranks.
+/// The value of a predicted layout on `ranks` ranks.
 fn value(request: &Request<'_>, ranks: usize, traced: &TracedPrediction) -> f64 {
     if request.objective == Objective::Energy {
         let energy = traced_energy(&traced.time, ranks, request.topology, &PowerModel::default());

@@ -1,8 +1,8 @@
 //! The kinds of devices that a request may use, their memory limits, and the kind under each rank.
 //!
 //! Lower bounds treat memory on unequal devices in one unit: a *weighted byte* is a byte times the
-//! device's memory weight, which is the smallest memory limit over the device's own. So a stage
-//! fits if its weighted bytes are at most the smallest limit, on whichever kind it lies.
+//! device's memory weight, which is the smallest memory limit over the device's own. So a stage on
+//! any kind fits if its weighted bytes are at most the smallest limit.
 
 use foretell_program::{Axis, Mesh, Program, Rank};
 use foretell_topologies::{Architecture, DeviceId, Topology};
@@ -11,22 +11,22 @@ use foretell_units::Bytes;
 /// The kinds of devices that may be used.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceKinds {
-    /// Number of each kind in the topology, in the order in which the devices have them. Other
-    /// lists and functions here count kinds by their place in this one.
+    /// The topology's index of each kind, in order of first use by the devices. In this type, a
+    /// kind's *place* is its index in this list.
     pub(crate) kinds: Vec<usize>,
-    /// Memory limit of a rank, by place of the kind.
+    /// Memory limit of a rank, indexed by the kind's place.
     memory_limits: Vec<Bytes>,
-    /// Memory weight, by place of the kind: at most 1.
+    /// Memory weight, at most 1, indexed by the kind's place.
     weights: Vec<f64>,
     /// First device of each run of devices of one kind, and the place of that kind.
     runs: Vec<(usize, usize)>,
-    /// Devices of the topology. Ranks beyond that start over at the first device.
+    /// Number of devices of the topology. Further ranks wrap around to the first device.
     count: usize,
 }
 
 impl DeviceKinds {
     /// Describes the first `devices` devices of `topology`, whose ranks may use at most `limit`,
-    /// and on GPUs all memory but a share `headroom`.
+    /// and on GPUs at most all memory but the share `headroom`.
     pub(crate) fn new(topology: &Topology, devices: usize, limit: Option<Bytes>, headroom: f64) -> Self {
         let (mut kinds, mut runs): (Vec<usize>, Vec<(usize, usize)>) = (Vec::new(), Vec::new());
         for device in 0..devices.min(topology.device_count()) {
@@ -56,13 +56,13 @@ impl DeviceKinds {
     }
 
     /// Returns the memory of the first `devices` devices together, in units of the smallest limit.
-    /// Where several ranks share a device, each counts with the device's whole memory.
+    /// If several ranks share a device, each counts with the device's whole memory.
     pub(crate) fn total_memory_in_smallest(&self, devices: usize) -> f64 {
         let own: f64 = (0..devices.min(self.count)).map(|device| 1.0 / self.weights[self.place_of(device)]).sum();
         own * (devices as f64 / devices.min(self.count).max(1) as f64).ceil()
     }
 
-    /// Returns the memory weights by place of the kind.
+    /// Returns the memory weights, indexed by the kind's place.
     pub(crate) fn weights(&self) -> &[f64] {
         &self.weights
     }
@@ -107,13 +107,13 @@ impl DeviceKinds {
         self.kinds.len() > 1
     }
 
-    /// Returns the kind, by its number in the topology, of the device under `rank`.
+    /// Returns the topology's index of the kind of the device under `rank`.
     pub(crate) fn kind_of(&self, rank: usize) -> Option<usize> {
         self.kinds.get(self.place_of(rank)).copied()
     }
 
-    /// Returns the place of each device's kind for the first `devices` devices, or an empty list
-    /// where all are of one kind.
+    /// Returns the place of each device's kind for the first `devices` devices, or an empty list if
+    /// all are of one kind.
     pub(crate) fn places(&self, devices: usize) -> Vec<usize> {
         if self.are_mixed() { (0..devices.min(self.count)).map(|device| self.place_of(device)).collect() } else { Vec::new() }
     }
@@ -124,11 +124,11 @@ impl DeviceKinds {
         run.checked_sub(1).map_or(0, |run| self.runs[run].1)
     }
 
-    /// Returns the different ways in which the replicas of a pipeline lie on kinds of devices: for
-    /// each, the place of every stage's kind.
+    /// Returns the different assignments of a pipeline's replicas to kinds of devices: for each,
+    /// the place of every stage's kind.
     ///
-    /// Only replicas at which some stage moves on to the next run of devices are looked at, so a
-    /// mesh may have further ways. A lower bound may leave replicas out: a step ends when the
+    /// Only replicas at which some stage moves to the next run of devices are examined, so there
+    /// may be further assignments. A lower bound may leave out replicas, since a step ends when the
     /// slowest replica ends.
     pub(crate) fn pipelines(&self, mesh: &Mesh) -> Vec<Vec<usize>> {
         let stages = mesh.stage_count();

@@ -7,24 +7,24 @@ use super::stage_meshes::unequal_meshes;
 use super::{Family, Space};
 use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 
-/// Samples of a micro-batch up to which nearly any number of them is in the space: with few
-/// samples, activations need neither recomputation nor ZeRO's stage 3, whatever the batch.
+/// Micro-batches of at most this many samples are in the space for nearly any number of
+/// micro-batches: with few samples, activations need neither recomputation nor ZeRO 3, whatever the
+/// global batch.
 pub(super) const ALWAYS_CONSIDERED: usize = 4;
 
-/// Most micro-batches of such a step: with more, it takes too long to simulate.
+/// The most micro-batches of such a step: longer steps take too long to simulate.
 pub(super) const MOST_SMALL_MICRO_BATCHES: usize = 4096;
 
-/// Most micro-batches of a step whose micro-batch is larger, unless the user fixes it or the
-/// pipeline is long. At 128 even a fixed cost of each micro-batch of 1 % is spread over few of
-/// them.
+/// The most micro-batches of a step with larger micro-batches, unless the user fixes the
+/// micro-batch or the pipeline is long.
 pub(super) const MOST_MICRO_BATCHES: usize = 128;
 
-/// Most micro-batches for each stage of a long pipeline. At 32 the bubble is 3 % of the step even
-/// with one chunk a stage.
+/// The most micro-batches for each stage of a long pipeline. At 32 the bubble is 3 % of the step
+/// even with one chunk a stage.
 pub(super) const MICRO_BATCHES_PER_STAGE: usize = 32;
 
-/// Returns `true` if the search considers a micro-batch of so many samples, of which a step of
-/// `pipeline` stages has so many.
+/// Returns `true` if the search considers `micro_batches` micro-batches of `micro_batch` samples in
+/// a step of `pipeline` stages.
 pub(super) fn considers(micro_batch: usize, micro_batches: usize, pipeline: usize) -> bool {
     let most = MOST_MICRO_BATCHES.max(MICRO_BATCHES_PER_STAGE * pipeline);
     micro_batches <= most || micro_batch <= ALWAYS_CONSIDERED && micro_batches <= MOST_SMALL_MICRO_BATCHES
@@ -33,14 +33,14 @@ pub(super) fn considers(micro_batch: usize, micro_batches: usize, pipeline: usiz
 impl Space<'_> {
     /// Returns every family over at most as many ranks as there are devices.
     ///
-    /// A mesh has as many ranks as some divisor of the devices, or of those of the first nodes. Or
-    /// it leaves devices idle that the batch, the model or the fixed sizes cannot use. If `data`,
-    /// `tensor` and `pipeline` are all fixed, there is only that mesh.
+    /// The ranks of a mesh are a divisor of the number of devices, or of the devices of the first
+    /// nodes. Further meshes leave devices idle that the batch, the model or the fixed sizes cannot
+    /// use. If `data`, `tensor` and `pipeline` are all fixed, there is only that mesh.
     pub(crate) fn families(&self) -> Vec<Family> {
         self.families_until(&|| false).expect("invariant: nothing interrupts it")
     }
 
-    /// Returns the same families as [`Self::families`], or `None` if `is_over` answers `true`
+    /// Returns the same families as [`Self::families`], or `None` if `is_over` returns `true`
     /// before all are listed: on very many devices that takes seconds.
     pub(crate) fn families_until(&self, is_over: &dyn Fn() -> bool) -> Option<Vec<Family>> {
         let mut families = self.families_with_stage_meshes();
@@ -113,7 +113,7 @@ impl Space<'_> {
         }
     }
 
-    /// Returns the families of pipelines whose stages have meshes of their own.
+    /// Returns the families of pipelines whose stages have their own meshes.
     fn families_with_stage_meshes(&self) -> Vec<Family> {
         let fixed = self.fixed;
         if let Some(stages) = &fixed.stages {
@@ -139,13 +139,14 @@ impl Space<'_> {
             || self.fixed.virtual_stages.is_some_and(|fixed| fixed != 1)
             || devices > self.devices.count
             || pipeline > self.model.blocks;
-        // Gradients of parameters that both ends of the model read are summed rank by rank.
+        // Gradients of parameters that the first and the last stage share are summed rank by rank,
+        // so these two need equal meshes.
         let ends_match = !self.model.shares_parameters || (first.data, first.tensor) == (last.data, last.tensor);
         if contradicts || !ends_match {
             return Vec::new();
         }
         let multiple = |left: usize, right: usize| (left / greatest_common_divisor(left, right)).saturating_mul(right);
-        // Every stage divides a micro-batch among its data-parallel ranks.
+        // Every stage must be able to divide a micro-batch among its data-parallel ranks.
         let samples_unit = stages.iter().fold(1, |all, stage| multiple(all, stage.data));
         if !self.global_batch.is_multiple_of(samples_unit) {
             return Vec::new();

@@ -42,7 +42,7 @@ pub struct Fixed {
     /// A mesh for each stage: `2x4+2x4+1x8` is three stages with 2, 2 and 1 data-parallel ranks and
     /// 4, 4 and 8 tensor-parallel ranks.
     pub stages: Option<Vec<StageLayout>>,
-    /// Place of each stage along the devices, from 0.
+    /// Position of each stage along the devices, from 0.
     pub stage_places: Option<Vec<usize>>,
     /// Blocks of each chunk, in model order.
     pub cuts: Option<Vec<usize>>,
@@ -57,8 +57,9 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// Fixes the fields that a framework has only one value of, unless the user has fixed them: a
-    /// fork of it may have more. A layout with stages of their own meshes says its sizes there.
+    /// Fixes the fields for which a framework supports one value only, unless the user has fixed
+    /// them, since a fork of the framework may support more. The sizes of a layout with `stages`
+    /// are stated there.
     pub fn within(&mut self, limits: &StackLimits) {
         if !limits.splits_models && self.stages.is_none() {
             for size in [&mut self.tensor, &mut self.pipeline, &mut self.context, &mut self.expert] {
@@ -101,7 +102,8 @@ impl std::str::FromStr for Fixed {
             seen.push(name);
             fixed.set(name, value).map_err(|reason| wrong(&reason))?;
         }
-        // The lengths of `shares` and `cuts` give the sizes that are not fixed themselves.
+        // The lengths of `shares` and `cuts` give `data` and `pipeline` if these are not fixed
+        // themselves.
         if let (Some(shares), None) = (&fixed.shares, fixed.data) {
             fixed.data = Some(shares.len());
         }
@@ -113,10 +115,9 @@ impl std::str::FromStr for Fixed {
 }
 
 impl Fixed {
-    /// Sets the field `name` to the value that `value` spells.
+    /// Sets the field `name` to the value written as `value`.
     ///
-    /// # Errors
-    /// What is wrong with the name or the value.
+    /// # Errors A message about the name or the value.
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "data" => self.data = Some(positive(value)?),

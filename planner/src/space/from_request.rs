@@ -22,7 +22,7 @@ impl<'a> Space<'a> {
             heads: heads(graph, StackLimits::of(&base.stack).is_some_and(|limits| limits.divides_key_heads)),
             has_attention,
             is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
-            // Other models have few blocks, and whole Programs that are compiled soon.
+            // Other models have few blocks, and their whole Programs compile quickly.
             pattern: (has_attention || request.model.repeated_layers().is_some())
                 .then(|| BlockPattern::of(graph, |parameter| base.training.is_frozen(parameter)))
                 .flatten(),
@@ -72,7 +72,7 @@ fn of_first_nodes(request: &Request<'_>) -> Vec<usize> {
 }
 
 /// Returns the bytes of a graph's gradients in buckets on one rank, aligned as the compiler aligns
-/// them. With more ranks no rank has more.
+/// them. With more ranks, no rank has more.
 fn bucketed_gradients(graph: &Graph) -> Bytes {
     const SINGLE_PRECISION: usize = 4;
     let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(BUCKET_ALIGNMENT)).sum();
@@ -100,9 +100,9 @@ fn shares_parameters(graph: &Graph) -> bool {
     reads.any(|(tensor, block)| is_parameter(tensor) && *block_of[tensor].get_or_insert(block) != block)
 }
 
-/// Returns the runs of devices of one kind for stages with meshes of their own. Empty if all
-/// devices are of one kind, or if bounds do not apply: no blocks of the model repeat, or
-/// the cost model does not know how long collectives take on every kind.
+/// Returns the runs of devices of one kind for stages with their own meshes. Empty if all devices
+/// are of one kind, or if bounds do not apply: no blocks of the model repeat, or the cost model
+/// does not know how long collectives take on every kind.
 fn runs(request: &Request<'_>, kinds: &DeviceKinds, has_pattern: bool) -> Vec<DeviceRun> {
     let are_known = kinds.kinds.iter().all(|&kind| request.costs.knows_collectives(kind));
     let speeds = speeds(request);
@@ -134,7 +134,7 @@ fn speeds(request: &Request<'_>) -> Vec<f64> {
     }
 }
 
-/// Returns the offloads to consider for layouts that do not fit without. Empty if the plan or the
+/// Returns the offloads to consider for layouts that do not fit otherwise. Empty if the plan or the
 /// user decides, if the memory of some host is not known, or if a device's memory is the host's.
 fn offloads(request: &Request<'_>) -> &'static [Offload] {
     let Request { topology, base, .. } = request;
@@ -150,7 +150,7 @@ fn offloads(request: &Request<'_>) -> &'static [Offload] {
     }
 }
 
-/// Returns how many single-precision values the optimizer keeps of each parameter: its states, and
+/// Returns how many single-precision values the optimizer keeps for each parameter: its states, and
 /// a master copy if operators read a narrower format.
 pub(crate) fn optimizer_tensors(plan: &Plan) -> usize {
     plan.optimizer_states() + usize::from(plan.has_master_copy())

@@ -4,15 +4,17 @@ use super::Space;
 use super::divisors::divisors;
 use std::collections::BTreeMap;
 
-/// Fewest positions of a sequence on each context-parallel rank. With fewer, a rank does little but
-/// gather keys and values.
+/// The fewest positions of a sequence on each context-parallel rank. With fewer, a rank mostly
+/// gathers keys and values.
 pub(super) const FEWEST_POSITIONS: usize = 2048;
 
-/// Most nodes that tensor parallelism spans: activations cross the network twice in every layer.
+/// The most nodes that tensor parallelism spans: activations cross the network twice in every
+/// layer.
 pub(super) const MOST_NODES_OF_TENSOR: usize = 4;
 
-/// Devices up to which `tensor` may have any size. On more, its groups fill nodes or divide them;
-/// on few, a node of three devices, for example, needs other sizes.
+/// Devices up to which `tensor` may have any size. With more devices, the size of `tensor` must
+/// divide a node or be a multiple of it. With few, other sizes may be needed, for example on a node
+/// of three devices.
 const FEW_DEVICES: usize = 32;
 
 /// A mesh's axis sizes other than `context` and `expert`.
@@ -24,7 +26,7 @@ pub(super) struct MeshSizes {
 }
 
 impl Space<'_> {
-    /// Returns the meshes beside these sizes of `context` and `expert`.
+    /// Returns the meshes for these sizes of `context` and `expert`.
     pub(super) fn meshes(&self, context: usize, expert: usize) -> Vec<MeshSizes> {
         let ranks = context.saturating_mul(expert).max(1);
         let devices = self.devices.count / ranks;
@@ -50,8 +52,8 @@ impl Space<'_> {
     }
 
     /// Returns the meshes for the devices of the first nodes alone, of which `context` and `expert`
-    /// take `ranks` together, as far as they are not among `others`: links between unequal nodes
-    /// may cost more than the other nodes are worth.
+    /// together take a factor `ranks`, without those in `others`. Links between unequal nodes may
+    /// cost more than the remaining nodes gain..
     fn meshes_of_first_nodes(&self, ranks: usize, devices: usize, others: &[MeshSizes]) -> Vec<MeshSizes> {
         let counts = self.devices.of_first_nodes.iter().filter(|count| count.is_multiple_of(ranks));
         let mut worlds: Vec<usize> = counts.flat_map(|count| divisors(count / ranks)).collect();
@@ -81,9 +83,9 @@ impl Space<'_> {
         meshes
     }
 
-    /// Adds meshes that leave devices idle, for a batch, a model or fixed sizes that all devices
-    /// together do not suit. For each `tensor` and `pipeline` the largest possible `data` is added,
-    /// if it is larger than that of every mesh so far.
+    /// Adds meshes that leave devices idle, for a batch, a model or fixed sizes that cannot use all
+    /// devices. For each `tensor` and `pipeline` the largest possible `data` is added, if it is
+    /// larger than that of every mesh so far.
     fn add_meshes_with_idle_devices(&self, devices: usize, meshes: &mut Vec<MeshSizes>) {
         let fixed = self.fixed;
         if fixed.data.is_some() && fixed.tensor.is_some() && fixed.pipeline.is_some() {
@@ -96,7 +98,7 @@ impl Space<'_> {
         stages.dedup();
         stages.retain(|&size| size <= devices.min(self.model.blocks) && fixed.pipeline.is_none_or(|fixed| fixed == size));
         let divisors_of_batch = divisors(self.global_batch);
-        // The largest `data` so far that divides the batch, by `tensor` and `pipeline`.
+        // The largest `data` so far that divides the batch, keyed by `tensor` and `pipeline`.
         let mut largest: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for &MeshSizes { data, tensor, pipeline } in meshes.iter().filter(|sizes| self.global_batch.is_multiple_of(sizes.data)) {
             let largest = largest.entry((tensor, pipeline)).or_insert(data);
@@ -120,8 +122,8 @@ impl Space<'_> {
         divisors(devices).into_iter().filter(|&size| self.allows_tensor_size(size)).collect()
     }
 
-    /// Returns the sizes of `tensor` that may leave devices idle: divisors of the devices and of a
-    /// node, and powers of two, which divide most models.
+    /// Returns the sizes of `tensor` for meshes that leave devices idle: divisors of the devices
+    /// and of a node, and powers of two, which divide most models.
     fn tensor_sizes_with_idle_devices(&self, devices: usize) -> Vec<usize> {
         let node = self.devices.per_node;
         let powers =
@@ -134,9 +136,9 @@ impl Space<'_> {
         sizes
     }
 
-    /// Returns `true` if `tensor` may have this size: the fixed one, or one that divides the heads
-    /// that the stack divides, spans at most [`MOST_NODES_OF_TENSOR`] nodes and, with more than
-    /// [`FEW_DEVICES`] devices, fills or divides them.
+    /// Returns `true` if `tensor` may have this size: the fixed one, or one that divides the number
+    /// of heads (of queries or keys, as the stack requires), spans at most [`MOST_NODES_OF_TENSOR`]
+    /// nodes and, with more than [`FEW_DEVICES`] devices, divides a node or is a multiple of it.
     pub(super) fn allows_tensor_size(&self, size: usize) -> bool {
         let node = self.devices.per_node.max(1);
         let fits_nodes = self.devices.count <= FEW_DEVICES || size.is_multiple_of(node) || node.is_multiple_of(size);

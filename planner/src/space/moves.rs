@@ -1,4 +1,4 @@
-//! The families one move away from a layout: other micro-batches, or a factor of one axis on
+//! The families one move away from a layout: another micro-batch, or a factor of one axis moved to
 //! another.
 
 use super::divisors::divisors;
@@ -12,14 +12,15 @@ type Sizes = [usize; 5];
 
 impl Space<'_> {
     /// Returns the families of the meshes that differ from that of `layout` by one move: a factor
-    /// of one axis goes to another, or to or from devices that stay idle. Those of its own mesh are
-    /// the first. Micro-batches are as large as that of `layout`, or the next larger or smaller
-    /// that the mesh has. Empty for layouts without one mesh for all stages and shares.
+    /// of one axis goes to another, or to or from devices that stay idle. Families of the layout's
+    /// own mesh come first. Micro-batches have the size of that of `layout`, or the next larger or
+    /// smaller size of the mesh. Empty for layouts with stage meshes or unequal shares.
     pub(crate) fn families_near(&self, layout: &Layout) -> Vec<Family> {
         if layout.stages.is_some() || layout.shares.is_some() {
             return Vec::new();
         }
-        // Another way to see the keys of other ranks is a move of its own.
+        // Another `context_method` is a move by itself, so it is combined with the layout's own
+        // mesh only.
         let own = [layout.data, layout.tensor, layout.pipeline, layout.context, layout.expert];
         let has_usual_form = |family: &Family| {
             let Layout { data, tensor, pipeline, context, expert, context_method, ref shares, .. } = family.layout;

@@ -1,26 +1,27 @@
-//! The pattern of a model's blocks: which of them repeat, found in its graph.
+//! The pattern of repeating blocks in a model's graph.
 
 use foretell_models::{Graph, Model};
 
-/// Fewest times that blocks repeat in a model that truncated models bound. Below that, compiling
-/// the whole model costs about as much.
+/// The fewest repetitions of blocks with which truncated models bound a model. With fewer,
+/// compiling the whole model costs about as much.
 pub(crate) const FEWEST_REPEATS: usize = 5;
 
-/// Most blocks of a period. Truncated models of a longer one would be as long as most models.
+/// The most blocks of a period. Truncated models with a longer period would be as long as most
+/// models.
 const LONGEST_PERIOD: usize = 12;
 
 /// A model's blocks: some at its beginning, a period that repeats, and some at its end.
 ///
-/// A plain stack has an embedding, equal layers and a head. Dense layers before mixtures are in
-/// `first`; modules behind the head, and a decoder behind an encoder, are in `last`; windows in
-/// turn with full attention are a period of several blocks.
+/// A plain stack has an embedding, equal layers and a head. Dense layers before mixtures count in
+/// `first`; modules after the head, and a decoder after an encoder, count in `last`; layers that
+/// alternate between windowed and full attention form a period of several blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockPattern {
     /// Blocks before the first period; at least 1.
     pub(crate) first: usize,
-    /// The kind of each block of a period. Kinds count up from 0 by first appearance.
+    /// The kind of each block of a period. Kinds are numbered from 0 in order of first appearance.
     pub(crate) period: Vec<usize>,
-    /// How often the period repeats; at least [`FEWEST_REPEATS`].
+    /// Number of periods; at least [`FEWEST_REPEATS`].
     pub(crate) repeats: usize,
     /// Blocks after the last period; at least 1.
     pub(crate) last: usize,
@@ -29,9 +30,9 @@ pub(crate) struct BlockPattern {
 }
 
 impl BlockPattern {
-    /// Finds the pattern of a forward graph: the period that covers the most blocks; of several
-    /// the shortest, and of these the first. `None` if none repeats often enough, or if blocks of
-    /// it cannot be left out.
+    /// Finds the pattern of a forward graph: the period that covers the most blocks; among equals
+    /// the shortest, then the first. `None` if no period repeats often enough, or if its blocks
+    /// cannot be left out of the graph.
     pub(crate) fn of(graph: &Graph, is_frozen: impl Fn(&str) -> bool) -> Option<Self> {
         let kinds = graph.kinds_of_blocks(is_frozen);
         // The model's first and last block are in no period.
@@ -75,9 +76,9 @@ impl BlockPattern {
         Self { first: 1, period: vec![0], repeats: layers, last: 1, recomputable }
     }
 
-    /// Returns a model with as few periods as truncated models need, and its pattern; `graph` is
-    /// the whole model's, and `graph_of` gives that of a smaller one. `None` if no model of the
-    /// family is the same but for the periods that are left out.
+    /// Returns a model with as few periods as truncated models need, and its pattern. `graph` is
+    /// the graph of `model`; `graph_of` returns that of a smaller model. `None` if no smaller model
+    /// of the family equals `model` without the left-out periods.
     pub(crate) fn shortened(
         &self,
         model: &Model,
@@ -108,31 +109,31 @@ impl BlockPattern {
         self.first..self.blocks() - self.last
     }
 
-    /// Returns the kind of the block so far behind the first repeated one.
+    /// Returns the kind of the block `offset` blocks after the first repeated one.
     pub(crate) fn kind(&self, offset: usize) -> usize {
         self.period[offset % self.period.len()]
     }
 
-    /// Returns how many of some blocks full recomputation may recompute.
+    /// Returns how many of `blocks` full recomputation may recompute.
     pub(crate) fn recomputable(&self, blocks: std::ops::Range<usize>) -> usize {
         self.recomputable.get(blocks).map_or(0, |blocks| blocks.iter().filter(|&&is_recomputable| is_recomputable).count())
     }
 
-    /// Returns `true` if all blocks that repeat are equal, and none of the others is recomputed.
+    /// Returns `true` if all blocks that repeat are equal, and no other block is recomputed.
     pub(crate) fn is_plain(&self) -> bool {
         let repeated = self.repeated();
         let outside = self.recomputable(0..repeated.start) + self.recomputable(repeated.end..self.blocks());
         self.period.len() == 1 && outside == 0
     }
 
-    /// Returns the model's blocks with so many periods.
+    /// Returns the model's blocks with `periods` periods.
     pub(crate) fn with_periods(&self, periods: usize) -> Vec<usize> {
         let repeated = self.repeated();
         (0..self.first + periods * self.period.len()).chain(repeated.end..self.blocks()).collect()
     }
 
-    /// Returns the model's blocks with the first `count` of a kind in place of all that repeat.
-    /// `count` is at most [`FEWEST_REPEATS`].
+    /// Returns the model's blocks with the first `count` blocks of one kind in place of all
+    /// repeated blocks. `count` is at most [`FEWEST_REPEATS`].
     pub(crate) fn with_one_kind(&self, kind: usize, count: usize) -> Vec<usize> {
         let repeated = self.repeated();
         let of_kind = repeated.clone().filter(|block| self.kind(block - self.first) == kind).take(count);

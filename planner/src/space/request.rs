@@ -19,12 +19,12 @@ pub enum Objective {
     Cost,
     /// Energy that the devices draw during a step.
     Energy,
-    /// Step time over goodput: over the share of a long run that makes progress, given the failure
-    /// rates of the nodes in use and the best checkpoint interval (Daly 2006).
+    /// Step time divided by goodput, which is the share of a long run that makes progress, given
+    /// the failure rates of the nodes in use and the best checkpoint interval (Daly 2006).
     Goodput,
 }
 
-/// How far a search is: what it has, and what is still possible.
+/// The progress of a search: the best value so far, and a bound on every value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
     /// Value of the best layout so far in the request's objective.
@@ -46,13 +46,13 @@ pub struct Request<'a> {
     pub topology: &'a Topology,
     /// Cost model of the simulator.
     pub costs: &'a CostModel,
-    /// Every part of the plan but the layout, and the default of each layout field that the search
-    /// leaves alone.
+    /// Every part of the plan but the layout, and the value of each layout field that the search
+    /// does not vary.
     pub base: &'a Plan,
     /// Layout fields that the user has fixed.
     pub fixed: Fixed,
-    /// Devices that may be used: the first ones of the topology. More than the topology has means
-    /// that ranks share devices.
+    /// Number of devices that may be used: the first ones of the topology. If it exceeds the
+    /// topology's devices, ranks share devices.
     pub devices: usize,
     /// Whether several ranks may share a device.
     pub oversubscription: Oversubscription,
@@ -62,13 +62,13 @@ pub struct Request<'a> {
     pub top: usize,
     /// Quantity to minimise.
     pub objective: Objective,
-    /// Gap at which the search may end: how far the best candidate may lie above the lower bound,
-    /// as a share of the bound. Small spaces are always searched until the gap is zero.
+    /// Gap at which the search may end: how far the best candidate may be above the lower bound, as
+    /// a fraction of the bound. Small spaces are always searched until the gap is zero.
     pub tolerance: f64,
-    /// Whether neighbours of the answer are simulated that no layout of the space is: other
-    /// buckets, cuts block by block, recomputation by stage.
+    /// Whether neighbours of the answer outside of the space are simulated: other buckets, cuts
+    /// block by block, recomputation by stage.
     pub searches_locally: bool,
-    /// How much slower a simpler layout may be to be preferred, as a share.
+    /// How much slower a simpler layout may be to be preferred, as a fraction of its value.
     pub simplicity_margin: f64,
     /// Share of a GPU's memory that is left free: for the driver, the libraries, and what an
     /// allocator loses between blocks.
@@ -76,11 +76,12 @@ pub struct Request<'a> {
     /// Value of the best layout that another search found, for example on fewer devices. Only
     /// better layouts are returned.
     pub must_beat: Option<f64>,
-    /// Asked repeatedly once there is a candidate. `true` ends the search with what it has.
+    /// Checked repeatedly once there is a candidate. When raised, the search ends with its best
+    /// candidates so far.
     pub stop: Stop,
-    /// Asked repeatedly until there is a candidate. `true` ends the search with an error.
+    /// Checked repeatedly until there is a candidate. When raised, the search ends with an error.
     pub give_up: Stop,
-    /// Told how far the search is: with the first answers, and between its rounds.
+    /// Called with the progress of the search: with the first answers, and between its rounds.
     pub watch: &'a (dyn Fn(Progress) + Sync),
 }
 

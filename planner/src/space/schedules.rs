@@ -14,7 +14,7 @@ const MOST_HELD_PER_STAGE: usize = 4;
 pub(super) const MOST_CHUNKS: usize = 12;
 
 /// Returns the schedules to consider for a mesh's pipeline, each with a number of chunks per stage,
-/// that do not contradict the fixed fields and that the software stack has.
+/// that are consistent with the fixed fields and supported by the software stack.
 pub(super) fn schedules(
     mesh: &Layout,
     blocks: usize,
@@ -25,7 +25,7 @@ pub(super) fn schedules(
     let stages = mesh.pipeline;
     let mut found = Vec::new();
     for schedule in Schedule::ALL {
-        // Every framework runs one stage alone.
+        // Every framework can run a single stage.
         let is_alone = stages == 1 && schedule == Schedule::default();
         let is_known = is_alone || limits.is_none_or(|limits| limits.has(schedule));
         let is_open = || is_known && is_worthwhile(schedule, mesh, micro_batches);
@@ -51,8 +51,8 @@ pub(super) fn schedules(
 /// Returns `true` if no other schedule is as good for a mesh in both time and memory.
 fn is_worthwhile(schedule: Schedule, mesh: &Layout, micro_batches: usize) -> bool {
     if mesh.pipeline > 1 {
-        // A schedule that holds all micro-batches is faster than one that holds few only where
-        // messages are so slow that the few do not hide them.
+        // A schedule that holds all micro-batches is faster than one that holds few only if
+        // messages are so slow that few micro-batches do not hide them.
         return !schedule.holds_all_micro_batches() || micro_batches <= MOST_HELD_PER_STAGE * mesh.pipeline;
     }
     // On one stage every order takes equally long, unless weight gradients can run while ranks
@@ -61,8 +61,8 @@ fn is_worthwhile(schedule: Schedule, mesh: &Layout, micro_batches: usize) -> boo
     schedule.is_useful_without_pipeline() && (!schedule.splits_backward() || communicates)
 }
 
-/// Returns the numbers of chunks per stage to consider where the schedule leaves them open: 2 to 4,
-/// and those that divide the blocks evenly, counted with or without the first and the last.
+/// Returns the numbers of chunks per stage to consider if the schedule allows any number: 2 to 4,
+/// and those that divide the blocks evenly, with or without the first and the last block.
 pub(super) fn chunk_counts(blocks: usize, stages: usize) -> Vec<usize> {
     let inner = blocks.saturating_sub(2);
     let is_even = |chunks: usize| [blocks, inner].iter().any(|&blocks| blocks > 0 && blocks.is_multiple_of(stages * chunks));

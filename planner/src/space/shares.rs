@@ -7,8 +7,9 @@ use super::meshes::MeshSizes;
 /// Shares of the slowest data-parallel rank that are tried, in micro-batches.
 const SHARES_OF_SLOWEST: [usize; 4] = [1, 2, 3, 4];
 
-/// How much of a device's lead in matrix-product speed its share of the samples follows, the
-/// likeliest first. Other kernels gain less than products, and the shares must divide the batch.
+/// How much of a device's lead in matrix-product speed its share of the samples follows (1 means
+/// proportional), the likeliest first. Other kernels gain less than products, and the shares must
+/// divide the batch.
 const SPEED_FOLLOWED: [f64; 11] = [0.8, 0.9, 0.7, 1.0, 0.6, 1.1, 0.5, 1.2, 0.4, 1.3, 0.3];
 
 /// Most lists of unequal shares that are tried on each mesh.

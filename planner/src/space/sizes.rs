@@ -22,8 +22,8 @@ pub(crate) fn inner_ranks(layout: &Layout) -> usize {
     layout.tensor * layout.context * layout.expert
 }
 
-/// Returns the most ranks over which ZeRO shards a parameter of a layout. Those of experts have
-/// fewer: `expert` shards them otherwise.
+/// Returns the most ranks over which ZeRO shards a parameter of a layout. Parameters of experts
+/// have fewer shards, since `expert` shards them by expert.
 pub(crate) fn most_shards(layout: &Layout) -> usize {
     match &layout.stages {
         Some(stages) => stages.iter().map(|stage| most_shards_of_stage(layout, stage)).max().unwrap_or(1),

@@ -1,4 +1,4 @@
-//! Pipelines whose stages have meshes of their own, for clusters with runs of devices of different
+//! Pipelines whose stages have their own meshes, for clusters with runs of devices of different
 //! kinds.
 //!
 //! Each run of devices is divided into equal stages, with a `tensor` that fits its nodes and all
@@ -7,11 +7,11 @@
 use super::divisors::divisors;
 use foretell_program::StageLayout;
 
-/// Most devices for which stages get meshes of their own. On more devices some common mesh fits all
-/// kinds nearly as well, and the number of combinations explodes.
+/// The most devices for which stages get their own meshes. On more devices, some common mesh fits
+/// all kinds nearly as well, and there are too many combinations.
 const MOST_DEVICES: usize = 256;
 
-/// Largest ratio between the total speeds of two stages: the cuts cannot even out more.
+/// Largest ratio between the total speeds of two stages: cuts cannot balance more.
 const MOST_UNEVEN: f64 = 4.0;
 
 /// Consecutive devices of one kind.
@@ -37,8 +37,8 @@ struct Section {
     speed: f64,
 }
 
-/// Returns every pipeline, as one mesh a stage, that divides each run into equal stages, of which
-/// at least two meshes differ, and whose stages are about equally fast.
+/// Returns every pipeline, as one mesh a stage, that divides each run into equal stages, at least
+/// two of which have different meshes, and all of which are about equally fast.
 pub(super) fn unequal_meshes(runs: &[DeviceRun]) -> Vec<Vec<StageLayout>> {
     let devices: usize = runs.iter().map(|run| run.devices).sum();
     if runs.len() < 2 || devices > MOST_DEVICES {

@@ -1,4 +1,5 @@
-//! A statement of the space: each dimension with its values, and what is left out by judgement.
+//! A statement of the space: each dimension with its values, and the values that are left out by
+//! judgement.
 //!
 //! A value is left out *by judgement* if no proof says that every layout with it is worse than one
 //! of the space. The bound of a search does not cover such layouts.
@@ -12,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Rank orders of the five axes.
+/// Number of rank orders of the five axes.
 const RANK_ORDERS: usize = 120;
 
 /// A dimension of the space.
@@ -22,11 +23,11 @@ pub struct Dimension {
     pub name: String,
     /// The values that are searched, for people.
     pub values: String,
-    /// How many values no layout of the space has, although no proof excludes them. `None` if there
+    /// Number of values that the space leaves out although no proof excludes them. `None` if there
     /// are too many to count, such as numbers of bytes or lists of numbers.
     pub left_out: Option<usize>,
-    /// Why values are left out, of all layouts or of some; empty if none are. Then the bound covers
-    /// the whole dimension.
+    /// Why values are left out of all layouts or of some. Empty if none are left out; the bound
+    /// then covers the whole dimension.
     pub reason: String,
 }
 
@@ -37,17 +38,17 @@ impl Dimension {
     }
 }
 
-/// The values that the layouts of a space have, and those that they might have.
+/// The values that the layouts of a space have, and possible values.
 #[derive(Default)]
 struct Sizes {
     data: BTreeSet<usize>,
     tensor: BTreeSet<usize>,
     pipeline: BTreeSet<usize>,
     micro_batch: BTreeSet<usize>,
-    /// Whether some meshes do not have all of the micro-batches that they might have.
+    /// Whether some meshes lack some of their possible micro-batches.
     cuts_micro_batch: bool,
     virtual_stages: BTreeSet<usize>,
-    /// Whether some pipelines do not have all of the numbers of chunks that they might have.
+    /// Whether some pipelines lack some of their possible numbers of chunks.
     cuts_virtual_stages: bool,
     shard_group: BTreeSet<usize>,
     possible_shard_groups: BTreeSet<usize>,
@@ -160,7 +161,7 @@ impl Space<'_> {
         stated
     }
 
-    /// States what a family varies beside its mesh.
+    /// States the dimensions in which families differ besides their meshes.
     fn stated_passes(&self, sizes: &Sizes) -> Vec<Dimension> {
         let fixed = self.fixed;
         let blocks = self.model.blocks;
@@ -234,7 +235,7 @@ impl Space<'_> {
         ]
     }
 
-    /// States how ranks, blocks, samples and gradients are laid out.
+    /// States the dimensions of ranks, blocks, samples and gradients, in which variants differ.
     fn stated_rest(&self, sizes: &Sizes) -> Vec<Dimension> {
         let fixed = self.fixed;
         let buckets: Vec<String> = self.bucket_sizes.iter().map(ToString::to_string).collect();
@@ -318,7 +319,7 @@ impl Space<'_> {
 }
 
 /// States a dimension of sizes: those of `searched`, of all that are `possible`. `is_cut_in_part`
-/// says that some meshes lack sizes that others have, so that the bound does not cover them all.
+/// is true if some meshes lack sizes that others have, so that the bound does not cover them all.
 fn of_sizes(
     name: &str,
     searched: &BTreeSet<usize>,

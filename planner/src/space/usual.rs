@@ -2,18 +2,18 @@
 //!
 //! It is small enough to be listed before anything else is known: meshes that use more than half of
 //! the devices, `tensor` inside the nodes, and schedules with the fewest surprises. A search takes
-//! its first answer from it, and may end with any other layout.
+//! its first answer from this part, and may end with any other layout.
 
 use super::families::ALWAYS_CONSIDERED;
 use super::meshes::MeshSizes;
 use super::{Family, Space};
 use foretell_program::{ContextMethod, Layout, Recompute};
 
-/// Positions of a sequence on a context-parallel rank from which on more such ranks are usual.
+/// With at least this many positions of a sequence on each rank, context parallelism is usual.
 const MANY_POSITIONS: usize = 16_384;
 
 impl Space<'_> {
-    /// Returns the families to try first, as far as they are listed before `is_over` answers
+    /// Returns the families to try first, as far as they are listed before `is_over` returns
     /// `true`. Empty if the fixed fields leave none.
     pub(crate) fn usual_families(&self, is_over: &dyn Fn() -> bool) -> Vec<Family> {
         let fixed = self.fixed;
@@ -36,9 +36,9 @@ impl Space<'_> {
         families
     }
 
-    /// Returns `true` if a family is one that an expert would write down first: all that it leaves
-    /// open is what fits. A micro-batch has up to four samples; a replica on one device may have
-    /// more. Nothing is recomputed, as long as all fits. Experts lie whole on ranks.
+    /// Returns `true` if an expert would try a family first. Its micro-batches have up to four
+    /// samples, or more if a replica is on one device. It recomputes nothing (the search adds
+    /// recomputation until a layout fits), and each expert is whole on a rank.
     pub(crate) fn is_experts_choice(&self, family: &Family) -> bool {
         let Layout { tensor, pipeline, context, expert, micro_batch, ref recompute, .. } = family.layout;
         let is_alone = tensor * pipeline * context * expert == 1;
@@ -73,7 +73,7 @@ impl Space<'_> {
         is_usual_schedule && self.has_usual_sequence(layout) && is_usual_context && layout.shares.is_none()
     }
 
-    /// Returns `true` if norms are sharded along the sequence wherever `tensor` shards products.
+    /// Returns `true` if norms are sharded along the sequence whenever `tensor` shards products.
     pub(super) fn has_usual_sequence(&self, layout: &Layout) -> bool {
         layout.sequence_parallel
             || layout.tensor == 1
@@ -81,7 +81,7 @@ impl Space<'_> {
             || self.sequence_parallel(layout.tensor).len() == 1
     }
 
-    /// Returns `true` if experts lie whole on ranks.
+    /// Returns `true` if each expert is whole on a rank.
     pub(super) fn has_whole_experts(layout: &Layout) -> bool {
         layout.expert == 1 || layout.tensor == 1 || layout.expert_tensor == Some(1)
     }

@@ -1,5 +1,5 @@
-//! Variants of a family: layouts that differ in ZeRO, in how ranks and blocks lie on the devices,
-//! and in the bucket size.
+//! Variants of a family: layouts that differ in ZeRO, in the assignment of ranks and blocks to
+//! devices, and in the bucket size.
 
 use super::sizes::{inner_ranks, most_shards, ranks_of_stage};
 use super::{Family, Space};
@@ -7,27 +7,27 @@ use foretell_program::{Axis, Layout, Offload, Recompute, StageLayout, cuts_by_sp
 use foretell_units::Bytes;
 use std::ops::Range;
 
-/// Larger buckets to consider beside the plan's own (25 MiB by default, as in PyTorch DDP). They
-/// spend less on latency where many ranks reduce, and leave more to reduce and update after the
-/// last pass. Megatron's buckets have at least 40 million elements.
+/// Larger buckets to consider besides the plan's (25 MiB by default, as in PyTorch DDP). They spend
+/// less on latency if many ranks reduce, and leave more to reduce and update after the last pass.
+/// Megatron's buckets have at least 40 million elements.
 const LARGER_BUCKETS: [Bytes; 1] = [Bytes::new(160 << 20)];
 
 /// Further buckets to consider if all gradients fill at most [`FEW_BUCKETS`] of them. With more
-/// buckets, one is too small a part of the step to matter. The largest size reduces all gradients
-/// of a small model after the last pass, where no kernel competes.
+/// buckets, one bucket is too small a part of the step to matter. The largest size reduces all
+/// gradients of a small model after the last pass, where no kernel competes.
 const BUCKETS_OF_SMALL_MODELS: [Bytes; 3] = [Bytes::new(5 << 20), Bytes::new(50 << 20), Bytes::new(400 << 20)];
 const FEW_BUCKETS: u64 = 128;
 
-/// Steps between no recomputed block and all. The first step that fits recomputes at most one step
-/// more than necessary.
+/// Number of steps from no recomputed block to all. The first step that fits recomputes at most one
+/// step more than necessary.
 const RECOMPUTATION_STEPS: usize = 8;
 
-/// Most kinds of devices along a pipeline whose orders are all considered.
+/// The most kinds of devices along a pipeline whose orders are all considered.
 const MOST_KINDS: usize = 3;
 
-/// Most stages for which the order of kinds matters by time alone. With more, the extra work of the
-/// first and the last stage is small. Where kinds differ in memory the order always matters, since
-/// the first stages hold the most micro-batches.
+/// The most stages for which the order of kinds matters for time. With more, the extra work of the
+/// first and the last stage is a small part. If kinds differ in memory, the order always matters,
+/// since the first stages hold the most micro-batches.
 const MOST_ORDERED_STAGES: usize = 8;
 
 /// Returns the bucket sizes that a search considers, ascending: the fixed one alone, or the plan's
@@ -54,8 +54,8 @@ impl Space<'_> {
     /// Returns the layouts of a family.
     pub(crate) fn variants(&self, family: &Family) -> Vec<Layout> {
         let mut variants = Vec::new();
-        // With a pipeline or a split backward pass, ZeRO's stages 2 and 3 reduce and gather again
-        // for each pass. DeepSpeed refuses them there; the search considers them only if fixed.
+        // With a pipeline or a split backward pass, ZeRO 2 and 3 reduce or gather again in each
+        // pass. DeepSpeed refuses them with pipelines; the search considers them only if fixed.
         let usual: &[usize] = match most_shards(&family.layout) {
             1 => &[0],
             _ if family.layout.follows_schedule() || family.layout.shares.is_some() => &[0, 1],
@@ -78,8 +78,8 @@ impl Space<'_> {
         variants
     }
 
-    /// Returns a layout with every rank order, every order of its stages along the devices, and the
-    /// usual cuts and those by device speed.
+    /// Returns a layout with every rank order, every order of its stages along the devices, and
+    /// with the usual cuts and the cuts by device speed.
     fn arrangements(&self, layout: &Layout) -> Vec<Layout> {
         let mut found = Vec::new();
         for placement in self.rank_orders(layout) {
@@ -98,12 +98,12 @@ impl Space<'_> {
         found
     }
 
-    /// Returns `layout` with `offload`, if that is in the space.
+    /// Returns `layout` with `offload`, if that offload is in the space.
     pub(crate) fn offloaded(&self, layout: &Layout, offload: Offload) -> Option<Layout> {
         self.offloads.contains(&offload).then(|| Layout { offload, ..layout.clone() })
     }
 
-    /// Returns `family` with `offload`, if that is in the space.
+    /// Returns `family` with `offload`, if that offload is in the space.
     pub(crate) fn offloaded_family(&self, family: &Family, offload: Offload) -> Option<Family> {
         self.offloaded(&family.layout, offload).map(|layout| Family { layout, ..family.clone() })
     }
@@ -136,8 +136,8 @@ impl Space<'_> {
     }
 
     /// Returns the recomputation of `layers` of the `most` blocks of the stage that holds the most
-    /// micro-batches. Each other stage recomputes as few as keep it from holding more than that
-    /// one.
+    /// micro-batches. Every other stage recomputes the fewest blocks with which it holds no more
+    /// than that stage.
     fn recompute(&self, layout: &Layout, layers: usize, most: usize) -> Recompute {
         let micro_batches = self.global_batch / layout.samples_at_once().max(1);
         let held = |stage| layout.schedule.in_flight_bound(layout.pipeline, micro_batches, layout.virtual_stages, stage);
@@ -151,15 +151,15 @@ impl Space<'_> {
         }
     }
 
-    /// Returns `true` if a layout is in the space only for the case that it does not fit with fewer
-    /// recomputed blocks.
+    /// Returns `true` if a layout is in the space only because it may not fit with fewer recomputed
+    /// blocks.
     pub(crate) fn is_partly_recomputed(&self, layout: &Layout) -> bool {
         let recomputes_some = matches!(layout.recompute, Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_));
         recomputes_some && self.fixed.recompute.is_none()
     }
 
-    /// Returns how many layouts of the space a layout stands for: itself, its `partly_recomputed`
-    /// forms and its offloaded ones, which are needless if it fits. The form that offloads both
+    /// Returns how many layouts of the space a layout represents: itself, its `partly_recomputed`
+    /// forms and its offloaded forms, which are needless if it fits. The form that offloads both
     /// counts with the one that offloads the optimizer state.
     pub(crate) fn forms(&self, layout: &Layout, partly_recomputed: usize) -> usize {
         match layout.offload {
@@ -180,8 +180,8 @@ impl Space<'_> {
         variants / different * (all - different)
     }
 
-    /// Returns the bucket sizes that give different Programs. All sizes from the first that holds
-    /// all gradients on give the same.
+    /// Returns the bucket sizes that give different Programs. All sizes that hold all gradients
+    /// give the same Program, so only the smallest of these is returned.
     pub(crate) fn different_buckets(&self, layout: &Layout) -> &[Bytes] {
         let sizes = &self.bucket_sizes;
         if bucket_size_matters(layout) {
@@ -193,7 +193,7 @@ impl Space<'_> {
     }
 
     /// Returns the cuts whose slowest stage is fastest by the devices' peak rates, or `None` if all
-    /// stages lie on equal devices. Where truncated models tell how long stages take,
+    /// stages are on equal devices. If truncated models know the times of stages,
     /// [`Bounds::variants`](crate::bounds::Bounds::variants) replaces these cuts.
     fn cuts_by_speed(&self, layout: &Layout) -> Option<Vec<usize>> {
         let speeds = &self.devices.speeds;
@@ -215,7 +215,7 @@ impl Space<'_> {
             .map(|stage| speeds[self.devices_of_stage(layout, stage)].iter().copied().fold(f64::INFINITY, f64::min))
             .collect();
         let is_mixed = speeds.iter().any(|&speed| speed != speeds[0]);
-        // The list of kinds is empty where all devices in use are of one kind.
+        // The list of kinds is empty if all devices in use are of one kind.
         let kinds = self.devices.kinds.get(..ranks_of_stage(layout) * layout.pipeline).unwrap_or_default();
         let memory_may_differ = self.devices.memory_differs && kinds.iter().any(|&kind| kind != kinds[0]);
         (is_mixed || memory_may_differ).then(|| cuts_by_speed(&self.model.work, &speeds))
@@ -237,7 +237,7 @@ impl Space<'_> {
         if !order_matters || !self.stages_lie_in_sequence(layout) || !covers_pipeline {
             return vec![None];
         }
-        // A place that spans several kinds counts as its first device's kind.
+        // A position that spans several kinds counts as its first device's kind.
         let kind_of_place: Vec<usize> =
             (0..layout.pipeline).map(|place| self.devices.kinds[self.devices_of_stage(layout, place).start]).collect();
         let mut kinds: Vec<usize> = Vec::new();
@@ -262,14 +262,14 @@ impl Space<'_> {
         layout.pipeline > 1 && layout.virtual_stages == 1 && layout.placement.is_none() && !is_cut_otherwise
     }
 
-    /// Returns the devices of a stage, for layouts whose stages lie in sequence.
+    /// Returns the devices of a stage, for layouts whose stages have consecutive devices.
     fn devices_of_stage(&self, layout: &Layout, stage: usize) -> Range<usize> {
         let place = layout.stage_places.as_ref().map_or(stage, |places| places[stage]);
         let ranks = ranks_of_stage(layout);
         place * ranks..(place + 1) * ranks
     }
 
-    /// Returns the sizes of shard groups: all of `data` (`None`) and, where parameters are gathered
+    /// Returns the sizes of shard groups: all of `data` (`None`) and, if parameters are gathered
     /// often, its ranks inside one node (HSDP).
     fn shard_groups(&self, layout: &Layout, zero: usize) -> Vec<Option<usize>> {
         if zero == 0 {
@@ -278,7 +278,7 @@ impl Space<'_> {
         if let Some(fixed) = self.fixed.shard_group.or(self.base.shard_group) {
             return vec![Some(fixed)];
         }
-        // A gather once a step overlaps with other micro-batches of the pipeline.
+        // One gather a step overlaps with other micro-batches of the pipeline.
         if zero < 3 && layout.follows_schedule() {
             return vec![None];
         }
@@ -287,8 +287,8 @@ impl Space<'_> {
         [None].into_iter().chain(is_part.then_some(Some(in_node))).collect()
     }
 
-    /// Returns the rank orders: the usual one (`None`) and, where `tensor` does not fill a node,
-    /// the pipeline inside the node instead of `data`.
+    /// Returns the rank orders: the usual one (`None`) and, if a replica's stage does not fill a
+    /// node, one with the pipeline inside the node instead of `data`.
     fn rank_orders(&self, layout: &Layout) -> Vec<Option<Vec<Axis>>> {
         if let Some(fixed) = self.fixed.rank_order.as_ref().or(self.base.placement.as_ref()) {
             return vec![Some(fixed.clone())];

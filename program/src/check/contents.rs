@@ -5,8 +5,8 @@ use super::Unsound;
 use crate::program::{BufferId, MemoryKind, StageProgram};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The buffers that lie in a memory, by their beginnings. They do not overlap, but for those of no
-/// bytes.
+/// The buffers whose contents a memory holds, keyed by their start. They do not overlap. Empty
+/// buffers are kept apart.
 #[derive(Default)]
 struct Held {
     by_start: BTreeMap<u64, (u64, BufferId)>,
@@ -45,7 +45,7 @@ impl Held {
         self.empty.contains(&id.0) || self.by_start.get(&start).is_some_and(|&(_, held)| held == id)
     }
 
-    /// Notes a buffer, and drops those that it overwrites.
+    /// Records that a buffer was written, and drops the buffers that it overwrites.
     fn write(&mut self, start: u64, bytes: u64, id: BufferId) {
         if bytes == 0 {
             self.empty.insert(id.0);

@@ -12,7 +12,7 @@ struct Progress<'a> {
     program: &'a Program,
     /// For each list and stream its instructions.
     streams: Vec<Vec<Vec<usize>>>,
-    /// For each rank and stream the place of its next instruction.
+    /// For each rank and stream, the index of its next instruction in that stream.
     next: Vec<Vec<usize>>,
     /// For each rank and instruction whether it has run.
     done: Vec<Vec<bool>>,
@@ -65,7 +65,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Runs what a rank can run. Returns whether that was anything.
+    /// Runs every instruction of a rank that can run now. Returns `true` if there was one.
     fn advance(&mut self, rank: Rank) -> bool {
         let mut moved = false;
         for stream in 0..self.next[rank.0].len() {

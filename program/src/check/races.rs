@@ -5,8 +5,8 @@ use super::order::HappensBefore;
 use crate::program::{Buffer, MemoryKind, StageProgram};
 use std::collections::BTreeMap;
 
-/// The accesses of a stretch of memory since it was last written. Order in time is transitive, so
-/// what is ordered after these is ordered after all before them.
+/// The last write of a stretch of memory, and the reads since. Happens-before is transitive: an
+/// access that is ordered after these is ordered after all earlier ones.
 #[derive(Clone, Default)]
 struct Stretch {
     end: u64,
@@ -55,7 +55,7 @@ fn lies_inside(buffer: &Buffer, list: &StageProgram) -> bool {
 }
 
 impl Memory {
-    /// Notes an access. Returns an earlier instruction that it races with.
+    /// Records an access. Returns an earlier instruction that it races with.
     fn access(&mut self, (start, end): (u64, u64), index: usize, writes: bool, order: &HappensBefore) -> Result<(), usize> {
         if start == end {
             return Ok(());

@@ -37,8 +37,8 @@ struct Key {
     operators: OperatorPatterns,
     fusions: Fusions,
     quantises: bool,
-    /// The recipe, of which the graph depends on what is frozen and on the loss. A caller's plans
-    /// mostly have one recipe.
+    /// The recipe. The graph depends on its frozen parameters and its loss only, but a caller's
+    /// plans mostly share one recipe, so all of it is compared.
     training: Training,
 }
 

@@ -36,8 +36,8 @@ impl<'a> Compiler<'a> {
     }
 
     /// A compiler of some blocks of a model, given their indices in increasing order
-    /// ([`Graph::with_blocks`](foretell_models::Graph::with_blocks)). Plans that it compiles have
-    /// the cuts of so many blocks.
+    /// ([`Graph::with_blocks`](foretell_models::Graph::with_blocks)). Plans that it compiles must
+    /// have the cuts of a model with this number of blocks.
     pub fn of_blocks(model: Cow<'a, Model>, name: &'a str, blocks: Vec<usize>) -> Self {
         Self { cache: LoweringCache::new(Source { model, name, blocks: Some(blocks) }, DEFAULT_OPERATOR_LIMIT) }
     }
@@ -67,10 +67,9 @@ impl<'a> Compiler<'a> {
     }
 
     /// Compiles the training step as [`Compiler::training`] does, unless `is_over` returns `true`
-    /// during it. It is asked between instruction lists, from any thread.
+    /// during it. The compiler calls it between instruction lists, from any thread.
     ///
-    /// # Errors
-    /// [`PlanError::Interrupted`] if it was over, and as [`super::compile`].
+    /// # Errors [`PlanError::Interrupted`] if `is_over` returned `true`, and as [`super::compile`].
     pub fn training_until(&self, plan: &Plan, is_over: &(dyn Fn() -> bool + Sync)) -> Result<Program, PlanError> {
         self.one_until(plan, first_step(plan), Offsets::Planned, is_over)
     }
@@ -154,10 +153,11 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// Asserts that a Program with a memory plan is sound, in debug builds. The ranks of large Programs
-/// are not checked against each other, which takes time for each rank.
+/// Asserts that a Program with a memory plan is sound, in debug builds. For large Programs it
+/// checks each list by itself only: checking ranks against each other takes time in proportion to
+/// their number.
 fn assert_sound_in_debug(program: &Program) {
-    /// Ranks up to which it takes moments.
+    /// The most ranks for which the check across ranks takes moments.
     const FEW_RANKS: usize = 16;
     if cfg!(debug_assertions) {
         let is_small = program.mesh.world_size() <= FEW_RANKS;
@@ -166,7 +166,7 @@ fn assert_sound_in_debug(program: &Program) {
     }
 }
 
-/// The first step of a run.
+/// The Program of a run's first step.
 fn first_step(plan: &Plan) -> Wanted {
     Wanted::Step(plan.cycle().exchanges().first().copied().flatten())
 }

@@ -108,14 +108,14 @@ pub fn work_of_blocks(graph: &Graph) -> Vec<f64> {
 pub fn usual_cuts(work: &[f64], stages: usize, chunks: usize) -> Vec<usize> {
     let work = whole_shares(work);
     let cuts = even_cuts(&work, stages * chunks);
-    // A stage with several chunks takes as long as their sum, so all chunks should be even, not
-    // only the largest one small.
+    // A stage with several chunks takes the sum of their times, so all chunks should be even; a
+    // small largest chunk is not enough.
     if chunks > 1 { levelled(&work, &cuts) } else { cuts }
 }
 
-/// Amounts in whole numbers of parts of the largest: so small that sums of their squares are exact
-/// for runs of a thousand blocks. Rounding would choose among equally good cuts, and otherwise for
-/// each size of a micro-batch.
+/// Scales amounts to whole numbers of at most 65,536, for which squared sums over a thousand blocks
+/// are exact. Otherwise rounding would choose among equally good cuts, differently for each
+/// micro-batch size.
 fn whole_shares(amounts: &[f64]) -> Vec<f64> {
     const PARTS: f64 = 65_536.0;
     let largest = amounts.iter().copied().fold(0.0, f64::max);

@@ -126,8 +126,8 @@ impl Latest {
     }
 }
 
-/// Drops implied dependencies: an earlier instruction of the same stream, or an instruction that is
-/// waited for, has already waited for the same.
+/// Drops implied dependencies: those that an earlier instruction of the same stream, or another
+/// instruction in `after`, has already waited for.
 pub(super) fn prune(program: &mut StageProgram) {
     let streams = program.streams.len();
     // For each stream, the vector clock of its latest instruction. A vector clock has one number

@@ -2,15 +2,14 @@
 //! the communication and conversions that bring each operand where it is needed.
 //!
 //! The emitter numbers buffers and lists instructions. Later passes assign memory and add waits. A
-//! tensor may have several variants at a time, one for each placement in which an operator wanted
-//! it.
+//! tensor may have several variants at once, one for each placement in which an operator reads it.
 //!
-//! [`StageEmitter`] only decides what comes next, and brings operands where they are wanted
-//! ([`operands`]). It works on a list builder ([`list`]), the live tensors ([`live`]), the
-//! persistent buffers ([`persistent`]), and one policy each for gathered parameters ([`gather`]),
-//! gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Micro-batches that
-//! repeat an earlier one are copied from it ([`repeats`]). It must not know what a schedule is
-//! called: tasks arrive in order.
+//! [`StageEmitter`] only decides what comes next, and brings operands into the placements that
+//! operators read ([`operands`]). It works on a list builder ([`list`]), the live tensors
+//! ([`live`]), the persistent buffers ([`persistent`]), and one policy each for gathered parameters
+//! ([`gather`]), gradient buckets ([`buckets`]) and offloaded activations ([`activations`]).
+//! Micro-batches that repeat an earlier one are copied from it ([`repeats`]). It must not know what
+//! a schedule is called: tasks arrive in order.
 
 mod activations;
 mod averaging;
@@ -61,7 +60,7 @@ use workers::WorkerMessages;
 /// How the emitter handles instructions that micro-batches share. Both ways give the same list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Emission {
-    /// Once, then copied.
+    /// Emitted once, then copied for other micro-batches.
     Once,
     /// Emitted for each micro-batch. Tests compare `Once` with it.
     #[cfg(test)]
@@ -78,7 +77,7 @@ pub(super) struct StageEmitter<'a> {
     gradients: GradientBuckets,
     messages: WorkerMessages,
     offloaded: OffloadedActivations,
-    /// The step's part of an exchange between replicas, if it has one.
+    /// The part of an exchange between replicas that this step carries out, if any.
     exchange: Option<Exchange<'a>>,
     early: EarlyUpdates,
 }
@@ -107,8 +106,8 @@ impl<'a> StageEmitter<'a> {
         (self.list.finish(), self.messages.pushed)
     }
 
-    /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has those
-    /// of each task.
+    /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has the
+    /// messages of each task.
     pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>], emission: Emission) {
         let mut tasks_left: FxHashMap<usize, usize> = FxHashMap::default();
         for task in tasks {
@@ -335,8 +334,8 @@ impl<'a> StageEmitter<'a> {
                     self.list.send(label, peer, buffer);
                 }
                 Some(fragments) => {
-                    // A rank with nothing to send takes part in the sum that the others of its
-                    // group need.
+                    // A rank without fragments to send still takes part in the sum that other ranks
+                    // of its group need.
                     let shard = self.fetch(tensor, micro_batch, crossing_placements(stage.lowering, tensor), phase);
                     for fragment in fragments {
                         transfers::send_fragment(&mut self.list, label, fragment, shard);
@@ -346,8 +345,8 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Begins the step's part of an exchange: emits what replicas send each other beside the step's
-    /// kernels.
+    /// Begins the step's part of an exchange: emits the messages between replicas that overlap with
+    /// the step's kernels.
     pub(super) fn begin_exchange(&mut self, part: ExchangePart) {
         self.exchange = Some(Exchange::new(self.stage, part, &mut self.list, &self.persistent));
     }

@@ -21,7 +21,8 @@ const MOST_BYTES: u128 = 1 << 58;
 /// 3000 in 2 minutes.
 const MOST_SERVERS: usize = 1 << 10;
 
-/// The most workers of servers: a list numbers its peers in 16 bits, and leaves some free.
+/// The most workers of servers: a list numbers its peers in 16 bits, which leaves some numbers for
+/// peers of other kinds.
 const MOST_WORKERS: usize = 1 << 14;
 
 /// The most pairs of a worker's rank and a server's rank that send to each other. The compiler
@@ -92,7 +93,7 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
                 "lower `micro_batch`, or use smaller images",
             );
         }
-        // So are the slots of tokens.
+        // Slots of tokens are stored as `Int32` too.
         if let Kernel::Dispatch(sizes) = kernel
             && sizes.capacity > i32::MAX as usize
         {
@@ -134,8 +135,8 @@ fn check_servers(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     let one_bucket_each = plan.optimizer.is_by_parameter();
     let full_buckets = if one_bucket_each { usize::MAX } else { parameters().sum::<usize>() / in_bucket + layout.pipeline };
     let buckets = parameters().count().min(full_buckets);
-    // A worker at its own pace has five Programs of a server, each of which knows the copies and
-    // pushes of all workers.
+    // An unsynchronised worker has five Programs on each server, and each Program declares the
+    // copies and pushes of all workers.
     let of_sessions = if plan.pacing().is_some() { 10 * workers * workers } else { 0 };
     if (3 * (servers + workers) + of_sessions).checked_mul(buckets).is_none_or(|messages| messages > MOST_INSTRUCTIONS) {
         let name = &lowering.graph.name;

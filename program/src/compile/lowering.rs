@@ -31,7 +31,7 @@ pub(super) enum Purpose {
 /// A model, or some of its blocks.
 pub(super) struct Source<'a> {
     pub(super) model: Cow<'a, Model>,
-    /// What error messages call it.
+    /// The model's name in error messages.
     pub(super) name: &'a str,
     /// Indices of the blocks in increasing order. `None`: all.
     pub(super) blocks: Option<Vec<usize>>,
@@ -107,12 +107,13 @@ impl Lowering {
 }
 
 /// The lowerings of a plan: one for each distinct mesh of a stage and each distinct number of
-/// samples on a rank. Tensor ids mean the same in all of them.
+/// samples on a rank. A tensor has the same id in all of them.
 pub(super) struct Lowerings(Vec<Arc<Lowering>>);
 
 impl Lowerings {
-    /// Collects the lowerings of all distinct meshes of the first `stages` stages, which have parts
-    /// of the model, and numbers of samples. `lowering` makes the lowering of a given mesh.
+    /// Collects one lowering for each distinct mesh and number of samples among the first `stages`
+    /// stages. (Later stages are servers, which hold no part of the model's graph.) `lowering`
+    /// makes the lowering of a given mesh.
     pub(super) fn new(
         mesh: &Mesh,
         stages: usize,
@@ -134,7 +135,8 @@ impl Lowerings {
         self.0.iter().map(Arc::as_ref)
     }
 
-    /// One of them, for facts that all share: which blocks and stages produce and read a tensor.
+    /// One of the lowerings, for facts that all share: which blocks and stages produce and read a
+    /// tensor.
     pub(super) fn any(&self) -> &Lowering {
         &self.0[0]
     }
@@ -188,8 +190,8 @@ fn graph(
     };
     let forward = source.graph(plan, &options)?;
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
-    // predictions.
-    // The gradients that an update adds are together those of a mean over their samples.
+    // predictions. The loss is normalised over all samples of one update, so that the sum of
+    // gradients is that of the mean loss.
     let normalizer = plan.samples_of_update() * forward.predictions_per_sample;
     match purpose {
         Purpose::Evaluation => Ok(with_evaluation(forward)),

@@ -5,14 +5,15 @@
 //! all that were sent before those.
 //!
 //! A message that is not received blocks its sender as soon as the sender reuses the buffer. So a
-//! stage also receives a message before any task that starts no earlier than the sender's next
-//! task, in a pipeline whose passes take unit times. Then the instructions that a stage runs before
-//! it receives a message never wait for what the sender runs after it.
+//! stage receives each message at the latest before its first task that starts no earlier than the
+//! sender's next task. Starts are those of a pipeline whose passes take unit times. Then nothing
+//! that a stage runs before it receives a message waits for anything that the sender runs after
+//! sending it.
 //!
 //! Proof that this does not deadlock, by induction over the unit-time starts: a task starts later
-//! than the tasks whose messages it needs. A task that waits until an earlier message of its stage
-//! is received starts later than all tasks that come before that receive. Two woven tasks count as
-//! one: they receive before they begin, and send when both have ended ([`super::weave`]).
+//! than the tasks whose messages it needs. A task that waits until its stage's previous message is
+//! received starts later than all of the receiver's tasks before that receive. Two woven tasks
+//! count as one: they receive before they begin, and send when both have ended ([`super::weave`]).
 
 use super::cuts::{ChunkPass, Cuts};
 use super::lowering::Lowering;
@@ -101,7 +102,7 @@ pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, wov
             }
         }
         for (to, messages) in messages {
-            // A message that is sent earlier is received no later.
+            // A message that is sent before another is also received before it.
             let mut latest = orders[to].len().saturating_sub(1);
             let before: Vec<usize> = messages
                 .iter()

@@ -23,40 +23,42 @@ use rayon::prelude::*;
 /// The Programs of a run. All use one arena: persistent buffers lie at the same offsets in each.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// One training step. Where steps differ, the first and usual one.
+    /// One training step. Where steps differ, the one that [`Self::cycle`] numbers 0.
     pub training: Program,
-    /// The other steps that a run makes, in the order of their numbers, from 1.
+    /// The other steps that a run makes, in the order of their numbers in [`Self::cycle`], from 1.
     pub other_steps: Vec<Program>,
-    /// Which of them each step runs.
+    /// Which of the step Programs each step runs.
     pub cycle: Cycle,
     /// The loss and the number of correct predictions of some micro-batches, without gradients.
     pub evaluation: Program,
     /// One checkpoint: every rank saves its part of the state, then writes it.
     pub saving: Program,
-    /// How far workers may be apart; `None` if all make each step together.
+    /// The rules for workers that are not synchronised; `None` if all workers make each step
+    /// together.
     pub pacing: Option<Pacing>,
-    /// What a server does for each worker, if workers go at their own pace. In a step of its
-    /// worker, a session runs each of its Programs once.
+    /// The Programs of a server for each worker, if workers are not synchronised. In each step of
+    /// its worker, a session runs each of its Programs once.
     pub sessions: Vec<Session>,
 }
 
-/// What a server does for one worker. The lists of workers are empty.
+/// The Programs of a server for one worker. Workers' lists in them are empty.
 ///
-/// Sessions run side by side. So their Programs touch persistent buffers only, and those that touch
-/// what all sessions share take turns: [`Self::snapshot`], [`Self::add`] and [`Self::update`].
+/// Sessions run side by side. So their Programs touch persistent buffers only, and the Programs
+/// that touch buffers shared by all sessions take turns: [`Self::snapshot`], [`Self::add`] and
+/// [`Self::update`].
 #[derive(Clone, Debug)]
 pub struct Session {
-    /// Copies the latest version of the parameters: the turn of a pull.
+    /// Copies the latest version of the parameters, in the turn of a pull.
     pub snapshot: Program,
     /// Sends the copy to the worker.
     pub send: Program,
     /// Receives the worker's gradients.
     pub receive: Program,
-    /// Adds the worker's gradients to those of others: the turn of a push, where an update waits
-    /// for several. Does nothing elsewhere.
+    /// Adds the worker's gradients to those of others, in the turn of a push, if an update waits
+    /// for several pushes. Otherwise it is empty.
     pub add: Program,
-    /// Updates the parameters, which makes the next version: the turn of a push, or of the last one
-    /// that an update waits for.
+    /// Updates the parameters, which makes the next version. Runs in the turn of a push, or of the
+    /// last push that an update waits for.
     pub update: Program,
 }
 
@@ -79,8 +81,8 @@ impl Compiled {
     /// # Errors
     /// The first fault that is found.
     ///
-    /// Messages of a [`Session`] are those of two Programs, one of the servers and one of a worker.
-    /// So the lists of its Programs are checked alone.
+    /// The messages of a [`Session`] have their other ends in a Program of a worker. So the lists
+    /// of its Programs are checked by themselves only.
     pub fn check(&self) -> Result<(), Unsound> {
         self.step_programs().into_iter().chain([&self.evaluation]).try_for_each(Program::check)?;
         self.sessions.iter().flat_map(Session::programs).try_for_each(Program::check_lists)
@@ -122,12 +124,11 @@ pub(super) type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// Compiles the wanted Programs, over one arena.
 ///
-/// Persistent buffers are those of the training step; logits alone need no gradients and no
-/// optimizer state. If evaluation is compiled, ranks share a list only if they do the same in
-/// training and in evaluation.
+/// All have the training step's persistent buffers, except that logits alone need no gradients and
+/// no optimizer state. If evaluation is among them, ranks share a list only if both training and
+/// evaluation are equal for them.
 ///
-/// # Errors
-/// [`PlanError::Interrupted`] once `is_over` answers `true`.
+/// # Errors [`PlanError::Interrupted`] once `is_over` returns `true`.
 pub(super) fn programs(
     cache: &LoweringCache<'_>,
     plan: &Plan,
@@ -137,7 +138,7 @@ pub(super) fn programs(
     is_over: IsOver<'_>,
 ) -> Result<Vec<Program>, PlanError> {
     plan.validate()?;
-    // From here on, plans whose layouts mean the same thing are equal.
+    // In normal form, plans whose layouts mean the same thing are equal.
     let plan = &plan.normalised();
     let mesh = plan.mesh()?;
     let of_state = if wanted.contains(&Wanted::Logits) { Purpose::Logits } else { Purpose::Training };
@@ -156,7 +157,7 @@ pub(super) fn programs(
     let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0].1, list, &mesh), &cuts, list.stage, plan, &mesh);
     let states = lists.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
     let compilation = Compilation { plan, mesh: &mesh, cuts: &cuts, lists: &lists, states: &states, emission, offsets, is_over };
-    // The order in which each list of workers pushes its buckets, as the last step has it.
+    // The order in which each list of workers pushes its buckets, from the latest step Program.
     let mut pushed = Vec::new();
     let mut programs = Vec::with_capacity(wanted.len());
     for &wanted in wanted {
@@ -192,7 +193,7 @@ fn lowering_of<'a>(lowerings: &'a Lowerings, list: &ListRanks, mesh: &Mesh) -> &
     first.map_or(lowerings.any(), |&rank| lowerings.of(mesh.stage(list.stage), mesh.coordinates(rank)))
 }
 
-/// What a list does in a Program.
+/// The tasks of a list in a Program.
 #[derive(Clone, Copy)]
 enum Tasks<'a> {
     /// The passes of its stage, the messages that it receives before each of them, and the indices
@@ -200,7 +201,7 @@ enum Tasks<'a> {
     Passes(&'a [Task], &'a [Vec<Receive>], &'a [usize]),
     /// The update of buckets, in the order in which workers push them.
     Serve(&'a [usize]),
-    /// Nothing: the Program is one of servers only.
+    /// Nothing: only servers act in this Program.
     Nothing,
 }
 
@@ -270,7 +271,7 @@ impl Compilation<'_> {
             let none = Vec::new();
             let (worker, pushed) = (&states[worker], pushed.get(worker).unwrap_or(&none));
             let numbers: Vec<usize> = worker.trained_buckets().collect();
-            // Servers have no frozen buckets, and so number the others on their own.
+            // Servers have no frozen buckets, so they number the trained ones from 0.
             let pushed: Vec<usize> =
                 pushed.iter().filter_map(|bucket| numbers.iter().position(|number| number == bucket)).collect();
             compiled.push(self.list(lowerings.any(), crossings, list, state, Tasks::Serve(&pushed), wanted));
@@ -300,8 +301,8 @@ impl Compilation<'_> {
         })
     }
 
-    /// One list: emitted, freed of unread copies, woven, with dependencies and a memory plan. Also
-    /// returns the buckets that it pushes to servers, in order.
+    /// Compiles one list: emits it, removes unread copies, weaves passes, and adds dependencies and
+    /// a memory plan. Also returns the buckets that it pushes to servers, in order.
     fn list(
         &self,
         lowering: &Lowering,
@@ -343,14 +344,15 @@ impl Compilation<'_> {
 }
 
 /// The number of micro-batches of one run of an evaluation. A rank keeps the scores of all of them
-/// until its end, so there are only as many as keep the stages busy four fifths of the time.
+/// until its end, so there are only as many as keep the stages busy at least four fifths of the
+/// time.
 fn evaluated_at_once(micro_batches: usize, stages: usize) -> usize {
     let enough = if stages == 1 { 1 } else { 4 * stages };
     micro_batches.min(enough)
 }
 
 /// The matrix-product FLOPs that one rank executes, counted as for model FLOPs (attention in full).
-/// The two differ by recomputation and by work that several ranks duplicate, and by nothing else.
+/// It exceeds the model FLOPs only by recomputation and by work that several ranks duplicate.
 fn hardware_flops(list: &StageProgram) -> Flops {
     list.instructions
         .iter()

@@ -1,6 +1,6 @@
 //! The parts of a recipe that concern single parameters and the loss: a check that they fit the
 //! model, the frozen parameters, those exempt from weight decay, and the constants of the loss. It
-//! knows graphs, and no meshes or buckets.
+//! must not know meshes or buckets.
 
 use crate::plan::{NamePatterns, PlanError, Training};
 use foretell_models::{Graph, Kernel, Operator, Role, Tensor, TensorId};
@@ -32,7 +32,7 @@ pub(super) struct Constant {
 }
 
 /// Refuses a recipe that does not fit the model: patterns that match no parameter, nothing to
-/// train, or another number of class weights than of classes.
+/// train, or a number of class weights that differs from the number of classes.
 pub(super) fn check_recipe(forward: &Graph, training: &Training) -> Result<(), PlanError> {
     let names = forward.parameters().map(|(_, tensor)| tensor.name.as_str());
     let none = NamePatterns::default();
@@ -95,7 +95,8 @@ pub(super) fn frozen_parameters(
 /// The parameters that weight decay leaves alone.
 pub(super) fn exempt_parameters(graph: &Graph, training: &Training) -> BTreeSet<TensorId> {
     let exemptions = &training.no_decay;
-    // Without weight decay there is nothing to exempt, and buckets need not be apart.
+    // Without weight decay there is nothing to exempt, and exempt parameters need no buckets of
+    // their own.
     if training.weight_decay == 0.0 {
         return BTreeSet::new();
     }

@@ -2,8 +2,8 @@
 //! rank of the other stage.
 //!
 //! Each stage shards the tensor over its own mesh. A receiver gets every part of its shard from a
-//! rank that has it. If several ranks have a part, the receivers of that part take turns among
-//! them, so that no sender does all the work.
+//! rank that has it. If several ranks have a part, its receivers are spread over them, so that no
+//! sender does all the work.
 //!
 //! Ranks with equal transfers and equal numbers of samples share one instruction list.
 
@@ -61,12 +61,12 @@ struct Direction {
 #[derive(Clone, Debug, Default)]
 struct RankTransfers {
     peers: BTreeMap<Direction, BTreeSet<Rank>>,
-    /// The direction, tensor and peer of each fragment, and its place in this rank's shard.
+    /// The direction, tensor and peer of each fragment, and its region within this rank's shard.
     fragments: Vec<(Direction, TensorId, Rank, Region)>,
 }
 
 /// The tensors that cross between stages with different meshes in one Program, and every rank's
-/// part in that.
+/// transfers.
 #[derive(Debug, Default)]
 pub(super) struct Crossings {
     /// Tensor, sending stage, receiving stage.
@@ -95,7 +95,7 @@ impl Region {
             }
         }
         if let Some(dimension) = batch {
-            // `extent` covers the ranks of `expert` together: convert their samples to elements.
+            // `extent` covers all ranks of `expert`: convert a count of samples to elements.
             let samples = mesh.samples(coordinates) * mesh.size(Axis::Expert);
             let before = mesh.samples_before(coordinates.with(Axis::Expert, 0));
             region.start[dimension] = region.extent[dimension] / samples * before;
@@ -133,8 +133,8 @@ pub(super) fn crossing_placements(lowering: &Lowering, tensor: TensorId) -> Plac
 }
 
 impl Crossings {
-    /// Finds the tensors that cross between stages with different meshes, and who sends what to
-    /// whom.
+    /// Finds the tensors that cross between stages with different meshes, and which rank sends
+    /// which fragment to which rank.
     ///
     /// # Errors
     /// [`PlanError::Invalid`] if a receiving stage reads a tensor as a partial sum.
@@ -233,7 +233,7 @@ impl Crossings {
         }
         let Some(&first) = ranks.first() else { return routes };
         let mut peer_ids: FxHashMap<(Direction, usize), PeerId> = FxHashMap::default();
-        // No rank has an entry where nothing crosses between the layouts of two stages.
+        // `of_rank` is empty if no tensor crosses between different meshes.
         let peers_of_first = self.of_rank.get(first.0).into_iter().flat_map(|transfers| &transfers.peers);
         for (&direction, peers) in peers_of_first {
             for slot in 0..peers.len() {

@@ -1,6 +1,6 @@
 //! The Program of a checkpoint: every rank saves its part of the state of training, then writes it.
 //!
-//! Its buffers are those of the training step that hold state, at the same places in the arenas.
+//! Its buffers are those of the training step that hold state, at the same offsets in the arenas.
 //! Over all ranks, each element of the state is saved once: ranks that hold the same elements save
 //! equal parts of them, and parameters that several stages hold are saved by the first of these.
 //! This file knows no files: where an element lies in a checkpoint follows from the model alone.
@@ -64,8 +64,8 @@ fn saving_list(list: &StageProgram, mesh: &StageMesh, first_stages: &FirstStages
         matches!(state, Some(StateContents::Tensors { value: StateValue::Parameter, replicas: Some(_), .. }))
     });
     let is_saved = |value: StateValue, tensor: TensorId| {
-        // Rounded copies need not be saved beside their masters. After an exchange, the outer
-        // optimizer's parameters are the model's, unless replicas have parameters of their own.
+        // Rounded copies are not saved if their master copies are. After an exchange, the outer
+        // optimizer's parameters equal the model's, unless each replica has its own parameters.
         let is_copy = match value {
             StateValue::OuterParameter => !replicas_differ,
             StateValue::Parameter => masters.contains(&tensor),
@@ -118,7 +118,7 @@ fn saving_list(list: &StageProgram, mesh: &StageMesh, first_stages: &FirstStages
     }
 }
 
-/// The members of a buffer that the same ranks share.
+/// The members of a buffer whose elements the same ranks hold.
 #[derive(Default)]
 struct SavedPart {
     members: Vec<usize>,
@@ -141,7 +141,7 @@ fn parts(buffer: &Buffer, mesh: &StageMesh, is_saved: &dyn Fn(StateValue, Tensor
         let sharers = Axis::WITHIN_STAGE.into_iter().filter(|axis| is_shared(axis) && !has_others(axis)).collect();
         let part = parts.entry(sharers).or_default();
         part.members.push(index);
-        // The next member, or the end of the parts that all ranks hold.
+        // A member ends where the next one starts, or at the end of the buffer over all its ranks.
         let held: usize = buffer.shape.iter().product();
         let all = held * axes.iter().map(|&axis| mesh.size(axis)).product::<usize>();
         part.elements += members.get(index + 1).map_or(all, |(next, _)| *next) - offset;

@@ -44,9 +44,9 @@ pub(super) struct Bucket {
     pub(super) elements: usize,
     /// The axes whose ranks hold the parts that ZeRO cuts the bucket into; none without ZeRO.
     shard_axes: Vec<Axis>,
-    /// The number of these parts, which are equal; 1 without ZeRO.
+    /// The number of equal parts that ZeRO cuts the bucket into; 1 without ZeRO.
     pub(super) shards: usize,
-    /// The block that the parameters are gathered for, if ZeRO shards them too.
+    /// The block before which the parameters are gathered, if ZeRO shards them too.
     block: Option<usize>,
     /// The placements of the gradients as the stage's operators leave them, with every sharded
     /// dimension replaced by 0.
@@ -56,12 +56,13 @@ pub(super) struct Bucket {
     /// The number of operators that add to the gradients, for one micro-batch.
     pub(super) writers: usize,
     pub(super) training: BucketTraining,
-    /// How the parameters form matrices, if the optimizer updates them as matrices.
+    /// How the one parameter forms matrices, if the optimizer updates them as matrices.
     pub(super) matrix: Option<HiddenMatrix>,
     /// The number of optimizer values for each parameter, without the single-precision copy. 0 on
-    /// workers whose servers have them.
+    /// workers of parameter servers, which keep these values.
     pub(super) optimizer_states: usize,
-    /// The fragment that replicas exchange it with, if they exchange in fragments.
+    /// The fragment of an exchange between replicas that the bucket belongs to; 0 if exchanges are
+    /// not in fragments.
     pub(super) fragment: usize,
 }
 
@@ -85,7 +86,8 @@ pub(super) struct RunningStatistics {
 #[derive(Clone, Debug)]
 pub(super) struct StageState {
     pub(super) buckets: Vec<Bucket>,
-    /// The bucket of each parameter, by name: evaluation numbers its tensors differently.
+    /// The bucket of each parameter, keyed by name, since evaluation numbers its tensors
+    /// differently.
     bucket_of_parameter: FxHashMap<String, usize>,
     /// Whether each rank keeps only its shard of the gradients between micro-batches (ZeRO 2).
     shards_gradients: bool,
@@ -214,8 +216,8 @@ impl StageState {
         Ok(state)
     }
 
-    /// The state of servers whose workers have this state: equal parts of the trained buckets, and
-    /// what the optimizer keeps for them. The servers' stages are `stages` behind the workers'.
+    /// The state of servers whose workers have this state: equal parts of the trained buckets, with
+    /// the optimizer's values for them. A server's stage is its workers' stage plus `stages`.
     fn of_servers(mut self, servers: usize, stages: usize, plan: &Plan) -> Self {
         self.buckets.retain(|bucket| !bucket.training.is_frozen());
         self.bucket_of_parameter.clear();
@@ -223,7 +225,7 @@ impl StageState {
             self.bucket_of_parameter.extend(bucket.members.iter().map(|member| (member.name.clone(), index)));
             if servers > 1 {
                 (bucket.shard_axes, bucket.shards) = (vec![Axis::Data], servers);
-                // Their parts lie along `data` even where one worker has nothing to sum along it.
+                // Servers shard along `data` even if a single worker has nothing to sum along it.
                 bucket.gradient = bucket.gradient.with(Axis::Data, Placement::Partial);
             }
             bucket.stages.iter_mut().for_each(|stage| *stage += stages);
@@ -253,11 +255,12 @@ impl StageState {
         self.add_to_bucket(lowering, (operator, parameter), (kind, stages, update), limit)
     }
 
-    /// Adds a frozen parameter to a bucket. ZeRO shards it only if it shards the others: it has no
-    /// gradients or optimizer state to shard.
+    /// Adds a frozen parameter to a bucket. ZeRO shards it only if it shards parameters: there are
+    /// no gradients and no optimizer state.
     fn add_frozen(&mut self, lowering: &Lowering, operator: usize, parameter: TensorId, stages: Vec<usize>, limit: Bytes) {
         let settled = lowering.sharding.settled(parameter);
-        // `Partial` along an axis is what the gradients of a bucket have that ZeRO shards over it.
+        // ZeRO shards a bucket over the axes along which its gradients are `Partial`. A frozen
+        // bucket has no gradients, so set these placements here.
         let kind = Axis::ZERO.into_iter().fold(settled, |kind, axis| {
             let is_sharded = self.gathers == ParameterGathers::EveryPass && kind.get(axis) == Placement::Replicate;
             if is_sharded { kind.with(axis, Placement::Partial) } else { kind }
@@ -416,7 +419,8 @@ fn refuse_unequal_meshes(
     })
 }
 
-/// Refuses what workers or stages must have in common, where workers go at their own pace.
+/// Refuses state that unsynchronised workers, or stages, would have to share: running statistics,
+/// and parameters of several stages.
 fn refuse_common_versions(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan) -> Result<(), PlanError> {
     let refuse =
         |reason: String, hint: &str| Err(PlanError::Invalid { field: "mode.parameter_server", reason, hint: hint.into() });
@@ -440,7 +444,8 @@ fn refuse_common_versions(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: 
     }
 }
 
-/// The placements that distinguish buckets: which axes hold parts, whatever dimension they shard.
+/// The placements that distinguish buckets: they keep which axes shard the parameters, but not
+/// along which dimension.
 fn bucket_kind(placements: Placements) -> Placements {
     Axis::WITHIN_STAGE.iter().fold(placements, |kind, &axis| match placements.get(axis) {
         Placement::Shard(_) => kind.with(axis, Placement::Shard(0)),
@@ -477,8 +482,8 @@ fn running_statistics(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Pla
         let statistics_placements = lowering.sharding.produced(statistics.tensor);
         let placements = statistics_placements.summed();
         let groups = operator.loops[0].extent;
-        // Groups of a stated size scale with the samples of all ranks. Otherwise each rank's
-        // samples are one group.
+        // With a stated group size, the number of groups scales with the samples of all ranks.
+        // Otherwise each rank's samples are one group.
         let of_all = match plan.batch_norm_group {
             Some(_) => groups * plan.layout.samples_at_once() / lowering.mesh.samples_at_once(),
             None => groups,

@@ -2,8 +2,8 @@
 //!
 //! A quantisation kernel writes a straight and a transposed copy of a matrix, and a pass may read
 //! only one of them. If a block is recomputed, its forward pass needs no transposed activations. If
-//! parameters are gathered for each pass (ZeRO 3), each pass makes copies of its own. Which copies
-//! are read is known once the list is complete.
+//! parameters are gathered for each pass (ZeRO 3), each pass quantises them again. Which copies are
+//! read is known once the list is complete.
 
 use crate::program::{Operation, StageProgram};
 use foretell_models::Kernel;

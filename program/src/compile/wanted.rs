@@ -1,4 +1,4 @@
-//! The Programs that a run can want of the compiler.
+//! The Programs that a caller can request from the compiler.
 
 use super::lowering::Purpose;
 use crate::cycle::ExchangePart;
@@ -21,7 +21,7 @@ pub(super) enum SessionPart {
     Snapshot,
     Send,
     Receive,
-    /// Where updates wait for several pushes.
+    /// Empty unless updates wait for several pushes.
     Add,
     Update,
 }
@@ -32,7 +32,7 @@ impl SessionPart {
 }
 
 impl Wanted {
-    /// The graph that the Program is made from.
+    /// The purpose of the graph from which the Program is made.
     pub(super) fn purpose(self) -> Purpose {
         match self {
             Self::Step(_) | Self::Serve(..) => Purpose::Training,

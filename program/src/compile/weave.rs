@@ -1,15 +1,15 @@
 //! Weaving pairs of passes: their instructions alternate, so that kernels of one run while the
 //! other waits for an exchange of tokens, or for another collective of activations.
 //!
-//! Each pass keeps its own order. The list goes on with one pass until that waits for a collective
-//! it has issued, then with the other. Messages between stages frame the pair: it begins with the
-//! receives of both passes and ends with the sends of both. So a pair is to other stages what one
-//! task is, which is what [`super::messages`] takes it for, and messages keep their order.
+//! Each pass keeps its own order. The woven list takes instructions from one pass until that pass
+//! waits for a collective it has issued, then from the other. Messages between stages frame the
+//! pair: it begins with the receives of both passes and ends with the sends of both. So other
+//! stages see a pair as one task, as [`super::messages`] assumes, and messages keep their order.
 //!
 //! Uses of a buffer keep their order if one of them writes: of gathered parameters, of eight-bit
-//! copies that both passes read, of sums over micro-batches. Where alternating would change it, the
-//! passes stay one after the other. It must not know schedules: which passes may be woven is
-//! decided before ([`crate::Schedule::woven_orders`]).
+//! copies that both passes read, of sums over micro-batches. If alternating would change that
+//! order, the passes run one after the other. It must not know schedules: which passes may be woven
+//! is decided earlier ([`crate::Schedule::woven_orders`]).
 
 use crate::collective::CollectiveRole;
 use crate::plan::Overlap;
@@ -26,7 +26,8 @@ pub(super) fn weave(program: &mut StageProgram, pairs: &[usize], overlap: &Overl
         let (one, other) = (one.instructions.clone(), other.instructions.clone());
         let region = one.start..other.end;
         let [alternating, consecutive] = orders(program, [one, other], overlap);
-        // Consecutive passes need not be, but their messages frame the pair all the same.
+        // If alternating is invalid, run the passes one after the other, still with all receives
+        // first and all sends last. If that is invalid too, leave the list as it is.
         let valid = [alternating, consecutive].into_iter().find(|order| keeps_uses_in_order(program, order));
         let Some(order) = valid else { continue };
         reorder(program, &region, &order);
@@ -36,8 +37,8 @@ pub(super) fn weave(program: &mut StageProgram, pairs: &[usize], overlap: &Overl
     }
 }
 
-/// Two new orders of the instructions of two passes: with instructions of both in turn, and with
-/// one pass after the other. Both begin with the receives and end with the sends.
+/// Two new orders of the instructions of two passes: one alternates between the passes, the other
+/// runs one pass after the other. Both begin with the receives and end with the sends.
 fn orders(program: &StageProgram, passes: [Range<u32>; 2], overlap: &Overlap) -> [Vec<u32>; 2] {
     let operation = |index: u32| &*program.instructions[index as usize].operation;
     let is_receive = |&index: &u32| matches!(operation(index), Operation::Receive { .. });
@@ -49,7 +50,7 @@ fn orders(program: &StageProgram, passes: [Range<u32>; 2], overlap: &Overlap) ->
     [framed(alternate(program, bodies, overlap)), framed(consecutive)]
 }
 
-/// The rest of a pass, and the collectives that it waits for.
+/// The instructions of a pass that are not yet placed, and the collectives that it waits for.
 struct Lane {
     left: Peekable<IntoIter<u32>>,
     /// The buffers of collectives that the pass has issued since the other pass last ran.

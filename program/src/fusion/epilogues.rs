@@ -2,7 +2,7 @@
 //! activation, the gradient of a GELU, the gradient of a bias.
 //!
 //! A product whose result is a partial sum has no epilogue, since the sum must be reduced first.
-//! Nor has one whose ranks produce other shards of the result than the next operator wants.
+//! Nor has a product whose result must be converted to other placements for the next operator.
 
 use super::{Fusion, Fusions};
 use foretell_models::{Activation, Extent, Kernel, LoopId, Operand, Operator, OperatorId, Pass, TensorId};
@@ -70,8 +70,8 @@ impl Fusion<'_> {
         fits.then_some(Operand { tensor: parameter.tensor, axes: columns })
     }
 
-    /// The activation to merge into a product: the only reader of its result. A GELU may also have
-    /// readers in other passes.
+    /// The activation to merge into a product: the only forward reader of its result. For a GELU,
+    /// gradients may read the result too.
     fn activation_of(&self, id: OperatorId, result: TensorId, fusions: Fusions) -> Option<(OperatorId, Kernel)> {
         let kind = |id: OperatorId| self.graph.operators[id.0].kind;
         let readers = &self.consumers[result.0];

@@ -63,7 +63,8 @@ impl Packing {
         // The kernel reads the projection by strides, so queries, keys and values must have equal
         // heads.
         let ungrouped = operator(split).inputs[0].axes.len() == 5 && operator(attention).inputs[0].axes.len() == 4;
-        // On a ring, keys and values travel without the queries.
+        // Ring attention passes keys and values on without the queries, so the three cannot stay
+        // packed.
         let is_ring = sharding.is_ring(attention);
         (same_block && ungrouped && !is_ring && forward_direct && backward_direct).then_some(Self { split, attention, backward })
     }

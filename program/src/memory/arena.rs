@@ -15,7 +15,7 @@ pub(super) type BlockId = u32;
 /// No block.
 pub(super) const NO_BLOCK: BlockId = BlockId::MAX;
 
-/// The chain and its holes.
+/// The arena: a chain of blocks, and its holes.
 #[derive(Debug)]
 pub(super) struct Arena {
     blocks: Vec<ArenaBlock>,

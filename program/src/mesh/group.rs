@@ -55,7 +55,7 @@ impl Group {
             ranks = all;
         }
         if self.axes.contains(&Axis::Pipeline) {
-            // `ranks` are those of stage 0, which need not lie first.
+            // `ranks` are those of stage 0, whose ranks need not come first.
             let first_of = |stage: usize| mesh.rank(first.with(Axis::Pipeline, stage)).0;
             let stages = self.stages.iter().map(|&stage| first_of(stage));
             ranks = stages.flat_map(|own| ranks.iter().map(move |rank| Rank(rank.0 + own - first_of(0)))).collect();

@@ -9,13 +9,13 @@ use foretell_models::Kernel;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "few exist at a time, and a box would not be `Copy`")]
 pub enum Action {
-    /// A kernel reorders the elements, or takes the rank's own.
+    /// A kernel reorders the elements, or takes the rank's part.
     Rearrange(Kernel),
     /// The ranks along the axis run a collective. An all-reduce works in place.
     Collective(Collective),
 }
 
-/// A step of a conversion, and the shape of the part that it leaves.
+/// A step of a conversion, and the shape of the rank's part after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The step.
@@ -39,9 +39,9 @@ pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> O
         shape[dimension] *= parts;
         shape
     };
-    // The parts for the ranks are contiguous, before and after a collective, only if no dimension
-    // comes before the one that is cut. Otherwise they are deinterleaved before it or interleaved
-    // after it.
+    // Collectives need the parts of all ranks to be contiguous. They are so only if no dimension
+    // comes before the one that is cut. Otherwise the parts are deinterleaved before the collective
+    // or interleaved after it.
     let deinterleave = |part: &[usize], dimension: usize, whole: &[usize]| {
         let (outer, inner) = around(part, dimension);
         (outer > 1).then(|| one(Action::Rearrange(Kernel::Deinterleave { outer, parts, inner }), whole.to_vec()))

@@ -47,7 +47,7 @@ pub struct Layout {
     pub shard_group: Option<usize>,
     /// The results that the backward pass recomputes.
     pub recompute: Recompute,
-    /// The tensors that lie in the host's memory while they are not used.
+    /// The tensors that are kept in the host's memory while they are not used.
     #[serde(skip_serializing_if = "Offload::is_none")]
     pub offload: Offload,
     /// The number of samples of a micro-batch on one rank of `data`.
@@ -59,8 +59,8 @@ pub struct Layout {
     /// that are left out follow in the usual order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Vec<Axis>>,
-    /// The place of each stage along the devices; in order if `None`. Stages that hold or compute
-    /// the most can so lie on the devices that can hold or compute the most.
+    /// The position of each stage along the devices; in order if `None`. So the stages with the
+    /// most memory or work can be put on the devices with the most memory or the highest speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stage_places: Option<Vec<usize>>,
     /// The share of each rank of `data`, in multiples of `micro_batch`; 1 each if `None`.
@@ -71,11 +71,11 @@ pub struct Layout {
     /// over their ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<StageLayout>>,
-    /// The operators that `tensor` shards otherwise than by the rule.
+    /// The operators that `tensor` shards differently from the default rule.
     #[serde(skip_serializing_if = "OperatorPatterns::is_empty")]
     pub operators: OperatorPatterns,
-    /// The bytes of gradients that are reduced together. A plan file without it has its stack's:
-    /// 25 MiB for our own.
+    /// The bytes of gradients that are reduced together. The default depends on the stack: 25 MiB
+    /// for our own.
     pub bucket: Bytes,
     /// The algorithm of all-reduces.
     #[serde(skip_serializing_if = "CollectiveAlgorithm::is_automatic")]
@@ -106,8 +106,7 @@ impl Default for StageLayout {
 }
 
 impl StageLayout {
-    /// The sum of all ranks' shares: the number of equal parts that samples are counted in. `None`
-    /// if it overflows.
+    /// The sum of the shares of all ranks along `data` and `expert`. `None` if it overflows.
     fn parts(&self) -> Option<usize> {
         let along_data = match &self.shares {
             Some(shares) => shares.iter().try_fold(0usize, |sum, &share| sum.checked_add(share))?,
@@ -167,9 +166,9 @@ impl Layout {
         (0..self.distinct_stages()).any(|stage| self.stage(stage).context > 1)
     }
 
-    /// The number of ranks over which sequences have a zigzag order, where the model allows one; 1
-    /// if they have none. Stages that cut a sequence differently exchange contiguous parts, and
-    /// attention over whole sequences has equal work in any order.
+    /// The number of ranks over which positions have a zigzag order, where the model allows one; 1
+    /// if the order is contiguous. Stages with different `context` exchange contiguous parts, and
+    /// all-to-all attention sees whole sequences, so its work is equal in any order.
     pub(crate) fn zigzag_ranks(&self) -> usize {
         let ranks = self.stage(0).context;
         let is_same = (0..self.distinct_stages()).all(|stage| self.stage(stage).context == ranks);
@@ -188,7 +187,8 @@ impl Layout {
         self.stage(0).parts().and_then(|parts| parts.checked_mul(self.micro_batch)).unwrap_or(usize::MAX)
     }
 
-    /// The number of stages to look at: all of them if they have meshes of their own, else one.
+    /// The number of stages whose layouts may differ: all of them if the plan states `stages`, else
+    /// one.
     pub(super) fn distinct_stages(&self) -> usize {
         self.stages.as_ref().map_or(1, Vec::len)
     }
@@ -236,7 +236,7 @@ impl Layout {
         StageMesh::new(size, &samples).ok_or_else(|| mismatch(samples.len()))
     }
 
-    /// Refuses numbers of recomputed blocks for more or fewer stages than there are.
+    /// Refuses a list of recomputed blocks by stage whose length is not the number of stages.
     pub(super) fn validate_recompute(&self) -> Result<(), PlanError> {
         match &self.recompute {
             Recompute::FullLayersOfStages(layers) if layers.len() != self.pipeline => Err(PlanError::Invalid {

@@ -13,13 +13,13 @@ pub struct LayoutDimension {
     pub cell: String,
     /// Its value in a sentence; `None` if it is the usual value, which goes without saying.
     pub words: Option<String>,
-    /// Whether the cell is too short to say everything.
+    /// Whether the cell leaves out part of the value.
     pub is_abridged: bool,
 }
 
 impl Layout {
-    /// The dimensions in the order in which people state them. Equal layouts have equal dimensions,
-    /// and each list has the same titles in the same order.
+    /// The dimensions in the order in which papers usually state them. Equal layouts have equal
+    /// dimensions, and each list has the same titles in the same order.
     pub fn dimensions(&self) -> Vec<LayoutDimension> {
         let is_uniform = self.stages.is_none();
         let mesh = |title, size: &dyn Fn(&StageLayout) -> usize, is_always_said: bool| {
@@ -72,7 +72,7 @@ impl Layout {
         ]
     }
 
-    /// The layout in words, without what is usual.
+    /// The layout in words, without dimensions that have their usual values.
     pub fn in_words(&self) -> String {
         self.dimensions().into_iter().filter_map(|dimension| dimension.words).collect::<Vec<_>>().join(", ")
     }
@@ -136,7 +136,7 @@ fn said(title: &'static str, cell: impl Display, words: Option<String>) -> Layou
     LayoutDimension { title, cell: cell.to_string(), words, is_abridged: false }
 }
 
-/// A dimension that is said if it `is_unusual`, after `before`.
+/// A dimension whose words, `before` and the value, are given only if it `is_unusual`.
 fn usual_unless(is_unusual: bool, title: &'static str, value: impl Display, before: &str) -> LayoutDimension {
     let words = is_unusual.then(|| format!("{before}{value}"));
     said(title, value, words)
@@ -147,7 +147,7 @@ fn optional(title: &'static str, size: Option<usize>, before: &str) -> LayoutDim
     said(title, size.map_or_else(|| "-".into(), |size| size.to_string()), size.map(|size| format!("{before}{size}")))
 }
 
-/// A list that has no place in a cell.
+/// A dimension whose value is a list, too long for a cell.
 fn long<T>(title: &'static str, list: Option<&[T]>, words: &str, in_words: impl Fn(&[T]) -> Option<String>) -> LayoutDimension {
     let said_as = |list: &[T]| in_words(list).map_or_else(|| words.to_owned(), |list| format!("{words} {list}"));
     LayoutDimension {

@@ -8,18 +8,18 @@ use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-/// The most kinds of steps in a round: each is a Program.
+/// The most kinds of steps in a round. Each kind has its own Program.
 const MOST_KINDS: usize = 1024;
 
 /// The share of its own parameters that a replica keeps, if its exchanges overlap with steps and
-/// the plan does not say.
+/// the plan does not state the share.
 const USUAL_MIXING: f32 = 0.5;
 
 /// Local SGD (Stich 2019), DiLoCo with an outer optimizer (Douillard et al. 2023), and Streaming
 /// DiLoCo in fragments (Douillard et al. 2025, arXiv 2501.18512).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct LocalSgd {
-    /// The number of steps in a round. Everything is exchanged once in a round.
+    /// The number of steps in a round. All parameters are exchanged once in a round.
     pub every: usize,
     /// The optimizer of the outer step, whose gradient is the mean of the replicas' changes; plain
     /// averaging if `None`.
@@ -30,14 +30,15 @@ pub struct LocalSgd {
     #[serde(skip_serializing_if = "is_one")]
     pub fragments: usize,
     /// The number of steps between taking a fragment's changes and applying their mean. The changes
-    /// travel in as many parts, one beside each of these steps.
+    /// are sent in this number of parts, one during each of these steps, overlapped with its
+    /// kernels.
     #[serde(skip_serializing_if = "is_zero")]
     pub overlap: usize,
     /// The share of its own parameters that a replica keeps when it applies an exchange, from 0 up
     /// to, but not including, 1. `None`: 0.5 with an `overlap`, else 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mixing: Option<f32>,
-    /// The format in which changes travel; single precision if `None`.
+    /// The format in which changes are sent; single precision if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
 }
@@ -66,7 +67,7 @@ pub enum OuterRule {
 }
 
 impl Default for OuterOptimizer {
-    /// What plain averaging does.
+    /// Plain averaging of parameters.
     fn default() -> Self {
         Self { optimizer: OuterRule::Sgd, learning_rate: 1.0, momentum: 0.0 }
     }
@@ -87,14 +88,15 @@ impl LocalSgd {
         if self.overlap > 0 { USUAL_MIXING } else { 0.0 }
     }
 
-    /// The optimizer of the outer step. Changes that travel for some steps or in few bits need
-    /// outer parameters, from which they are counted.
+    /// The optimizer of the outer step. Exchanges that are overlapped, mixed or compressed need
+    /// outer parameters, since they send differences to these. Without a stated optimizer they have
+    /// plain averaging.
     pub(super) fn effective_outer(&self) -> Option<OuterOptimizer> {
         let needs_one = self.overlap > 0 || self.mixing() > 0.0 || self.compression.is_some();
         self.outer.or_else(|| needs_one.then(OuterOptimizer::default))
     }
 
-    /// Whether replicas hold different parameters at the end of a round, too.
+    /// Whether replicas still hold different parameters at the end of a round.
     pub(super) fn keeps_replicas_apart(&self) -> bool {
         self.fragments > 1 || self.mixing() > 0.0
     }
@@ -106,7 +108,7 @@ impl LocalSgd {
         Self { outer, mixing, ..self }
     }
 
-    /// Refuses values that no plan can have. `replicas` counts those that exchange.
+    /// Refuses invalid values. `replicas` is the number of replicas that exchange.
     pub(super) fn validate(&self, field: &'static str, replicas: usize) -> Result<(), PlanError> {
         let refuse = |reason: String, hint: String| Err(PlanError::Invalid { field, reason, hint });
         let Self { every, fragments, overlap, .. } = *self;
@@ -185,14 +187,14 @@ pub(super) struct LocalSgdForm {
     /// The share of its own parameters that a replica keeps when it applies an exchange, from 0 up
     /// to, but not including, 1: 0.5 with an `overlap`, else 0, if it is left out.
     mixing: Option<f32>,
-    /// The format in which changes travel.
+    /// The format in which changes are sent.
     #[schemars(with = "Option<CompressionForm>")]
     compression: Option<String>,
     #[schemars(skip)]
     backup_workers: Option<IgnoredAny>,
 }
 
-/// The formats in which changes and gradients travel.
+/// The formats in which changes and gradients are sent.
 #[derive(JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[expect(dead_code, reason = "it describes a string")]
@@ -205,7 +207,7 @@ pub(super) enum CompressionForm {
     Bf16,
     /// Half precision.
     Fp16,
-    /// Integers of eight bits, with one factor for each 256 numbers.
+    /// Integers of eight bits, with one factor for every 256 elements.
     Int8,
 }
 
@@ -226,7 +228,8 @@ pub(super) fn parse_compression(text: &str) -> Result<Option<Compression>, Mista
     })
 }
 
-/// Replicas that exchange parameters have no servers that could drop a late part.
+/// The mistake of a plan that states backup workers in a mode without servers, which alone could
+/// drop late gradients.
 pub(super) fn no_backup_workers() -> Mistake {
     let hint = "leave it out, or use `mode: {parameter_server: {servers: 1, backup_workers: 1}}`";
     Mistake::new("only `parameter_server` has `backup_workers`", hint)
@@ -259,7 +262,7 @@ struct OuterForm {
 }
 
 impl From<OuterForm> for OuterOptimizer {
-    /// Takes DiLoCo's values for what the file leaves out with Nesterov's rule, else those of plain
+    /// Fills in what the file leaves out: DiLoCo's values with Nesterov's rule, else those of plain
     /// averaging.
     fn from(OuterForm { optimizer, learning_rate, momentum }: OuterForm) -> Self {
         let (usual_rate, usual_momentum) = match optimizer {

@@ -13,9 +13,9 @@ const MOST_RANK: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Lora {
-    /// The rank of the adapters' products.
+    /// The rank r of an adapter's two matrices.
     pub rank: usize,
-    /// The result of an adapter is multiplied by this over the rank.
+    /// The scale of an adapter: its result is multiplied by `alpha / rank`.
     pub alpha: usize,
     /// Patterns for the names of the linear layers that have an adapter.
     pub targets: NamePatterns,
@@ -25,7 +25,7 @@ pub struct Lora {
 }
 
 impl Default for Lora {
-    /// The sizes that `peft` takes, on all linear layers.
+    /// `peft`'s default sizes, with adapters on all linear layers.
     fn default() -> Self {
         Self { rank: 8, alpha: 8, targets: NamePatterns::from_iter(["*"]), also_train: NamePatterns::default() }
     }
@@ -35,19 +35,19 @@ impl Lora {
     /// The rank that peft's examples and most fine-tuning jobs use.
     pub const USUAL_RANK: usize = 16;
 
-    /// The alpha that most fine-tuning jobs use with a rank.
+    /// The alpha that most fine-tuning jobs use with this rank.
     pub const fn usual_alpha(rank: usize) -> usize {
         rank.saturating_mul(2)
     }
 
-    /// Patterns for layers by the names that fine-tuning tools have for them: the last part of a
-    /// layer's name (`q_proj`), or `all` and `all-linear` for every linear layer.
+    /// Patterns for layers, given the names that fine-tuning tools use: the last part of a layer's
+    /// name (`q_proj`), or `all` and `all-linear` for every linear layer.
     pub fn targets_named<'a>(names: impl IntoIterator<Item = &'a str>) -> NamePatterns {
         let pattern = |name| if matches!(name, "all" | "all-linear") { "*".into() } else { format!("*{name}") };
         names.into_iter().map(pattern).collect()
     }
 
-    /// The linear layers that have an adapter, each with how its weight is laid out.
+    /// The linear layers that have an adapter, each with the layout of its weight.
     pub fn layers<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = (&'a str, WeightLayout)> {
         linear_layers(graph).filter(|(name, _)| self.targets.match_name(name))
     }
@@ -74,7 +74,7 @@ impl Lora {
         is_adapter(parameter) || self.also_train.match_name(parameter)
     }
 
-    /// Refuses adapters that do nothing.
+    /// Refuses a rank or an alpha out of range, and an empty list of targets.
     pub(super) fn validate(&self) -> Result<(), PlanError> {
         let sizes =
             [("training.lora.rank", self.rank, "leave it out for 8"), ("training.lora.alpha", self.alpha, "leave it out for 8")];

@@ -1,6 +1,7 @@
-//! The mode: how the replicas of a model stay together. In the synchronous mode they sum their
-//! gradients in every step. In the others each replica makes steps of its own, and the replicas
-//! exchange parameters at the end of a round of steps.
+//! The mode: how the replicas of a model are synchronised. In the synchronous mode they sum their
+//! gradients in every step. With local SGD or decentralised SGD, each replica makes its own steps,
+//! and replicas exchange parameters at the end of a round of steps. With parameter servers, workers
+//! push gradients and pull parameters.
 
 use super::local_sgd::{LocalSgd, LocalSgdForm, OuterOptimizer, no_backup_workers, parse_compression};
 use super::parameter_server::{ParameterServer, ParameterServerForm, Staleness};
@@ -15,14 +16,14 @@ use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// How the replicas of a model stay together.
+/// How the replicas of a model are synchronised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case", try_from = "ModeForm")]
 pub enum Mode {
     /// Every update uses the gradients of all replicas.
     #[default]
     Synchronous,
-    /// Replicas make steps of their own, and average their parameters at the end of each round.
+    /// Replicas make their own steps, and average their parameters at the end of each round.
     LocalSgd(LocalSgd),
     /// As local SGD, but each replica averages with its neighbours in a graph.
     Decentralised(Decentralised),
@@ -39,14 +40,16 @@ pub struct Decentralised {
     pub every: usize,
 }
 
-/// The graph whose edges join the replicas that average with each other. All are connected.
+/// The graph whose edges join the replicas that average with each other. Over a cycle of rounds it
+/// connects all replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AveragingGraph {
     /// Each replica averages with the next and the previous one.
     Ring,
-    /// In round k each replica averages with the one 2^k places before it: the one-peer
-    /// exponential graph (Ying et al. 2021). After log2(n) rounds all have the mean of all.
+    /// In round k each replica averages with the one 2^k positions before it: the one-peer
+    /// exponential graph (Ying et al. 2021). After log2(n) rounds each of the n replicas has the
+    /// mean of all.
     Exponential,
     /// Each replica averages with all others.
     Complete,
@@ -74,16 +77,17 @@ impl Mode {
     #[must_use]
     pub fn normalised(self) -> Self {
         match self {
-            // The mean of all, by another name.
+            // Averaging with all others is local SGD.
             Mode::Decentralised(Decentralised { graph: AveragingGraph::Complete, every }) => Mode::LocalSgd(LocalSgd::new(every)),
             Mode::LocalSgd(mode) => Mode::LocalSgd(mode.normalised()),
             other => other,
         }
     }
 
-    /// Whether replicas hold different values of this kind at the end of a round, too. Only the
-    /// exchange makes values equal: running statistics always, and parameters unless each replica
-    /// averages with its own neighbours, or goes on while fragments of them are exchanged.
+    /// Whether replicas still hold different values of this kind at the end of a round. Values of
+    /// the optimizer always differ. The exchange makes running statistics equal. It makes
+    /// parameters equal unless each replica averages with its own neighbours, exchanges are in
+    /// fragments, or each replica keeps a share of its own parameters.
     pub fn differs_after_exchange(&self, value: StateValue) -> bool {
         match (self, value) {
             (Mode::Synchronous | Mode::ParameterServer(_), _) => false,
@@ -97,7 +101,7 @@ impl Mode {
         }
     }
 
-    /// Whether the outer parameters are others than the parameters at the end of a round.
+    /// Whether the outer parameters differ from the parameters at the end of a round.
     pub fn keeps_outer_parameters(&self) -> bool {
         self.outer().is_some() && self.differs_after_exchange(StateValue::Parameter)
     }
@@ -112,12 +116,12 @@ impl Mode {
         }
     }
 
-    /// Whether it has rounds of steps.
+    /// Whether the mode has rounds of steps.
     pub fn has_rounds(&self) -> bool {
         matches!(self, Mode::LocalSgd(_) | Mode::Decentralised(_))
     }
 
-    /// The same mode with so many steps in a round, if it has rounds.
+    /// This mode with `every` steps in a round; unchanged if it has no rounds.
     #[must_use]
     pub fn with_every(self, every: usize) -> Self {
         match self {
@@ -145,7 +149,7 @@ impl Mode {
         }
     }
 
-    /// The format in which changes travel between replicas; single precision if `None`.
+    /// The format in which replicas send changes; single precision if `None`.
     pub(crate) fn compression(&self) -> Option<Compression> {
         match self {
             Mode::LocalSgd(mode) => mode.compression,
@@ -153,7 +157,7 @@ impl Mode {
         }
     }
 
-    /// The number of steps during which an exchange is on its way.
+    /// The number of steps that an exchange overlaps with.
     pub(crate) fn overlap(&self) -> usize {
         match self {
             Mode::LocalSgd(mode) => mode.overlap,
@@ -171,7 +175,7 @@ impl Mode {
 }
 
 impl Plan {
-    /// The number of replicas that make steps of their own: 1 in the synchronous mode.
+    /// The number of replicas that make their own steps: 1 in the synchronous mode.
     pub fn replicas(&self) -> usize {
         if self.mode.is_synchronous() { 1 } else { self.replicas_of_mesh() }
     }
@@ -182,14 +186,14 @@ impl Plan {
         data / if self.layout.zero == 0 { 1 } else { self.layout.shard_group.unwrap_or(data).max(1) }
     }
 
-    /// The axis along which ranks do not sum gradients, since they have replicas with parameters of
-    /// their own.
+    /// The axis along which ranks do not sum gradients, since each rank along it belongs to a
+    /// replica with its own parameters.
     pub(crate) fn replica_axis(&self) -> Option<Axis> {
         (!self.mode.is_synchronous()).then_some(Axis::Data)
     }
 
-    /// The number of values of a kind that the state of a run has for each parameter: one for each
-    /// replica or worker that has its own.
+    /// How many replicas or workers have their own values of this kind in a run's state; 1 if all
+    /// share them.
     pub fn replicas_of(&self, value: StateValue) -> usize {
         match value {
             StateValue::Residual => self.layout.data,
@@ -262,13 +266,13 @@ impl Plan {
     }
 }
 
-/// The form of a mode in a plan file, with what is not there yet.
+/// The form of a mode in a plan file. Some fields are read only to be refused with a hint.
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ModeForm {
     /// Every update uses the gradients of all replicas.
     Synchronous,
-    /// Replicas make steps of their own, and average their parameters at the end of each round.
+    /// Replicas make their own steps, and average their parameters at the end of each round.
     LocalSgd(LocalSgdForm),
     /// As local SGD, but each replica averages with its neighbours in a graph.
     Decentralised(DecentralisedForm),

@@ -7,7 +7,7 @@ use super::{ContextOrder, Layout, Recompute, StageLayout};
 use crate::mesh::Axis;
 
 impl Layout {
-    /// The layout in normal form. A layout that is refused may change its meaning.
+    /// The layout in normal form. The meaning of an invalid layout may change.
     #[must_use]
     pub fn normalised(mut self) -> Self {
         if let Some(stages) = self.stages.take() {
@@ -22,7 +22,8 @@ impl Layout {
         let usual_order = |order: &[Axis]| Axis::ALL.starts_with(order);
         self.placement = self.placement.filter(|order| !usual_order(order));
         self.stage_places = self.stage_places.filter(|places| !places.iter().copied().eq(0..self.pipeline));
-        // Stages with meshes of their own differ in `data` and `tensor`.
+        // Stages with their own meshes may differ in `data` and `tensor`, so no single number is
+        // the default.
         if self.stages.is_none() {
             self.shard_group = self.shard_group.filter(|&ranks| ranks != self.data);
             self.expert_tensor = self.expert_tensor.filter(|&ranks| ranks != self.tensor);
@@ -38,7 +39,7 @@ impl Layout {
         self
     }
 
-    /// States the meshes of the stages: for all at once if they are equal.
+    /// Sets the meshes of the stages: as one mesh for all if they are equal.
     fn set_stages(&mut self, stages: Vec<StageLayout>) {
         match stages.first() {
             Some(first) if stages.len() == self.pipeline && stages.iter().all(|stage| stage == first) => {
@@ -49,7 +50,7 @@ impl Layout {
         }
     }
 
-    /// States the shares of the ranks of `data`: as a larger micro-batch if they are equal.
+    /// Sets the shares of the ranks along `data`: as a larger micro-batch if they are equal.
     fn set_shares(&mut self, shares: Vec<usize>) {
         let first = shares.first().copied().unwrap_or(0);
         let is_even = first > 0 && shares.len() == self.data && shares.iter().all(|&share| share == first);

@@ -1,4 +1,4 @@
-//! Offloading: tensors that lie in the host's memory while the device does not use them.
+//! Offloading: tensors that are kept in the host's memory while the device does not use them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ pub enum Offload {
     Both,
     /// Parameters, while no layer uses them, and the optimizer's state, which the host updates
     /// (DeepSpeed's stage 3 with `offload_param` and `offload_optimizer`). For stacks whose
-    /// operators were traced. A Program, which is never run under such a stack, has the optimizer's
-    /// state alone on the host.
+    /// operators were traced. The compiled Program, which is never run under such a stack, has only
+    /// the optimizer's state on the host.
     State,
 }
 

@@ -1,7 +1,7 @@
 //! Choices of a plan for single operators, by name: the loop that `tensor` shards.
 //!
-//! The rule of [`crate::strategy`] is made for stacks of matrix products. Other graphs may want
-//! something else, for example convolutions sharded over samples before products sharded over
+//! The rule of [`crate::strategy`] is made for stacks of matrix products. Other graphs may need
+//! another sharding, for example convolutions sharded over samples before products sharded over
 //! features (Krizhevsky 2014). Operators that a plan does not name follow their inputs.
 
 use super::patterns::matches;

@@ -29,7 +29,7 @@ pub struct Overlap {
     /// wait for the receiver: two stages whose kernels waited for their sends to each other would
     /// deadlock.
     pub pipeline: bool,
-    /// Passes: a stage runs a forward and a backward pass of different micro-batches at a time.
+    /// Passes: a stage runs a forward and a backward pass of different micro-batches together.
     /// While one waits for tokens of its experts, or for activations over `tensor` or `context`,
     /// the other computes (DualPipe and DualPipeV, DeepSeek-AI 2024, "DeepSeek-V3 Technical
     /// Report"; Megatron-Core's `--overlap-moe-expert-parallel-comm`). `schedule: zb-v` then has
@@ -83,9 +83,9 @@ impl Plan {
 
     /// The tasks of every stage in a training step, and which of them are woven.
     ///
-    /// Parameters that are gathered for every pass are gathered during the pass before it, so such
-    /// passes have an order. Ranks of a stage that have lists of their own must make their
-    /// collectives in the same order, and lists are woven one by one.
+    /// No passes are woven in two cases. With ZeRO 3, the parameters of a pass are gathered during
+    /// the pass before it, which fixes the order of passes. If a stage has several lists, their
+    /// ranks must run collectives in the same order, but each list is woven by itself.
     pub(crate) fn step_orders(&self, micro_batches: usize) -> WovenOrders {
         let layout = &self.layout;
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);

@@ -2,9 +2,9 @@
 //! gradients to them and pull parameters (Li et al., "Scaling Distributed Machine Learning with the
 //! Parameter Server", 2014).
 //!
-//! A server is laid out as a worker is: it has a rank for each part that `tensor`, `context`,
-//! `expert` and `pipeline` cut the model into, and each of these holds one of as many equal parts
-//! of its buckets as there are servers.
+//! A server has the layout of a worker: one rank for each part that `tensor`, `context`, `expert`
+//! and `pipeline` cut the model into. With n servers, each of these ranks holds one of n equal
+//! parts of its buckets.
 
 use super::local_sgd::{CompressionForm, parse_compression};
 use foretell_models::Compression;
@@ -17,17 +17,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub struct ParameterServer {
     /// The number of servers.
     pub servers: usize,
-    /// How far workers may be apart.
+    /// How many steps a worker may be ahead of the slowest one.
     pub staleness: Staleness,
     /// Whether each worker's ranks are also a server. Otherwise servers have ranks of their own.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub beside_workers: bool,
-    /// The format in which gradients are pushed; single precision if `None`. A worker adds what
-    /// rounding loses to its next gradients.
+    /// The format in which gradients are pushed; single precision if `None`. A worker adds the
+    /// rounding error to its next gradients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// The number of workers whose gradients a step does not wait for. Those that come late are
-    /// dropped (Chen et al. 2016, "Revisiting Distributed Synchronous SGD").
+    /// The number of workers whose gradients a step does not wait for. Late gradients are dropped
+    /// (Chen et al. 2016, "Revisiting Distributed Synchronous SGD").
     #[serde(skip_serializing_if = "is_zero")]
     pub backup_workers: usize,
 }
@@ -43,7 +43,7 @@ pub enum Staleness {
     /// None: servers wait for the gradients of all workers, and make one step with their sum.
     #[default]
     None,
-    /// At most so many steps.
+    /// At most this number of steps.
     Steps(usize),
     /// Any number of steps.
     Unbounded,
@@ -62,16 +62,16 @@ pub(super) struct ParameterServerForm {
     #[serde(default)]
     beside_workers: bool,
     /// The format in which gradients are pushed: `fp32` (or `none`) unless stated. A worker adds
-    /// what rounding loses to its next gradients.
+    /// the rounding error to its next gradients.
     #[schemars(with = "Option<CompressionForm>")]
     compression: Option<String>,
-    /// The number of workers whose gradients a step does not wait for. Those that come late are
-    /// dropped.
+    /// The number of workers whose gradients a step does not wait for. Late gradients are dropped.
     #[serde(default)]
     backup_workers: i64,
 }
 
-/// Reads the form of a staleness; serde's own error about another form has no hint.
+/// Reads the form of a staleness. Records a mistake with a hint first, since serde's own error
+/// about another form has none.
 fn staleness_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StalenessForm, D::Error> {
     Mistake::new("this is no staleness", "use a number of steps such as 2, or `unbounded`").record();
     StalenessForm::deserialize(deserializer)

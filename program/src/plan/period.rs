@@ -17,7 +17,7 @@ pub enum Period {
     Epochs(usize),
 }
 
-/// The length of a run, known once its data are.
+/// The length of a run, known once the size of its data set is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunLength {
     /// The number of steps, from the run's start to its end.
@@ -27,7 +27,7 @@ pub struct RunLength {
 }
 
 impl Period {
-    /// The number of steps in a run.
+    /// The number of steps of this period in a run of length `run`.
     pub fn steps(self, run: RunLength) -> usize {
         match self {
             Period::Steps(steps) => steps,

@@ -13,11 +13,12 @@ pub enum Preference {
     /// Odds ratio preference optimisation (Hong et al. 2024): both answers, and no reference
     /// (`ORPOTrainer`).
     Orpo,
-    /// Kahneman-Tversky optimisation (Ethayarajh et al. 2024): one answer, and one of another
-    /// sample, without gradients, through model and reference (`KTOTrainer`).
+    /// Kahneman-Tversky optimisation (Ethayarajh et al. 2024): one answer with gradients. The
+    /// answer of another sample also goes through the model without gradients, and both go through
+    /// a frozen reference (`KTOTrainer`).
     Kto,
-    /// A reward model (Ouyang et al. 2022): both answers, a number for each in place of the head
-    /// over the vocabulary, and no reference (`RewardTrainer`).
+    /// A reward model (Ouyang et al. 2022): both answers, with a head that gives one number in
+    /// place of the head over the vocabulary, and no reference (`RewardTrainer`).
     Reward,
 }
 
@@ -32,7 +33,7 @@ impl Preference {
         }
     }
 
-    /// Sequences of a sample that the model is trained on.
+    /// The number of sequences of a sample that the model is trained on.
     pub const fn sequences(self) -> usize {
         match self {
             Preference::Dpo | Preference::Orpo | Preference::Reward => 2,
@@ -40,19 +41,19 @@ impl Preference {
         }
     }
 
-    /// Forward passes without gradients, each over as many sequences as the model's own pass: those
-    /// of the model, and those of a reference.
+    /// The numbers of forward passes without gradients, each over as many sequences as the model's
+    /// own pass: of the model, and of a reference.
     pub const fn passes_without_gradients(self) -> [usize; 2] {
         match self {
             Preference::Dpo => [0, 1],
             Preference::Orpo | Preference::Reward => [0, 0],
-            // The other answer through the model, both through the reference.
+            // The other sample's answer through the model, both answers through the reference.
             Preference::Kto => [1, 2],
         }
     }
 
-    /// Whether a frozen copy of the model stands beside it. With adapters the model without them is
-    /// the reference.
+    /// Whether training needs a frozen reference: a copy of the model or, with adapters, the model
+    /// without them.
     pub const fn has_reference(self) -> bool {
         !matches!(self, Preference::Orpo | Preference::Reward)
     }

@@ -18,10 +18,10 @@ pub enum Recompute {
     Selective,
     /// All results within each repeated block, from the block's input.
     Full,
-    /// As `full`, but only in this number of blocks of each stage, the first ones.
+    /// As `full`, but only in the first blocks of each stage, this many.
     FullLayers(usize),
-    /// As [`Recompute::FullLayers`], with a number of blocks for each stage: the first stages hold
-    /// the most micro-batches (AdaPipe, Sun et al. 2024).
+    /// As [`Recompute::FullLayers`], with a number of blocks for each stage, since the first stages
+    /// hold the most micro-batches (AdaPipe, Sun et al. 2024).
     FullLayersOfStages(Vec<usize>),
     /// As `full`, except for the results of these kinds of operators. PyTorch's selective
     /// checkpointing and JAX's `remat` have such policies.
@@ -43,7 +43,7 @@ pub struct Kept {
     /// The first of every two matrix products of a block, in the order in which the block computes
     /// them (torchtitan).
     pub odd_products: bool,
-    /// Operators whose results are summed over ranks, so that no sum is communicated twice.
+    /// Operators whose results are summed over ranks, so that no sum is reduced twice.
     pub sums: bool,
 }
 

@@ -1,5 +1,6 @@
-//! RL post-training: a policy generates responses, is rewarded, and trains on them. The step's
-//! sizes, and where its roles lie. The layout of a plan is that of the role that trains, the actor.
+//! RL post-training: a policy generates responses, is rewarded, and trains on them. This module has
+//! the step's sizes, and which devices run which role. The layout of a plan is that of the actor,
+//! the role that trains.
 //!
 //! It knows no durations and no memory: the simulator prices the roles.
 
@@ -33,7 +34,7 @@ impl PolicyMethod {
         matches!(self, Self::Ppo)
     }
 
-    /// Usual number of responses to a prompt: TRL's `num_generations`, and one for PPO.
+    /// The usual number of responses to a prompt: TRL's `num_generations`, and one for PPO.
     pub const fn usual_samples(self) -> usize {
         match self {
             Self::Grpo => 8,
@@ -42,32 +43,32 @@ impl PolicyMethod {
     }
 }
 
-/// Where the rollout engine lies.
+/// The devices that run the rollout engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutPlacement {
-    /// On the devices of the actor, which take turns.
+    /// On the actor's devices, which alternate between generation and training.
     #[default]
     Colocated,
-    /// On so many devices of its own, behind those of the actor.
+    /// On this number of separate devices, numbered after the actor's.
     Split(usize),
 }
 
-/// State of the actor that is in the hosts' memory while colocated engines generate.
+/// The actor's state that is moved to the hosts' memory while colocated engines generate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutOffload {
     /// None.
     #[default]
     None,
-    /// The optimizer's.
+    /// The optimizer's state.
     Optimizer,
-    /// The optimizer's, the parameters and their gradients.
+    /// The optimizer's state, the parameters and their gradients.
     All,
 }
 
 impl RolloutOffload {
-    /// All, the least first.
+    /// All variants, in order of how much they move.
     pub const ALL: [Self; 3] = [Self::None, Self::Optimizer, Self::All];
 
     /// The name in plan files.
@@ -80,14 +81,14 @@ impl RolloutOffload {
     }
 }
 
-/// What gives a response its reward.
+/// The source of a response's reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Reward {
-    /// A function on processors, which is taken to cost no time.
+    /// A function on CPUs, assumed to take no time.
     #[default]
     Verifier,
-    /// A frozen model of the actor's size: a forward pass.
+    /// A frozen model of the actor's size, which costs a forward pass.
     Model,
 }
 
@@ -95,53 +96,53 @@ pub enum Reward {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rollout {
-    /// Prompts of a step.
+    /// The number of prompts of a step.
     pub prompts: usize,
-    /// Responses to each prompt.
+    /// The number of responses to each prompt.
     pub samples: usize,
-    /// Mean number of tokens of a prompt.
+    /// The mean length of a prompt, in tokens.
     pub prompt: usize,
-    /// Mean number of tokens of a response.
+    /// The mean length of a response, in tokens.
     pub response: usize,
-    /// Number of tokens that 95 % of the responses have at most; twice the mean, or the most, if
-    /// left out.
+    /// The 95th percentile of the lengths of responses, in tokens. If left out, it is twice the
+    /// mean, but at most `response_max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_p95: Option<usize>,
-    /// Number of tokens at which a response ends.
+    /// The most tokens of a response: generation stops there.
     pub response_max: usize,
-    /// Devices of each engine, over which tensor parallelism splits the model.
+    /// The number of devices of each engine, over which tensor parallelism shards the model.
     #[serde(default = "one")]
     pub tensor: usize,
-    /// Where engines lie.
+    /// The devices that run the engines.
     #[serde(default)]
     pub placement: RolloutPlacement,
-    /// Share of a device's memory that an engine takes for weights, KV cache and workspace.
+    /// The share of a device's memory that an engine reserves for weights, KV cache and workspace.
     #[serde(default = "usual_memory_share")]
     pub memory_share: f64,
-    /// Most sequences that an engine generates at once.
+    /// The most sequences that an engine generates at once.
     #[serde(default = "usual_concurrency")]
     pub concurrency: usize,
-    /// Steps by which the weights that generate may be older than those that train: 0, or 1 where
-    /// generation overlaps training.
+    /// By how many steps the weights that generate may lag those that train: 0, or 1 if generation
+    /// overlaps training.
     #[serde(default)]
     pub off_policy: usize,
     /// Whether colocated engines free their memory while the actor trains.
     #[serde(default = "yes")]
     pub sleep: bool,
-    /// State of the actor that colocated engines drive out to the hosts.
+    /// The actor's state that is moved to the hosts' memory while colocated engines generate.
     #[serde(default)]
     pub offload: RolloutOffload,
-    /// Whether a frozen copy of the actor computes log-probabilities, for a penalty.
+    /// Whether a frozen copy of the actor computes log-probabilities for the KL penalty.
     #[serde(default = "yes")]
     pub reference: bool,
-    /// What rewards.
+    /// The source of rewards.
     #[serde(default)]
     pub reward: Reward,
-    /// Whether training packs responses into sequences of the greatest length. Else each is padded
-    /// to the longest of its micro-batch.
+    /// Whether training packs responses into sequences of the greatest length. Otherwise each
+    /// response is padded to the longest of its micro-batch.
     #[serde(default = "yes")]
     pub packing: bool,
-    /// The framework that runs the step, whose limits the search keeps.
+    /// The framework that runs the step. The planner's search respects its limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub framework: Option<String>,
 }
@@ -152,10 +153,10 @@ pub const USUAL_CONCURRENCY: usize = 256;
 /// NeMo RL's `gpu_memory_utilization`.
 pub const USUAL_MEMORY_SHARE: f64 = 0.6;
 
-/// Most tokens of a prompt or of a response.
+/// The most tokens of a prompt or of a response.
 const MOST_TOKENS: usize = 1 << 24;
 
-/// Most responses of a step.
+/// The most responses of a step.
 const MOST_RESPONSES: usize = 1 << 24;
 
 fn one() -> usize {
@@ -198,17 +199,17 @@ impl Rollout {
         }
     }
 
-    /// Responses of a step.
+    /// The number of responses of a step.
     pub const fn responses(&self) -> usize {
         self.prompts * self.samples
     }
 
-    /// Most tokens of a prompt with its response.
+    /// The tokens of a mean prompt with the longest response.
     pub const fn longest(&self) -> usize {
         self.prompt + self.response_max
     }
 
-    /// Devices that are the engines' alone.
+    /// The number of devices that only the engines use.
     pub const fn own_devices(&self) -> usize {
         match self.placement {
             RolloutPlacement::Colocated => 0,

@@ -1,5 +1,5 @@
 //! How evenly tokens choose the experts of a mixture: a fact about a run that its costs depend on.
-//! It must not know devices, or how experts lie on ranks.
+//! It must not know devices, or which rank holds which expert.
 
 use super::{Plan, PlanError};
 use foretell_units::diagnostic::{Mistake, deserialize_from};
@@ -22,14 +22,15 @@ pub enum Routing {
     /// Loads are the quantiles of a log-normal distribution with this standard deviation of the
     /// logarithm. Which expert is popular differs by layer.
     Lognormal(f64),
-    /// The load of the expert in place `i` is proportional to `i` to the power of minus this. Which
-    /// expert is popular differs by layer.
+    /// The load of the i-th most popular expert, counted from 1, is proportional to `i` to the
+    /// power of minus this value. Which expert is popular differs by layer.
     Zipf(f64),
     /// Measured loads, in the order of the experts, layer by layer.
     Measured(Arc<[Vec<f64>]>),
 }
 
-/// The largest parameter of a law. With it, one expert already gets all tokens that it can.
+/// The largest parameter of a distribution. It already gives one expert as many tokens as an expert
+/// can get.
 const MOST_SKEW: f64 = 10.0;
 
 const HINT: &str = "use `balanced`, `lognormal:SIGMA` or `zipf:S` with a number from 0 to 10, or a file of measured loads";
@@ -37,8 +38,8 @@ const HINT: &str = "use `balanced`, `lognormal:SIGMA` or `zipf:S` with a number 
 impl Routing {
     /// Loads as they were measured: one number an expert in each layer.
     ///
-    /// # Errors
-    /// A mistake if the lists do not have one length, or a list is no share-out.
+    /// # Errors A mistake if the lists differ in length, or if the loads of a list are no valid
+    /// shares.
     pub fn measured(layers: Vec<Vec<f64>>) -> Result<Self, Mistake> {
         let hint = "give one number of tokens an expert, or a list of such lists, one a layer";
         let experts = layers.first().map_or(0, Vec::len);
@@ -71,8 +72,9 @@ impl Routing {
 }
 
 impl Plan {
-    /// Refuses a skewed routing for a model whose mixtures have so many experts (`None`: it has no
-    /// mixtures) in so many layers, and under our own executor.
+    /// Refuses a skewed routing that does not fit a model with `experts` experts (`None` if it has
+    /// no mixtures) in each of `layers` mixture layers, and any skewed routing under our own
+    /// executor.
     ///
     /// # Errors
     /// [`PlanError::Invalid`] with a hint.
@@ -122,7 +124,7 @@ impl fmt::Display for Routing {
 impl FromStr for Routing {
     type Err = Mistake;
 
-    /// Reads one of the words. Measured loads are no word.
+    /// Parses `balanced`, `lognormal:SIGMA` or `zipf:S`. Measured loads have no such form.
     fn from_str(text: &str) -> Result<Self, Mistake> {
         let wrong = || Mistake::new(format!("`{text}` is no routing"), HINT);
         if text.trim() == "balanced" {
@@ -141,7 +143,7 @@ impl FromStr for Routing {
     }
 }
 
-/// The message of serde about what is none of the forms of [`RoutingForm`], and the hint.
+/// Serde's message for a value that has none of the forms of [`RoutingForm`], and the hint.
 const NO_FORM: &str = "this is no routing";
 const FORMS: &str = "use `balanced`, `lognormal:0.5`, `zipf:1.2`, or lists of measured loads";
 

@@ -1,5 +1,5 @@
-//! What a plan with parameter servers means: its mesh, its normal form, and how far workers may be
-//! apart. Refuses servers that the rest of the plan cannot have.
+//! Plans with parameter servers: their mesh, their normal form, and how far workers may be apart.
+//! Refuses servers that do not fit the rest of the plan.
 
 use super::{Mode, ParameterServer, Plan, PlanError, Staleness};
 use crate::mesh::{Axis, Mesh, StageMesh};
@@ -24,7 +24,7 @@ impl Mode {
         }
     }
 
-    /// Whether workers keep what rounding loses of their pushes.
+    /// Whether workers keep the rounding errors of their pushes.
     pub fn keeps_residuals(&self) -> bool {
         self.push_format().is_some()
     }
@@ -36,7 +36,7 @@ impl Mode {
 }
 
 impl Plan {
-    /// How far the workers of servers may be apart; `None` if all wait for all in every step.
+    /// How far the workers of servers may be apart; `None` if every step waits for all workers.
     pub fn pacing(&self) -> Option<Pacing> {
         let Mode::ParameterServer(mode) = self.mode else { return None };
         let workers = self.layout.data;
@@ -52,8 +52,8 @@ impl Plan {
         Some(Pacing { workers, bound, quorum: None })
     }
 
-    /// The share of a step's samples whose gradients count. Servers drop the late gradients of as
-    /// many workers as there are backup workers.
+    /// The share of a step's samples whose gradients count. With n backup workers, servers drop the
+    /// gradients of the n latest workers.
     pub fn counted_share(&self) -> f64 {
         self.pacing().map_or(1.0, |Pacing { workers, quorum, .. }| quorum.unwrap_or(workers) as f64 / workers.max(1) as f64)
     }
@@ -64,7 +64,8 @@ impl Plan {
         self.global_batch / self.replicas() * quorum
     }
 
-    /// Refuses backup workers that are too many, or that nothing is late for.
+    /// Refuses too many backup workers, and backup workers with a staleness, under which no
+    /// gradients are late.
     fn validate_backup_workers(&self, mode: ParameterServer) -> Result<(), PlanError> {
         let field = "mode.parameter_server";
         let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
@@ -91,7 +92,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses what needs all workers or all servers to be at the same version.
+    /// Refuses features that need all workers or all servers to be at the same version.
     fn validate_paces(&self, mode: ParameterServer) -> Result<(), PlanError> {
         let field = "mode.parameter_server";
         let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
@@ -117,12 +118,12 @@ impl Plan {
         Ok(())
     }
 
-    /// The plan in normal form: plans that mean the same, but for the form of a model or a device,
-    /// are equal.
+    /// The plan in normal form. Plans that mean the same thing are equal in normal form.
     pub(crate) fn normalised(&self) -> Self {
         let mut plan = Self { layout: self.layout.clone().normalised(), mode: self.mode.normalised(), ..self.clone() };
-        // A server beside each worker holds one part of the optimizer's state. Pushes of gradients
-        // to all of them are a reduce-scatter, and pulls an all-gather: this is ZeRO 1.
+        // Each server shares a rank with a worker and holds one part of the optimizer's state.
+        // Pushing gradients to all servers is a reduce-scatter, and pulling parameters an
+        // all-gather: this is ZeRO 1.
         if matches!(plan.mode, Mode::ParameterServer(mode) if mode.beside_workers && plan.mode.is_synchronous()) {
             plan.mode = Mode::Synchronous;
             plan.layout.zero = 1;
@@ -131,8 +132,8 @@ impl Plan {
         plan
     }
 
-    /// The mesh of workers, with a stage of servers for each of their stages: that of a worker,
-    /// with the servers along `data`. The servers' stages follow in the same order.
+    /// The mesh of the workers' stages, followed by one stage of servers for each of them, in the
+    /// same order. A server stage has the sizes of a worker stage, but the servers along `data`.
     pub(super) fn mesh_with_servers(&self, worker: StageMesh, order: &[Axis]) -> Option<Mesh> {
         let size = |axis| if axis == Axis::Data { self.mode.servers() } else { worker.size(axis) };
         let server = StageMesh::new(size, worker.distinct_samples().get(..1)?)?;

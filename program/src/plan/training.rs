@@ -15,11 +15,10 @@ pub struct Training {
     /// The version of the form of a recipe in a file of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_version: Option<SchemaVersion>,
-    /// The optimizer, for recipes in files of their own. A plan states it beside `training`, and
-    /// takes it from there if both do.
+    /// The optimizer, for recipes in files of their own. A plan states it beside `training`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<Optimizer>,
-    /// The learning rate; 0.05 for SGD and 0.001 for the others if `None`.
+    /// The learning rate; if `None`, 0.05 for SGD and 0.001 for other optimizers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f32>,
     /// How the learning rate changes.
@@ -34,10 +33,11 @@ pub struct Training {
     pub nesterov: bool,
     /// The weight decay.
     pub weight_decay: f32,
-    /// The parameters that do not decay.
+    /// The parameters without weight decay.
     #[serde(skip_serializing_if = "is_default")]
     pub no_decay: DecayExemptions,
-    /// Adam, LAMB and what Muon leaves to AdamW: the decay of the first moment.
+    /// Adam, AdamW, LAMB, and the parameters that Muon leaves to AdamW: the decay of the first
+    /// moment.
     pub beta1: f32,
     /// As for `beta1`: the decay of the second moment.
     pub beta2: f32,
@@ -50,8 +50,8 @@ pub struct Training {
     /// The part of each target that is spread over all classes. Evaluation ignores it.
     #[serde(skip_serializing_if = "is_default")]
     pub label_smoothing: f32,
-    /// The weight of each class in the loss; all 1 if empty. The loss is divided by the weights of
-    /// the labels. Evaluation ignores them.
+    /// The weight of each class in the loss; all 1 if empty. The loss is divided by the sum of the
+    /// labels' weights. Evaluation ignores them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub class_weights: Vec<f32>,
     /// The parameters that are not trained. They have no gradient and no optimizer state.
@@ -60,7 +60,7 @@ pub struct Training {
     /// Low-rank adapters; none if `None`. All other parameters are then frozen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<Lora>,
-    /// How often a run prints its progress where it shows no bar; never if `None`.
+    /// How often a run prints its progress if it shows no progress bar; never if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub print_every: Option<Period>,
     /// How often a run writes a checkpoint; at its end only if `None`.
@@ -146,7 +146,7 @@ impl Training {
         self.frozen.match_name(parameter) || self.lora.as_ref().is_some_and(|lora| !lora.trains(parameter))
     }
 
-    /// The forward graph of a model that is trained so: with its adapters, if there are any.
+    /// The forward graph of a model under this recipe: with its adapters, if there are any.
     ///
     /// # Errors
     /// [`PlanError`] if the model's sizes contradict each other, or if a pattern of adapters
@@ -164,7 +164,7 @@ impl Training {
         LossTarget { smoothing: Smoothing::new(self.label_smoothing), weights: self.class_weights.as_slice().into() }
     }
 
-    /// Whether each label counts by the weight of its class.
+    /// Whether the recipe states class weights.
     pub(crate) fn weighs_classes(&self) -> bool {
         !self.class_weights.is_empty()
     }
@@ -213,7 +213,8 @@ impl Training {
         Ok(())
     }
 
-    /// Refuses smoothing beyond one and weights that are no weights.
+    /// Refuses label smoothing outside of [0, 1), and class weights that are negative, not finite
+    /// or all 0.
     fn validate_loss(&self) -> Result<(), PlanError> {
         let refuse = |field, reason: String, hint: &str| Err(PlanError::Invalid { field, reason, hint: hint.into() });
         if !(0.0..1.0).contains(&self.label_smoothing) {

@@ -1,4 +1,4 @@
-//! Facts about a run under another software stack that costs depend on, besides the layout and the
+//! Facts about a run under another software stack, on which costs depend besides the layout and the
 //! sizes. The compiler ignores them; the simulator reads them.
 
 use super::preference::Preference;
@@ -6,8 +6,8 @@ use super::routing::Routing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Facts about a run under another software stack. Each has a default, so that a plan states what
-/// differs only.
+/// Facts about a run under another software stack. Each has a default, so that a plan states only
+/// what differs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PlannedWorkload {
@@ -17,68 +17,72 @@ pub struct PlannedWorkload {
     /// The parameters that are trained.
     #[serde(skip_serializing_if = "Trained::is_all")]
     pub trains: Trained,
-    /// True if the loss is computed operator by operator, under a stack that can compile it.
+    /// True if the loss is computed operator by operator. It matters under stacks that can compile
+    /// the loss.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub eager_loss: bool,
-    /// The share of a sequence's tokens that are computed, if padding is left out; the stack's if
-    /// `None`.
+    /// The share of a sequence's tokens that are computed if padding is left out; the stack's
+    /// default if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpadded: Option<f64>,
-    /// Tokens of a document, where each sequence packs several and tokens attend to their own
-    /// document alone. The mean over tokens, so that long documents count more.
+    /// The mean length of a document in tokens, if sequences pack several documents and tokens
+    /// attend only to their own document. The mean is over tokens, so long documents count more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packed: Option<usize>,
-    /// How evenly tokens choose experts, where no token is dropped.
+    /// How evenly tokens choose experts, if no token is dropped.
     #[serde(skip_serializing_if = "Routing::is_balanced")]
     pub routing: Routing,
-    /// Nodes on which the experts of a token lie at most (node-limited routing; DeepSeek-AI 2024,
-    /// "DeepSeek-V3 Technical Report", section 2.1.2). No limit if `None`.
+    /// The most nodes over which the experts of one token are spread (node-limited routing;
+    /// DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.1.2). No limit if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes_per_token: Option<usize>,
-    /// True if parameters have no copy in single precision: the optimizer updates the narrow ones,
-    /// from gradients in the same format ("pure bf16").
+    /// True if parameters have no copy in single precision: the optimizer updates parameters in the
+    /// narrow format, from gradients in the same format ("pure bf16").
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub no_master_copy: bool,
     /// The number format of the optimizer's moments.
     #[serde(skip_serializing_if = "MomentFormat::is_single")]
     pub moments: MomentFormat,
-    /// True if the moments lie in memory that device and host share, which leaves the device where
-    /// it has no room (bitsandbytes' paged optimizers), under a stack.
+    /// True if the moments are in memory that device and host share, and are paged out to the host
+    /// when the device has no space (bitsandbytes' paged optimizers). Only for stacks with operator
+    /// tables.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub paged_moments: bool,
     /// True if a parameter is updated, and its gradient dropped, as soon as the backward pass has
-    /// made that (torchtune's `optimizer_in_bwd`), under a stack.
+    /// computed the gradient (torchtune's `optimizer_in_bwd`). Only for stacks with operator
+    /// tables.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub updates_in_backward: bool,
-    /// The attention kernel, under a stack whose users choose it; the stack's usual one if `None`.
+    /// The attention kernel, for stacks whose users choose it; the stack's usual kernel if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionKernel>,
-    /// How the loss is computed, under a stack whose users choose it.
+    /// How the loss is computed, for stacks whose users choose it.
     #[serde(skip_serializing_if = "LossKernel::is_plain")]
     pub loss: LossKernel,
     /// Bits of the frozen weights of linear layers, where they are quantised (QLoRA: Dettmers et
     /// al. 2023): 4 for NF4 with double quantisation, 8 for LLM.int8 (Dettmers et al. 2022).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_bits: Option<u8>,
-    /// The preferences that are trained on, under a stack whose operators were traced.
+    /// The method of training on preferences, for stacks whose operators were traced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
     /// True if the log-probabilities of the reference that preferences are compared with were
-    /// computed before the training (TRL's `precompute_ref_log_probs`): it is neither in memory nor
-    /// part of a step.
+    /// computed before the training (TRL's `precompute_ref_log_probs`): the reference is then
+    /// neither in memory nor part of a step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub precomputed_reference: bool,
-    /// Whether adapters drop some of their input, under a stack.
+    /// Whether adapters have dropout on their input.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub adapter_dropout: bool,
-    /// True if the interval is that of stacks without measured runs: the stack only stands in.
+    /// True if `stack` only stands in for another one without measured runs. The interval is then
+    /// the wider one of such stacks.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unknown_stack: bool,
 }
 
 impl PlannedWorkload {
-    /// The fields that say which kernels of a framework run, and that only frameworks with operator
-    /// tables read: the name of the first that is stated.
+    /// The name of the first stated field that selects kernels of a framework. Only frameworks with
+    /// operator tables read these fields.
     pub fn stated_kernels(&self) -> Option<&'static str> {
         let stated = [
             ("attention", self.attention.is_some()),
@@ -88,13 +92,15 @@ impl PlannedWorkload {
             ("paged_moments", self.paged_moments),
             ("updates_in_backward", self.updates_in_backward),
             ("adapter_dropout", self.adapter_dropout),
-            // The last: profiles know what a loss in parts keeps.
+            // `loss` comes last: profiles without operator tables support it, so fields that they
+            // do not support must be found first.
             ("loss", !self.loss.is_plain()),
         ];
         stated.into_iter().find(|(_, is_stated)| *is_stated).map(|(name, _)| name)
     }
 
-    /// The method of fine-tuning that these facts are of, which only other software trains by.
+    /// The fine-tuning method that these facts state, if it is one that our own executor does not
+    /// have.
     pub(super) fn method_of_others(&self) -> Option<&'static str> {
         match (self.preference, self.base_bits) {
             (Some(preference), _) => Some(preference.name()),
@@ -110,7 +116,7 @@ impl PlannedWorkload {
     }
 }
 
-/// An attention kernel that users of a framework choose among.
+/// An attention kernel that users of a framework can choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionKernel {
@@ -118,7 +124,7 @@ pub enum AttentionKernel {
     Flash,
     /// PyTorch's `scaled_dot_product_attention`.
     Sdpa,
-    /// Products and a softmax, each a kernel.
+    /// Products and a softmax, as separate kernels.
     Eager,
 }
 
@@ -129,9 +135,9 @@ pub enum LossKernel {
     /// From all logits at once.
     #[default]
     Plain,
-    /// From the logits of some positions at a time, with the framework's own kernels.
+    /// From the logits of one chunk of positions after the other, with the framework's own kernels.
     Chunked,
-    /// By Liger's kernel, which also makes norms, rotary embeddings and gates one kernel each.
+    /// By Liger's kernel, which also fuses each norm, rotary embedding and gate into one kernel.
     Liger,
 }
 
@@ -162,8 +168,8 @@ pub enum MomentFormat {
     /// Eight bits, with a scale in single precision for each block of 256 (Dettmers et al. 2022;
     /// bitsandbytes, torchao).
     EightBit,
-    /// The second one alone, as one number for each row and column, in single precision (Adafactor:
-    /// Shazeer and Stern 2018).
+    /// The second moment alone, as one number for each row and column, in single precision
+    /// (Adafactor: Shazeer and Stern 2018).
     Factored,
 }
 
@@ -172,7 +178,8 @@ impl MomentFormat {
         *self == Self::Single
     }
 
-    /// The bytes of a moment of one parameter.
+    /// The bytes of one moment of one element of a parameter. 0 for `Factored`, whose rows and
+    /// columns are negligible.
     pub const fn bytes(self) -> f64 {
         match self {
             Self::Single => 4.0,

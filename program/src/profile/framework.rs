@@ -1,6 +1,6 @@
-//! A framework's own operators on a machine: which ones a step has, and how long each takes. The
-//! framework measures them itself (`foretell.trace.measure`), as its own code calls them, so the
-//! command line reads them from a file. It knows no layouts and no durations of steps.
+//! A framework's own operators on a machine: which ones a step has, and how long each takes. They
+//! are measured in Python (`foretell.trace.measure`), where the framework's own code calls them, so
+//! the command line reads them from a file. It must not know layouts or durations of steps.
 
 use super::Sample;
 use foretell_units::Bytes;
@@ -16,36 +16,37 @@ pub struct FrameworkProfile {
     /// The operator table of the step, traced with the operators of this machine's devices
     /// (docs/reference/operator-tables.md has the format).
     pub table: String,
-    /// Ranks that were at work at once.
+    /// The number of ranks that worked at the same time.
     pub ranks: usize,
-    /// Threads of each.
+    /// The number of threads of each rank.
     pub threads: usize,
-    /// Operators of forward and backward passes.
+    /// The operators of forward and backward passes.
     pub operators: Vec<OperatorSample>,
     /// Passes over memory that optimizers and wrappers make.
     pub moves: Vec<MovesSample>,
 }
 
-/// How long an operator takes, with what calls it.
+/// The measured duration of one operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OperatorSample {
-    /// Its name and the tensors that it reads, such as `aten.mm f32[512,768] f32[768,3072]`; `^`
-    /// before a size says that the dimension repeats the same numbers in memory.
+    /// The operator's name and the tensors that it reads, such as
+    /// `aten.mm f32[512,768] f32[768,3072]`; `^` before a size says that the dimension repeats the
+    /// same numbers in memory.
     pub call: String,
-    /// Bytes that it reads and writes.
+    /// The bytes that it reads and writes.
     pub bytes: Bytes,
     /// The duration within a step.
     pub time: Sample,
 }
 
-/// How long an optimizer or a wrapper takes to pass over memory.
+/// The measured duration of a pass over memory that an optimizer or a wrapper makes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MovesSample {
-    /// What it does, as predictions name it: `AdamW`, `gradients' norm`.
+    /// The name of the pass in predictions: `AdamW`, `gradients' norm`.
     pub name: String,
-    /// Bytes that it reads and writes.
+    /// The bytes that it reads and writes.
     pub bytes: Bytes,
     /// The duration.
     pub time: Sample,

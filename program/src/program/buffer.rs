@@ -1,4 +1,4 @@
-//! Buffers: the purpose, place, lifetime and initial contents of everything in a rank's memory.
+//! Buffers: the purpose, offset, lifetime and initial contents of everything in a rank's memory.
 
 use super::ids::{BufferId, InstructionId};
 use crate::mesh::Axis;
@@ -35,8 +35,8 @@ impl MemoryKind {
 pub enum BufferRole {
     /// Parameters.
     Parameter,
-    /// Tensors made from parameters alone, once for all micro-batches: eight-bit copies and their
-    /// factors.
+    /// Tensors computed from parameters only, once for all micro-batches: eight-bit copies and
+    /// their factors.
     ParameterCopy,
     /// Gradients of parameters.
     Gradient,
@@ -48,7 +48,7 @@ pub enum BufferRole {
     Input,
     /// Results of operators that other operators read.
     Activation,
-    /// Sums over the batch.
+    /// Sums over the batch, such as the loss.
     Sum,
     /// Intermediate results of communication and rearrangement.
     Workspace,
@@ -65,10 +65,10 @@ pub struct Buffer {
     pub shape: Arc<[usize]>,
     /// The number format of an element.
     pub data_type: DataType,
-    /// The buffer that this is a view of, if it is one: a parameter, for example, is a view of its
-    /// bucket.
+    /// The buffer that this one is a view of; `None` if it is no view: a parameter, for example, is
+    /// a view of its bucket.
     pub parent: Option<BufferId>,
-    /// The memory it lies in.
+    /// The memory that holds it.
     pub memory: MemoryKind,
     /// The offset in that memory's arena.
     pub offset: Bytes,
@@ -83,7 +83,7 @@ pub struct Buffer {
 }
 
 /// A persistent buffer's part of the state of training. The state is everything that a run needs to
-/// go on from a step.
+/// resume after a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StateContents {
     /// Shards of tensors of the model, one after the other.
@@ -92,16 +92,17 @@ pub enum StateContents {
         value: StateValue,
         /// The shards, each with the element at which it starts. Elements between them are zero.
         members: Arc<[(usize, TensorShard)]>,
-        /// The axes whose ranks, in ascending order, each hold one of equal parts of the shards;
-        /// none if the buffer holds all of them.
+        /// The axes over whose ranks the shards are divided into equal parts, in ascending order;
+        /// empty if the buffer holds the shards whole.
         axes: Arc<[Axis]>,
-        /// The axis along which each rank holds values of its own, since there are replicas that
-        /// differ after an exchange, too; `None` if all hold the same.
+        /// The axis along which each rank holds its own values, since replicas differ even after an
+        /// exchange; `None` if all ranks hold the same.
         replicas: Option<Axis>,
     },
-    /// The control of the update. It starts with these values, then zeros.
+    /// The update control: it starts with these values, followed by zeros.
     Control(Vec<f32>),
-    /// These values, which the plan gives and no step changes. A checkpoint need not have them.
+    /// These constants, which follow from the plan. No step changes them, and checkpoints leave
+    /// them out.
     Constant(Arc<[f32]>),
 }
 
@@ -110,7 +111,7 @@ pub enum StateContents {
 pub enum StateValue {
     /// The parameter, in the format that operators read.
     Parameter,
-    /// The parameter in single precision, of which the other is a rounded copy.
+    /// The parameter in single precision, of which [`Self::Parameter`] is a rounded copy.
     Master,
     /// One of the values that the optimizer keeps, counted from 0. It starts as zero.
     Optimizer(usize),
@@ -121,7 +122,8 @@ pub enum StateValue {
     OuterParameter,
     /// The velocity of the outer optimizer. It starts as zero.
     OuterVelocity,
-    /// What rounding has lost of a worker's pushes so far. It starts as zero.
+    /// The rounding errors of a worker's pushes so far, to be added to the next push. It starts as
+    /// zero.
     Residual,
 }
 
@@ -132,6 +134,7 @@ pub struct TensorShard {
     pub tensor: TensorId,
     /// The placements of the tensor.
     pub placements: Placements,
-    /// The order in which rows for the positions of a sequence are held, if it is not their own.
+    /// The order in which rows for the positions of a sequence are stored; `None` if it is the
+    /// order of positions.
     pub zigzag: Option<Zigzag>,
 }

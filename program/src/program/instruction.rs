@@ -48,7 +48,7 @@ pub enum Stream {
     ReceiveFrom(PeerId),
     /// Copies into this memory from the other.
     CopyTo(MemoryKind),
-    /// Writes to storage. They go on while later steps run.
+    /// Writes to storage. They overlap with later steps.
     Storage,
 }
 
@@ -73,22 +73,22 @@ pub enum Operation {
     Compute {
         /// The kernel, with its sizes.
         kernel: Kernel,
-        /// Whether the kernel adds to the sums that it writes. Otherwise it replaces them.
+        /// Whether the kernel adds to the sums that it writes. Otherwise it overwrites them.
         accumulate: bool,
-        /// The group in which the rank's index selects its part of a whole, for kernels that depend
-        /// on it ([`Kernel::Slice`], a part of a vocabulary).
+        /// The group in which the rank's index selects its part, for kernels that depend on the
+        /// index ([`Kernel::Slice`], a part of a vocabulary).
         group: Option<GroupId>,
     },
-    /// Runs an operator of a traced framework ([`crate::traced`]), or what its wrapper or optimizer
-    /// does beside the table's operators. The executor has no kernel for it.
+    /// Runs an operator of a traced framework ([`crate::traced`]), or work of its wrapper or
+    /// optimizer that the operator table does not have. The executor has no kernel for it.
     Traced {
         /// Its name, such as `aten.mm`.
         operator: Arc<str>,
         /// The bytes that it reads and writes.
         bytes: Bytes,
     },
-    /// Runs a collective of a group, from the one read to the one write. They are the same buffer
-    /// if it works in place.
+    /// Runs a collective of a group, from the one buffer that it reads to the one that it writes.
+    /// In place, they are the same buffer.
     Collective {
         /// The kind of collective.
         kind: Collective,
@@ -103,21 +103,21 @@ pub enum Operation {
         /// The algorithm.
         algorithm: CollectiveAlgorithm,
     },
-    /// Sends the one read to a rank of another stage.
+    /// Sends the one buffer that it reads to a rank of another stage.
     Send {
         /// The receiver.
         peer: PeerId,
         /// The size of the message.
         bytes: Bytes,
     },
-    /// Receives the one write from a rank of another stage.
+    /// Receives the one buffer that it writes from a rank of another stage.
     Receive {
         /// The sender.
         peer: PeerId,
         /// The size of the message.
         bytes: Bytes,
     },
-    /// Loads the rank's samples of a micro-batch into the one write.
+    /// Loads the rank's samples of a micro-batch into the one buffer that it writes.
     Load {
         /// The part of each sample to load.
         input: InputKind,
@@ -126,28 +126,29 @@ pub enum Operation {
         first_sample: usize,
         /// The number of samples of the rank.
         samples: usize,
-        /// The order in which the positions of a sample are stored, if it is not their own.
+        /// The order in which the positions of a sample are stored; `None` if it is the order of
+        /// positions.
         order: Option<Zigzag>,
     },
-    /// Copies the one read to the one write, which lies in the other memory.
+    /// Copies the one buffer that it reads to the one that it writes, in the other memory.
     Copy {
-        /// The memory of the write.
+        /// The memory that it copies to.
         to: MemoryKind,
         /// The size of the copy.
         bytes: Bytes,
     },
-    /// Copies the rank's part of the state in the one read out of the arenas, in single precision.
-    /// The next step waits for it.
+    /// Copies the rank's part of the state in the one buffer that it reads out of the arenas, in
+    /// single precision. The next step waits for it.
     Save {
-        /// The tensors of the read that are saved, as indices into its
+        /// The tensors of the buffer that are saved, as indices into its
         /// [`StateContents::Tensors`](super::StateContents::Tensors).
         members: Arc<[usize]>,
         /// The axes whose ranks hold the same elements. Each of them saves an equal part.
         sharers: Arc<[Axis]>,
-        /// The size of the copy on the rank that saves most.
+        /// The size of the copy on the rank that saves the most.
         bytes: Bytes,
     },
-    /// Writes what the rank saved to storage. No step waits for it, but the next checkpoint does.
+    /// Writes what the rank saved to storage. No step waits for this, but the next checkpoint does.
     Write {
         /// The size of what is written.
         bytes: Bytes,
@@ -180,7 +181,7 @@ pub enum Phase {
     Forward,
     /// A forward operator that the backward pass runs a second time.
     Recompute,
-    /// Gradients.
+    /// The computation of gradients.
     Backward,
     /// The reduction of gradients and the update of parameters.
     Update,

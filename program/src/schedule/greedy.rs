@@ -8,13 +8,14 @@ use super::{Schedule, StagePass, Task, lists};
 /// Interleaved 1F1B for numbers of micro-batches that are no multiple of the stages. With a smaller
 /// last group, the fixed alternation of [`lists::interleaved`] would deadlock. Instead, every stage
 /// goes through the forward passes and through the backward passes in Megatron-LM's order, and runs
-/// whichever is ready, a backward pass first. It holds no more activations than with a multiple of
-/// the stages.
+/// whichever is ready, preferring the backward pass. It holds no more activations than with a
+/// multiple of the stages.
 ///
 /// It never deadlocks. Of the stages that are furthest behind in the forward order, the first can
-/// go on unless its memory is full. Of the stages that are furthest behind in the backward order,
-/// the last can go on if it has run the forward pass of that micro-batch. It has if their memory is
-/// full: the memory holds more passes than lie between the positions of a chunk in the two orders.
+/// advance unless its memory is full. Of the stages that are furthest behind in the backward order,
+/// the last can advance if it has run the forward pass of that micro-batch. It has run that pass if
+/// its memory is full: the memory holds more passes than there are between a chunk's positions in
+/// the two orders.
 pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Task>> {
     let mut forwards = vec![0; stages];
     let mut backwards = vec![0; stages];
@@ -68,8 +69,9 @@ pub(super) fn zero_bubble_v(stages: usize, micro_batches: usize) -> Vec<Vec<Task
     best.expect("invariant: there are orders of preferences").1
 }
 
-/// The orders of all preferences. Each is tried with weight gradients only when there is nothing
-/// else to do, and with those that have piled up before the next forward pass.
+/// The orders of all preferences. Each is tried in two ways: with weight gradients only when a
+/// stage has nothing else to do, and with accumulated weight gradients before the next forward
+/// pass.
 pub(super) fn all_zero_bubble_v(stages: usize, micro_batches: usize) -> impl Iterator<Item = Vec<Vec<Task>>> {
     let both = |preferences| [true, false].map(|may_pile_up| (preferences, may_pile_up));
     PREFERENCES
@@ -78,9 +80,9 @@ pub(super) fn all_zero_bubble_v(stages: usize, micro_batches: usize) -> impl Ite
         .map(move |(preferences, may_pile_up)| v_shaped(stages, micro_batches, preferences, may_pile_up))
 }
 
-/// The orders for some preferences. A stage holds at most two chunks' activations for every stage,
-/// as much as 1F1B's first stage. It leaves room for one micro-batch in its second chunk, so the
-/// oldest micro-batch can always go on.
+/// The orders for some preferences. A stage holds at most `2 * stages` activations of a chunk, as
+/// much as 1F1B's first stage. One of these is reserved for its second chunk, so the oldest
+/// micro-batch can always advance.
 fn v_shaped(stages: usize, micro_batches: usize, preferences: &Preferences, may_pile_up: bool) -> Vec<Vec<Task>> {
     // The number of passes of each kind through each chunk that a stage has begun.
     let mut begun = vec![[[0usize; 2]; 3]; stages];
@@ -165,7 +167,7 @@ impl Simulation {
         position * self.micro_batches + micro_batch
     }
 
-    /// Whether everything that a task needs is done.
+    /// Whether all passes that a task depends on have ended.
     fn is_ready(&self, stage: usize, task: Task) -> bool {
         let position = self.schedule.position(self.stages, stage, task.chunk);
         let is_done = |kind: usize, position| self.done[kind][self.index(position, task.micro_batch)] <= self.now;

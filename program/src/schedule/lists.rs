@@ -18,9 +18,9 @@ pub(super) fn one_forward_one_backward(stages: usize, micro_batches: usize, stag
     alternate(micro_batches, stages - 1 - stage, forward, backward)
 }
 
-/// 1F1B over pairs of micro-batch and chunk. A group of as many micro-batches as stages goes
-/// through a chunk, then through the next (Narayanan et al. 2021, and Megatron-LM). The
-/// micro-batches are a multiple of the stages.
+/// 1F1B over pairs of micro-batch and chunk. A group of `stages` micro-batches goes through a
+/// chunk, then through the next (Narayanan et al. 2021, and Megatron-LM). `micro_batches` is a
+/// multiple of `stages`.
 pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> Vec<Task> {
     let forward = |index| {
         let (micro_batch, turn) = interleaved_turn(stages, micro_batches, chunks, index);
@@ -33,15 +33,15 @@ pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize, st
     alternate(micro_batches * chunks, interleaved_warm_up(stages, chunks, stage), forward, backward)
 }
 
-/// The number of forward passes that a stage runs ahead by: those until the first micro-batch comes
-/// back from the last chunk.
+/// The number of forward passes that a stage runs ahead by: those before the first micro-batch's
+/// backward pass reaches the stage.
 pub(super) fn interleaved_warm_up(stages: usize, chunks: usize, stage: usize) -> usize {
     2 * (stages - 1 - stage) + (chunks - 1) * stages
 }
 
-/// The micro-batch of an interleaved stage's pass number `index`, and the number of its chunk in
-/// the order of the direction. If the last micro-batches are fewer than the stages, they form a
-/// smaller group.
+/// The micro-batch of an interleaved stage's pass number `index`, and the number of its chunk,
+/// counted in the direction of the pass. If the last micro-batches are fewer than the stages, they
+/// form a smaller group.
 pub(super) fn interleaved_turn(stages: usize, micro_batches: usize, chunks: usize, index: usize) -> (usize, usize) {
     let first = index / (stages * chunks) * stages;
     let group = stages.min(micro_batches - first);

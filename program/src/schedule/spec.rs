@@ -1,5 +1,5 @@
-//! What each schedule is, as one literal: the order of its passes, the places of its chunks, the
-//! activations that it holds, and what it may be combined with.
+//! The specification of each schedule, as one literal: the order of its passes, the assignment of
+//! its chunks to stages, the activations that it holds, and what it may be combined with.
 
 use super::{Schedule, Task, WovenOrders, greedy, lists, woven};
 use std::ops::RangeInclusive;
@@ -13,7 +13,7 @@ pub(super) struct ScheduleSpec {
     pub(super) name: &'static str,
     /// The numbers of chunks on each stage that it can order.
     pub(super) chunks: RangeInclusive<usize>,
-    /// The places of the chunks.
+    /// The assignment of chunks to stages.
     pub(super) places: Places,
     /// Whether the gradients of inputs and of weights are separate passes.
     pub(super) splits_backward: bool,
@@ -25,19 +25,20 @@ pub(super) struct ScheduleSpec {
     pub(super) of_one_chunk: Schedule,
     /// The order, for numbers of stages, micro-batches and chunks.
     pub(super) orders: fn(usize, usize, usize) -> Orders,
-    /// For numbers of stages and micro-batches, all orders of which `orders` takes the best, if it
-    /// is not the only one.
+    /// For numbers of stages and micro-batches, all orders from which `orders` takes the shortest;
+    /// `None` if there is one order only.
     pub(super) candidates: Option<fn(usize, usize) -> Vec<Orders>>,
-    /// For numbers of stages and micro-batches, its own order of pairs of passes, if it has one.
+    /// For numbers of stages and micro-batches, an order made for pairs of passes, if the schedule
+    /// has one.
     pub(super) woven: Option<fn(usize, usize) -> Option<WovenOrders>>,
     /// The most activations that a stage holds at once, in micro-batches of one chunk: for numbers
     /// of stages, micro-batches and chunks, and the stage.
     pub(super) in_flight: fn(usize, usize, usize, usize) -> usize,
 }
 
-/// The places of a model's chunks on the stages.
+/// The assignment of a model's chunks to stages.
 pub(super) enum Places {
-    /// Dealt out in turn.
+    /// Round-robin: chunk n is on stage n modulo the number of stages.
     InTurn,
     /// Down the stages and up again.
     DownAndUp,

@@ -33,11 +33,11 @@ pub struct PassTimes {
     pub passed: u64,
 }
 
-/// The start of each task of each stage; `None` if the orders deadlock. Orders may have forward
-/// passes only.
+/// The start of each task of each stage; `None` if the orders deadlock. Orders may consist of
+/// forward passes only.
 ///
 /// `times(stage, task, free, ready)` returns the times of a task, given when the stage is free and
-/// when the results of other stages that the task needs are there.
+/// when all results that the task needs have arrived.
 pub fn pass_starts(
     schedule: Schedule,
     stages: usize,
@@ -52,8 +52,9 @@ pub fn pass_starts(
     run_starts(schedule, stages, chunks, orders, |_, _| 1, of_run)
 }
 
-/// The same for orders in which some tasks begin together: each run of `length(stage, index)` tasks
-/// from a stage's task `index` on. A run waits for what any of its tasks needs.
+/// As [`pass_starts`], for orders in which some tasks begin together: each run of
+/// `length(stage, index)` tasks from a stage's task `index` on. A run waits for the inputs of all
+/// its tasks.
 pub(super) fn run_starts(
     schedule: Schedule,
     stages: usize,
@@ -65,12 +66,12 @@ pub(super) fn run_starts(
     let positions = stages * chunks;
     let micro_batches = orders.iter().flatten().map(|task| task.micro_batch + 1).max().unwrap_or(0);
     let index = |position: usize, task: &Task| position * micro_batches + task.micro_batch;
-    // When the neighbouring chunk can take over from the forward pass and from the input gradient,
-    // indexed by position in the model and micro-batch.
+    // The times at which the neighbouring chunk can continue after the forward pass and after the
+    // input gradient, indexed by position in the model and micro-batch.
     let mut done = [vec![None; positions * micro_batches], vec![None; positions * micro_batches]];
     let mut starts: Vec<Vec<u64>> = orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
     let mut free = vec![0u64; stages];
-    // Stages that may be able to go on. A pass makes its neighbour's stage one of them.
+    // Stages that may be able to advance. A finished pass adds the stage of the neighbouring chunk.
     let mut awake: Vec<usize> = (0..stages).rev().collect();
     while let Some(stage) = awake.pop() {
         loop {

@@ -6,8 +6,8 @@ use crate::mesh::Axis;
 use crate::plan::PlanError;
 use foretell_models::{Extent, Operator, Pass};
 
-/// The error for a parameter whose gradient operators leave in different placements, so that their
-/// sum has none.
+/// The error for a parameter to whose gradient several operators contribute in different
+/// placements, so that the contributions cannot be added.
 pub(super) fn contradicting_gradients(parameter: &str) -> PlanError {
     PlanError::Invalid {
         field: "layout",
@@ -17,8 +17,8 @@ pub(super) fn contradicting_gradients(parameter: &str) -> PlanError {
     }
 }
 
-/// Refuses an axis whose ranks would all do the same, since no operator has a shardable loop called
-/// `name`.
+/// Refuses an axis whose ranks would all compute the same, since no operator has a shardable loop
+/// called `name`.
 pub(super) fn axis_is_used(
     rules: &Rules<'_>,
     sharding: &Sharding,
@@ -40,7 +40,7 @@ pub(super) fn axis_is_used(
     })
 }
 
-/// Refuses a `tensor` axis whose ranks would all do the same, since it shards no operator.
+/// Refuses a `tensor` axis whose ranks would all compute the same, since it shards no operator.
 pub(super) fn tensor_is_used(rules: &Rules<'_>, sharding: &Sharding) -> Result<(), PlanError> {
     let graph = rules.graph;
     let ranks = rules.mesh.size(Axis::Tensor);

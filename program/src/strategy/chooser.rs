@@ -103,7 +103,7 @@ impl Chooser<'_> {
         }
         let mut placements = strategy.placements(input, Placement::Replicate);
         if matches!(role, Role::Input(_)) {
-            // Whole samples are loaded. An operator that wants a part of a sample slices it.
+            // Whole samples are loaded. An operator that reads a part of a sample slices it.
             let others = Axis::WITHIN_STAGE.iter().filter(|axis| !Axis::BATCH.contains(axis));
             placements = others.fold(placements, |loaded, &axis| loaded.with(axis, Placement::Replicate));
         }

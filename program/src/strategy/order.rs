@@ -4,9 +4,9 @@
 use crate::plan::Layout;
 use foretell_models::{Graph, InputKind, Kernel, Operator, Role, SEQUENCE, Tensor, Zigzag};
 
-/// The zigzag order of a graph's sequence. `None` where positions are stored in their own order:
-/// because the layout says so, because no attention is causal, or because some operator or the
-/// sequence's length does not allow another.
+/// The zigzag order of a graph's sequence. `None` if positions are stored in their own order: the
+/// layout states so, there is no attention, or an operator, an input or the sequence's length does
+/// not allow a zigzag.
 pub(super) fn zigzag(graph: &Graph, layout: &Layout) -> Option<Zigzag> {
     let ranks = layout.zigzag_ranks();
     if ranks < 2 {
@@ -16,7 +16,7 @@ pub(super) fn zigzag(graph: &Graph, layout: &Layout) -> Option<Zigzag> {
     if !along_sequence().all(|operator| operator.follows_order_of_positions()) {
         return None;
     }
-    // Samples of numbers are stored as they are read.
+    // Images and features are stored as they are read, so their sequences have no zigzag order.
     let is_of_numbers = |tensor: &&Tensor| matches!(tensor.role, Role::Input(InputKind::Images | InputKind::Features));
     if graph
         .tensors
@@ -26,7 +26,8 @@ pub(super) fn zigzag(graph: &Graph, layout: &Layout) -> Option<Zigzag> {
     {
         return None;
     }
-    // All attention is causal then, and to the keys of its own sequence.
+    // Only causal attention within its own sequence is left here: other kinds depend on the order
+    // of positions.
     let mut attention = along_sequence().filter(|operator| matches!(operator.kind, Kernel::Attention(_)));
     let first = attention.next()?;
     let extent = |operator: &Operator| operator.find_loop(SEQUENCE).map(|walked| operator.loops[walked.0].extent);

@@ -19,11 +19,10 @@ pub(super) struct Requests {
 impl Requests {
     /// Finds the loops that a plan requests.
     ///
-    /// # Errors
-    /// [`PlanError::Invalid`] if a name matches no operator, or if an operator cannot be sharded as
-    /// requested. Of the operators that a pattern matches, one that can is enough; the others
-    /// follow their inputs. Evaluation lacks some operators of training and has its own loss, so
-    /// only training refuses.
+    /// # Errors [`PlanError::Invalid`] if a name matches no operator, or if an operator cannot be
+    /// sharded as requested. It is enough that one of the operators that a pattern matches can be
+    /// sharded so; the others follow their inputs. Evaluation lacks some operators of training and
+    /// has its own loss, so only training refuses.
     pub(super) fn resolve(rules: &Rules<'_>, operators: &OperatorPatterns) -> Result<Self, PlanError> {
         let graph = rules.graph;
         let mut requests = Self { requested: vec![None; graph.operators.len()], any: false };
@@ -71,8 +70,8 @@ impl Requests {
 }
 
 /// The choices of `tensor` for each forward operator, with the whole strategy of each. A loop that
-/// has several names is listed once, by the first. Empty for gradients, and for operators whose
-/// loop the plan cannot choose.
+/// has several names is listed once, by the first. Empty for gradients, and for operators for which
+/// a plan cannot choose the loop.
 ///
 /// # Errors
 /// [`PlanError`] if the other axes cannot shard an operator.
@@ -94,10 +93,10 @@ pub(crate) fn choices(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Resul
 }
 
 /// The loop along `tensor` for a request, or `Some(None)` for no loop. `None` if the operator
-/// cannot be sharded so.
+/// cannot be sharded as requested.
 fn requested_loop(rules: &Rules<'_>, operator: &Operator, part: ShardedPart) -> Result<Option<Option<LoopId>>, PlanError> {
     // The outputs of logit statistics have a slot for each rank's part of the classes, and
-    // spreading experts is a choice of its own.
+    // `expert_tensor` decides whether experts are spread.
     let is_decided = operator.works_on_parts_of_classes() || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
     if is_decided {
         return Ok(None);

@@ -12,7 +12,7 @@ pub(super) struct Rules<'a> {
     pub(super) mesh: &'a StageMesh,
     pub(super) sequence_parallel: bool,
     context_method: ContextMethod,
-    /// Whether `tensor` shards the list of experts in place of each expert.
+    /// Whether `tensor` spreads whole experts over ranks instead of sharding each expert.
     pub(super) spreads_experts: bool,
     /// The operators that read each tensor, indexed by tensor.
     pub(super) consumers: Vec<Vec<OperatorId>>,
@@ -33,7 +33,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// The number of parts of a sequence that `context` and then `tensor` shard.
+    /// The number of parts that a sequence has if both `context` and `tensor` shard it.
     pub(super) fn sequence_parts(&self) -> usize {
         self.mesh.size(Axis::Tensor) * self.mesh.size(Axis::Context)
     }
@@ -48,8 +48,7 @@ impl<'a> Rules<'a> {
         Ok(strategy)
     }
 
-    /// The loop that `context` shards: the sequence, or the heads of attention that all of it is
-    /// brought together for.
+    /// The loop that `context` shards: the sequence, or for attention with `all_to_all` the heads.
     fn context_loop(&self, operator: &Operator) -> Result<Option<LoopId>, PlanError> {
         let ranks = self.mesh.size(Axis::Context);
         let sequence = self.sequence_loop(operator, ranks);
@@ -146,12 +145,12 @@ impl<'a> Rules<'a> {
         operator.loops[chosen.0].extent.is_multiple_of(parts) && walked.all(|extent| extent.is_multiple_of(parts))
     }
 
-    /// Whether `tensor` can shard a loop beside the other axes of a strategy.
+    /// Whether `tensor` can shard a loop in addition to the other axes of a strategy.
     pub(super) fn can_add_tensor(&self, operator: &Operator, chosen: LoopId, strategy: &Strategy) -> bool {
         let others = Axis::WITHIN_STAGE.iter().filter(|&&axis| axis != Axis::Tensor && strategy.get(axis) == Some(chosen));
         let parts: usize = others.map(|&axis| self.mesh.size(axis)).product();
-        // Most kernels that depend on the rank's part of a sequence take its index along one axis
-        // only.
+        // Most kernels that depend on the rank's part of a sequence take the part's index along one
+        // axis only.
         let is_positional_twice = strategy.get(Axis::Context) == Some(chosen) && is_positional_along_one_axis(operator);
         self.divides_evenly(operator, chosen, parts * self.mesh.size(Axis::Tensor)) && !is_positional_twice
     }
@@ -162,7 +161,7 @@ impl<'a> Rules<'a> {
         one.shardable && one.extent.is_multiple_of(self.mesh.size(Axis::Tensor))
     }
 
-    /// The loop over keys of attention whose keys and values travel around a ring. There must be as
+    /// The loop over keys if an operator is to use ring attention, else `None`. There must be as
     /// many keys as queries, since a part is masked by its distance on the ring (cross-attention
     /// over a sequence of the same length has no mask, and works too). Relative positions and
     /// windows are not supported.
@@ -175,8 +174,8 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Whether an operator's kernel depends on the rank's part of a sequence, and takes its index along
-/// one axis only.
+/// Whether an operator's kernel depends on the rank's part of a sequence, and takes the part's
+/// index along one axis only.
 pub(super) fn is_positional_along_one_axis(operator: &Operator) -> bool {
     operator.positional_role().is_some() && !operator.is_positional_along_several_axes()
 }

@@ -16,7 +16,7 @@ pub(super) struct Sums<'a> {
 
 impl<'a> Sums<'a> {
     /// The placements of an addition whose inputs are all the same kind of partial sum. Its output
-    /// is then one as well: one reduction instead of several.
+    /// is then such a partial sum as well, and needs one reduction instead of several.
     pub(super) fn common_partial_sum(&self, operator: &Operator) -> Option<Placements> {
         let mut inputs = operator.inputs.iter().map(|input| self.sharding.settled[input.tensor.0]);
         let first = inputs.next()?;
@@ -26,7 +26,7 @@ impl<'a> Sums<'a> {
     /// The placements of a tensor after the reductions that follow its producer.
     ///
     /// Partial sums of activations are reduced at once: to the whole tensor, or to the shard that
-    /// all readers are known to want. They stay partial only if all readers are additions of
+    /// all readers are known to read. They stay partial only if all readers are additions of
     /// equally placed sums. Sums over the batch stay partial until the end of the step.
     pub(super) fn settled(&self, tensor: TensorId, produced: Placements) -> Placements {
         let Rules { graph, consumers, producers, .. } = self.rules;
@@ -69,7 +69,7 @@ impl<'a> Sums<'a> {
         dimensions.iter().position(|dimension| dimension.name == SEQUENCE && dimension.extent.is_multiple_of(parts))
     }
 
-    /// The dimension of a tensor that all forward readers want sharded over `tensor`, if the plan
+    /// The dimension of a tensor that all forward readers read sharded over `tensor`, if the plan
     /// has requests for all of them.
     fn requested_by_readers(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
         let readers = self.rules.consumers[tensor.0].iter().map(|&id| (id, &self.rules.graph.operators[id.0]));
@@ -82,8 +82,8 @@ impl<'a> Sums<'a> {
         wanted.all(|other| other == Some(first)).then_some(first)
     }
 
-    /// The loop along `tensor` for a sum of gradients, if the plan has requests: that which the
-    /// readers of the sum want.
+    /// The loop along `tensor` for a sum of gradients, if the plan has requests: the loop along
+    /// which all readers of the sum read it sharded.
     pub(super) fn loop_of_gradient_sum(&self, operator: &Operator) -> Option<LoopId> {
         let is_sum = operator.pass != Pass::Forward && operator.forward.is_none() && self.requests.any;
         let sum = operator.outputs.first().filter(|_| is_sum)?;
@@ -91,8 +91,8 @@ impl<'a> Sums<'a> {
         sum.axes.get(dimension).copied().flatten()
     }
 
-    /// The dimension of a gradient that all readers want sharded over an axis, if they agree. With
-    /// requests, a reader that adds gradients wants what the readers of the sum want.
+    /// The dimension along which all readers read a gradient sharded over an axis, if they agree.
+    /// With requests, a reader that adds gradients counts as the readers of its sum.
     fn wanted_by_all(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
         let mut agreed = None;
         for &id in &self.rules.consumers[tensor.0] {
@@ -120,7 +120,7 @@ impl<'a> Sums<'a> {
     /// has the strategy of its forward operator. A sum of gradients is a partial sum if all its
     /// terms are.
     ///
-    /// Sums of sums nest as deep as a model has layers, so this uses a stack of its own instead of
+    /// Sums of sums nest as deep as a model has layers, so this uses an explicit stack instead of
     /// recursion.
     fn expected(&self, tensor: TensorId) -> Placements {
         let mut open = Vec::new();
@@ -169,10 +169,10 @@ impl<'a> Sums<'a> {
     }
 }
 
-/// A sum of gradients, some of whose terms have been looked at.
+/// A sum of gradients, some of whose terms have been visited.
 struct OpenSum<'a> {
     tensor: TensorId,
-    /// The terms that are still to be looked at.
+    /// The terms that have not been visited yet.
     terms: std::slice::Iter<'a, Operand>,
     agreement: Agreement,
 }

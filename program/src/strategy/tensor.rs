@@ -70,7 +70,8 @@ impl TensorRule<'_> {
         if is_product(operator) { self.columns(operator) } else { None }
     }
 
-    /// The loop over a product's columns, if sharding it pays.
+    /// The loop over a product's columns, if it can be sharded and the shards need not be gathered
+    /// before they are summed over.
     fn columns(&self, operator: &Operator) -> Option<LoopId> {
         let (weight, output) = (&operator.inputs[1], &operator.outputs[0]);
         let dimension_of = |axes: &[Option<LoopId>], column| axes.iter().position(|&walked| walked == Some(column));

@@ -1,11 +1,11 @@
 //! The critical path: the chain of instructions, across ranks, that determines the step time. Each
-//! instruction on it had to wait for the one before.
+//! instruction on it waited for the one before it.
 //!
 //! The path is followed from the end of the step back to its start. An instruction off the path
 //! could be somewhat slower without lengthening the step.
 //!
-//! It reads only a timeline and a Program, so it works for a measured step as well as for a
-//! predicted one.
+//! This module reads only a timeline and a Program, so it works for a measured step as well as for
+//! a predicted one.
 
 use crate::error::SimulationError;
 use crate::lowering::{Action, LoweredList, Messages};
@@ -22,8 +22,8 @@ pub struct PathSegment {
     pub rank: Rank,
     /// The instruction, in the list of the rank's stage.
     pub instruction: InstructionId,
-    /// When the path enters the instruction. For communication this is the start of its last
-    /// member.
+    /// When the path enters the instruction. For communication this is the start of the member that
+    /// started last.
     pub start: Picoseconds,
     /// When the instruction ends.
     pub end: Picoseconds,
@@ -32,8 +32,8 @@ pub struct PathSegment {
 /// The critical path of a step, with its time by kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CriticalPath {
-    /// The instructions on the path, in order of time. Between two of them lie handoffs. After the
-    /// last lies the step overhead.
+    /// The instructions on the path, in order of time. Between two instructions there are handoffs,
+    /// and after the last one the step overhead.
     pub segments: Vec<PathSegment>,
     /// Time on the path by kind of operation (a kernel's name, `all_reduce`, `send`), longest
     /// first.
@@ -46,7 +46,7 @@ pub struct CriticalPath {
     pub between: Seconds,
 }
 
-/// Time on the critical path by category. Work that runs beside the path does not count.
+/// Time on the critical path by category. Work off the path does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct PathTime {
     /// Kernels of the forward and backward pass.
@@ -69,9 +69,8 @@ pub struct PathTime {
 
 /// Returns the critical path of a step.
 ///
-/// # Errors
-/// [`SimulationError::Malformed`] where the Program contradicts itself, and
-/// [`SimulationError::Unmatched`] where the timeline does not belong to the Program.
+/// # Errors [`SimulationError::Malformed`] if the Program contradicts itself, and
+/// [`SimulationError::Unmatched`] if the timeline does not belong to the Program.
 pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalPath, SimulationError> {
     let lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
     let path = Path { timeline, program, waits: program.lists.iter().map(waits).collect(), lists };
@@ -109,7 +108,7 @@ struct Path<'a> {
     timeline: &'a Timeline,
     program: &'a Program,
     lists: Vec<LoweredList>,
-    /// The instructions that each one waits for, by list and instruction.
+    /// The instructions that each instruction waits for, indexed by list and instruction.
     waits: Vec<Vec<Vec<u32>>>,
 }
 

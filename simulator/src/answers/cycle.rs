@@ -1,4 +1,5 @@
-//! The prediction of a cycle: steps of several kinds, each as often as the cycle has it.
+//! The prediction of a cycle: the mean of several kinds of steps, weighted by how often the cycle
+//! has each.
 
 use super::memory::MemoryUse;
 use super::prediction::{Prediction, StepKind, predict_with_memory};
@@ -12,7 +13,7 @@ use foretell_units::Seconds;
 use std::collections::BTreeSet;
 
 /// Simulates each kind of step in a cycle. Returns the prediction of the mean step, and the
-/// simulation of the usual one.
+/// simulation of the first kind.
 ///
 /// # Errors
 /// As [`crate::simulate`].
@@ -25,7 +26,7 @@ pub fn predict_cycle(
 ) -> Result<(Prediction, Simulation), SimulationError> {
     let mut usual = None;
     let mut steps = Vec::new();
-    // The steps of workers at their own pace are read from the spans of one step.
+    // Predictions of unsynchronised workers read the spans of one step.
     let recording = if compiled.pacing.is_some() { Recording::Spans } else { options.recording };
     let options = &Options { recording, ..options.clone() };
     for (program, count) in compiled.step_programs().into_iter().zip(compiled.cycle.counts()) {
@@ -40,11 +41,12 @@ pub fn predict_cycle(
 }
 
 impl Prediction {
-    /// The mean over a cycle with so many steps of each prediction. Times, rates and the breakdown
-    /// are those of the mean step. Memory is that of the first. `None` if there is no step.
+    /// The mean over a cycle that has `count` steps of each prediction. Times, rates and the
+    /// breakdown are those of the mean step. Memory is that of the first prediction. `None` if
+    /// there is no step.
     ///
-    /// Each step is predicted from a common start. Ranks that do not wait for each other within a
-    /// cycle lose no time by that, as long as the same ranks are slow in every step.
+    /// Each step is predicted from a common start. For ranks that do not wait for each other within
+    /// a cycle, this is exact as long as the same ranks are slow in every step.
     pub fn of_cycle(steps: Vec<(Self, usize)>) -> Option<Self> {
         let kinds: Vec<StepKind> = steps.iter().map(|(step, count)| step.as_kind(*count)).collect();
         let total = kinds.iter().map(|kind| kind.steps).sum::<usize>() as f64;
@@ -67,7 +69,7 @@ impl Prediction {
         let mut whole = first.with_step(step, inner);
         [whole.step_seconds_p05, whole.step_seconds_p95] = outer;
         let uncalibrated = uncalibrated.into_iter().collect();
-        // Steps that are all alike need no list.
+        // No list if there is one kind of step.
         let cycle = if kinds.len() > 1 { kinds } else { Vec::new() };
         Some(Self { breakdown_seconds, calibrated, uncalibrated, events, cycle, ..whole })
     }

@@ -1,8 +1,8 @@
-//! Differences between ranks with the same work: random jitter on every rank, and stragglers, which
+//! Differences between ranks with the same work: random jitter on every rank, and stragglers that
 //! the user names.
 //!
-//! A rank's pace is a factor on all durations of its device in this step: 1.5 means half as long
-//! again. This file must not know what the durations are.
+//! A rank's pace is a factor on all durations of its device in this step: 1.5 means 1.5 times as
+//! long. This file must not know what the durations are.
 
 use foretell_program::Rank;
 use rand::SeedableRng;
@@ -17,18 +17,18 @@ pub struct Disturbance {
     pub jitter: f64,
     /// The seed of the random paces.
     pub seed: u64,
-    /// Slower ranks, each with the factor on its durations. The factors of a rank that is listed
-    /// twice multiply.
+    /// Slower ranks, each with the factor on its durations. If a rank is listed twice, its factors
+    /// multiply.
     pub stragglers: Vec<(Rank, f64)>,
 }
 
 impl Disturbance {
-    /// Whether all ranks keep their pace.
+    /// Whether all paces are 1.
     pub fn is_none(&self) -> bool {
         self.jitter == 0.0 && self.stragglers.is_empty()
     }
 
-    /// Returns the pace of each rank, or an empty list where all are 1.
+    /// Returns the pace of each rank, or an empty list if all are 1.
     pub(crate) fn paces(&self, ranks: usize) -> Vec<f64> {
         if self.is_none() {
             return Vec::new();

@@ -3,8 +3,8 @@
 //!
 //! The failure of any node ends the whole run. Work since the last checkpoint is lost, and after a
 //! restart the run continues from that checkpoint. Failures are a Poisson process and also strike
-//! while a checkpoint is written or the run restarts. Training stops while a checkpoint is copied.
-//! It goes on while the copy is written to storage, and only then the checkpoint counts.
+//! while a checkpoint is written or the run restarts. Training stops while a checkpoint is copied,
+//! and continues while the copy is written to storage. The checkpoint counts once it is written.
 //!
 //! The simulation goes event by event, so that other rules can be added. For these rules the
 //! expected goodput has a closed form ([`Reliability::expected_goodput`]; Daly 2006, "A higher
@@ -23,8 +23,8 @@ pub struct Reliability {
     pub mean_time_between_failures: Seconds,
     /// The time for which training stops for a checkpoint.
     pub checkpoint: Seconds,
-    /// The time after it until the checkpoint is on storage, while training goes on. The next
-    /// checkpoint waits for it.
+    /// The time from then until the checkpoint is on storage, while training continues. The next
+    /// checkpoint waits until it has passed.
     pub write: Seconds,
     /// The time from a failure until the run continues from its last checkpoint.
     pub restart: Seconds,
@@ -39,7 +39,7 @@ pub struct FailingRun {
     pub useful: Seconds,
     /// Time spent on work that a failure undid, and on checkpoints that it interrupted.
     pub lost: Seconds,
-    /// Time spent writing checkpoints that were completed.
+    /// Time in which training stopped for checkpoints that were completed.
     pub checkpointing: Seconds,
     /// Time spent restarting.
     pub restarting: Seconds,
@@ -48,7 +48,7 @@ pub struct FailingRun {
 }
 
 impl FailingRun {
-    /// The share of the run that was kept work, from 0 to 1; 1 for an empty run.
+    /// The share of the run that was spent on work that was kept, from 0 to 1; 1 for an empty run.
     pub fn goodput(&self) -> f64 {
         if self.wall > Seconds::ZERO { self.useful / self.wall } else { 1.0 }
     }
@@ -62,13 +62,13 @@ impl Reliability {
         let mut run = FailingRun::default();
         let mut until_failure = failures.next();
         let cycle = self.cycle(interval);
-        // Counting stretches keeps rounding errors from adding one. A last stretch shorter than
-        // 1e-9 of an interval is dropped.
+        // Count the intervals of work as whole numbers, so that rounding errors cannot add one. A
+        // last stretch shorter than 1e-9 of an interval is dropped.
         let stretches = (work / interval - 1e-9).ceil().max(0.0);
         let last = work - interval * (stretches - 1.0);
         let mut done = 0.0;
         while done < stretches {
-            // No checkpoint follows the last stretch.
+            // No checkpoint follows the last interval of work.
             let checkpoints = stretches - 1.0 - done;
             let to_end = cycle * checkpoints + last;
             if to_end <= until_failure {
@@ -77,7 +77,7 @@ impl Reliability {
                 run.useful = work;
                 return run;
             }
-            // All checkpoints that are whole before the failure are one event.
+            // All checkpoints completed before the failure are one event.
             let whole = ((until_failure - self.write) / cycle).floor().clamp(0.0, checkpoints);
             run.wall += until_failure;
             run.checkpointing += (cycle - interval) * whole;
@@ -106,13 +106,14 @@ impl Reliability {
         run
     }
 
-    /// The time of an interval of work with its checkpoint.
+    /// The time from one checkpoint to the next: an interval of work, or the write of the last
+    /// checkpoint if that is longer, and the stop for a checkpoint.
     fn cycle(&self, interval: Seconds) -> Seconds {
         self.checkpoint + interval.max(self.write)
     }
 
     /// Simulates about ten thousand failures, which leaves the goodput uncertain by about 1 %. With
-    /// the same seed, every interval meets the same failures.
+    /// the same seed, every interval has the same failures.
     pub fn long_run(&self, interval: Seconds, seed: u64) -> FailingRun {
         const FAILURES: f64 = 1e4;
         self.simulate(self.mean_time_between_failures * FAILURES, interval, seed, 2 * FAILURES as u64)
@@ -121,9 +122,9 @@ impl Reliability {
     /// Returns the expected long-run goodput by Daly's model (2006).
     ///
     /// With M the mean time between failures, R the restart, d the checkpoint and t the interval,
-    /// an interval of work takes M e^(R/M) (e^((t+d)/M) - 1) on average. Where training goes on for
-    /// a time w until a checkpoint counts, the k-th one after a start counts if no failure strikes
-    /// within k (t+d) + w. Summed over k, that is e^(-w/M) times as many.
+    /// an interval of work takes M e^(R/M) (e^((t+d)/M) - 1) on average. If a checkpoint counts
+    /// only after a further time w, the k-th one after a start counts if no failure strikes within
+    /// k (t+d) + w. Summed over k, e^(-w/M) times as many checkpoints count.
     pub fn expected_goodput(&self, interval: Seconds) -> f64 {
         let mean = self.mean_time_between_failures.value();
         let of_cycle = (self.cycle(interval).value() / mean).exp_m1();
@@ -136,7 +137,7 @@ impl Reliability {
         Seconds::new((2.0 * self.checkpoint.value() * self.mean_time_between_failures.value()).sqrt())
     }
 
-    /// Returns Daly's interval (2006). It is better than Young's where a checkpoint is not short
+    /// Returns Daly's interval (2006). It is better than Young's if a checkpoint is not short
     /// compared with the time between failures.
     pub fn daly(&self) -> Seconds {
         let (checkpoint, mean) = (self.checkpoint.value(), self.mean_time_between_failures.value());
@@ -148,7 +149,7 @@ impl Reliability {
     }
 
     /// Returns the interval with the best simulated goodput, and that goodput. It searches whole
-    /// multiples of `step`. All candidates meet the same failures, so chance favours none.
+    /// multiples of `step`. All candidates have the same failures, so chance favours none.
     pub fn best_interval(&self, step: Seconds, seed: u64) -> (Seconds, f64) {
         let goodput = |steps: f64| self.long_run(step * steps, seed).goodput();
         let most = (self.mean_time_between_failures * 4.0 / step).floor().max(1.0);

@@ -3,7 +3,7 @@
 //!
 //! The simulation goes sample by sample for one rank. Storage delivers one sample after another,
 //! and each goes to the first free worker. A batch is begun as soon as the queue has room for it,
-//! that is when the step `prefetch` batches earlier has taken its own.
+//! that is when the step `prefetch` steps earlier has taken its batch.
 //!
 //! In the long run a step takes as long as the slowest part ([`InputPipeline::bound`]), provided
 //! the queue is deep enough to keep all parts busy. This file must not know Programs.
@@ -25,12 +25,12 @@ pub struct InputPipeline {
     pub decode: Seconds,
     /// Number of workers of the rank.
     pub workers: usize,
-    /// Number of batches that may be ready or in progress before a step takes them.
+    /// Number of batches that may be ready or in progress at once, before a step takes them.
     pub prefetch: usize,
     /// Number of the rank's samples in one step.
     pub samples: usize,
-    /// Number of cores that the rank's kernels and its workers share, where kernels run on
-    /// processors; `None` where the workers have cores of their own.
+    /// Number of cores that the rank's kernels and its workers share, if kernels run on CPUs;
+    /// `None` if the workers have their own cores.
     pub shared_cores: Option<f64>,
 }
 
@@ -38,14 +38,14 @@ pub struct InputPipeline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InputBound {
-    /// The step's own work.
+    /// The step's work without waiting for input.
     Step,
     /// The bandwidth of storage.
     Storage,
     /// Decoding by the workers.
     Workers,
-    /// The cores that workers and kernels share: together they have more work than the cores do in
-    /// a step.
+    /// The cores that workers and kernels share: together they have more work than the cores can do
+    /// within the other bounds.
     Cores,
     /// The depth of the queue: too few batches are in progress to keep storage or workers busy.
     Prefetch,
@@ -132,7 +132,7 @@ impl InputPipeline {
     }
 
     /// Returns the simulated long-run time of a step: the average over the second half of a run, or
-    /// what the shared cores need at least.
+    /// the least time that the shared cores need, if that is longer.
     pub fn steady_step(&self, step: Seconds) -> Seconds {
         // Several times as many steps as batches can be in progress, so the queue settles well
         // before the second half.

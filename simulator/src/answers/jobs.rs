@@ -1,9 +1,9 @@
 //! Several jobs on one cluster. Each Program has its own nodes, but all share the same links by
 //! max-min fairness.
 //!
-//! All jobs start one step at the same time. A job with a shorter step leaves the links free for
-//! the rest of a longer one. The result is therefore how much concurrent steps slow each other, and
-//! not how repeating jobs drift against each other.
+//! All jobs start one step at the same time. Once a shorter step has ended, its links are free for
+//! the rest of longer ones. So the result shows how much concurrent steps slow each other, and not
+//! how repeating jobs drift against each other.
 
 use super::simulation::{Simulation, run_each};
 use crate::cost::{CostModel, Quantile};
@@ -30,8 +30,7 @@ pub struct Job<'a> {
 /// Predicts one step of each job, with all jobs running at once. With a single job it equals
 /// [`crate::simulate`] starting at `first_node`.
 ///
-/// # Errors
-/// [`SimulationError::SharedNode`] where two jobs would run on one node, and as
+/// # Errors [`SimulationError::SharedNode`] if two jobs would run on one node, and as
 /// [`crate::simulate`].
 pub fn simulate_jobs(
     jobs: &[Job<'_>],

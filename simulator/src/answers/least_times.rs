@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 /// The least times of one instruction list, on the fastest kind of device that runs it.
 ///
-/// Where ranks have uneven parts of a sequence, they are those of a rank with the most work,
-/// because the others wait for it.
+/// If ranks have uneven parts of a sequence, the times are those of a rank with the most work,
+/// because other ranks wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeastTimes {
     /// The duration of each instruction: a kernel's on its device, a collective's from the start of
@@ -30,7 +30,7 @@ pub struct LeastTimes {
     /// The total processor time that each collective takes from kernels on a member's processor; 0
     /// for other instructions.
     pub processor: Vec<Picoseconds>,
-    /// The time at which the host has launched each instruction if it never waits; empty where
+    /// The time at which the host has launched each instruction if it never waits; empty if
     /// launches take no time.
     pub launched: Vec<Picoseconds>,
     /// The delay until a stream sees that another stream has finished.
@@ -54,7 +54,7 @@ pub fn least_times(
     let are_known = (0..topology.device_kinds().len()).all(|kind| costs.knows_collectives(kind));
     let enough = program.mesh.world_size() <= topology.device_count() || oversubscription != Oversubscription::Refused;
     if are_known && enough && program.lists.len() == stages {
-        // GPU profiles answer the cost of communication, so one rank for each stage and kind of
+        // GPU profiles give the costs of communication, so one rank for each stage and kind of
         // device is enough.
         let mut kinds: Vec<Vec<usize>> = vec![Vec::new(); stages];
         for rank in 0..program.mesh.world_size() {
@@ -79,11 +79,11 @@ pub fn least_times(
     Ok(durations(program, &lowered, bucket))
 }
 
-/// Returns the least times if all devices of a stage were of the kind that `kind_of_stage` names.
+/// Returns the least times if all devices of each stage were of kind `kind_of_stage(stage)`.
 /// Communication costs come from the GPU profiles.
 ///
-/// # Errors
-/// [`SimulationError::NoRepresentative`] where a profile lacks them, and as [`least_times`].
+/// # Errors [`SimulationError::NoRepresentative`] if a profile lacks these costs, and as
+/// [`least_times`].
 pub fn least_times_on(
     program: &Program,
     costs: &CostModel,
@@ -110,7 +110,7 @@ impl LeastTimes {
 fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<LeastTimes> {
     let prices = ResolvedCosts::new(lowered, Quantile::Median);
     let calls = lowered.groups.iter().flat_map(|group| group.collectives.distinct()).filter(|call| is_bucketed(call));
-    // The tensor that fills a bucket still goes into it, so a bucket exceeds its limit by at most
+    // The tensor that fills a bucket is still added to it, so a bucket exceeds its limit by at most
     // one tensor.
     let full = bucket.value() + calls.map(|call| call.bytes).fold(0.0, f64::max);
     let mut lists: Vec<Option<LeastTimes>> = vec![None; program.lists.len()];
@@ -125,8 +125,8 @@ fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Lea
     lists.into_iter().flatten().collect()
 }
 
-/// Returns the ranks with the most work for each list and kind of device. Where parts of a sequence
-/// are uneven, the others wait for them.
+/// Returns the ranks with the most work for each list and kind of device. If parts of a sequence
+/// are uneven, other ranks wait for these.
 fn those_with_most<'a>(lowered: &'a Lowered<'_>) -> impl Iterator<Item = &'a SimulatedRank> {
     let total = |list: &LoweredList, work: &ListTimes| -> Picoseconds {
         (0..list.actions.len() as u32).map(|instruction| work.duration(list, instruction, Quantile::Median)).sum()

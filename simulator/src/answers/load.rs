@@ -1,7 +1,7 @@
-//! The load of parameter servers and links: the share of the time that each is busy.
+//! The load of parameter servers and links: the share of the time for which each is busy.
 //!
-//! It counts what a step moves and computes, whenever that happens. So it holds for workers at
-//! their own pace, too, each of which makes steps at a rate of its own.
+//! It sums the bytes and the computation of a step, whenever they occur. So it holds for
+//! unsynchronised workers too, each of which makes steps at its own rate.
 
 use super::paced::PacedPrediction;
 use super::paced_steps::{Role, mean_paces, role};
@@ -25,9 +25,10 @@ const MOST_LINKS: usize = 64;
 /// The load of servers and links.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Load {
-    /// The ranks that are parameter servers and nothing else; of equivalent ones the first.
+    /// The ranks that are parameter servers only; the first of each set of equivalent ranks.
     pub servers: Vec<ServerLoad>,
-    /// The links that data cross, the busiest first, at most 64; of equivalent ones the first.
+    /// The links that carry data, the busiest first, at most 64; the first of each set of
+    /// equivalent links.
     pub links: Vec<LinkLoad>,
 }
 
@@ -36,7 +37,7 @@ pub struct Load {
 pub struct ServerLoad {
     /// Its rank.
     pub rank: usize,
-    /// The share of the time in which its processor computes or moves messages.
+    /// The share of the time for which its processor computes or moves messages.
     pub busy: f64,
 }
 
@@ -45,15 +46,14 @@ pub struct ServerLoad {
 pub struct LinkLoad {
     /// Its name in the topology. Links have one direction.
     pub link: String,
-    /// The share of the time in which it is busy at its full rate.
+    /// Its mean rate over its full rate.
     pub busy: f64,
 }
 
-/// Returns the load by these Programs, of which each is a kind of step that occurs so many times in
-/// a cycle. Their mean step is predicted to take `step`, and workers to have these paces.
+/// Returns the load by the Programs of a cycle, each with the number of its steps in the cycle.
+/// `step` is the predicted time of the mean step, `paces` the prediction of unsynchronised workers.
 ///
-/// # Errors
-/// [`SimulationError`] where a Program does not fit the topology.
+/// # Errors [`SimulationError`] if a Program does not fit the topology.
 pub fn load(
     steps: &[(&Program, usize)],
     topology: &Topology,
@@ -72,7 +72,8 @@ pub fn load(
     }
     let step = step.value();
     let share = |seconds: f64| if step > 0.0 { (seconds / step).min(1.0) } else { 0.0 };
-    // Turns of workers at their own pace are known from many steps: late pushes may do nothing.
+    // The load of unsynchronised workers' turns comes from the simulation of many steps, since late
+    // pushes may do nothing.
     let busiest = work.servers.values().map(|[computes, _]| *computes).fold(0.0, f64::max);
     let of_turns = paces.filter(|_| busiest > 0.0).map(|paces| paces.server_load * step / busiest);
     let server = |(&rank, &[computes, moves]): (&usize, &[f64; 2])| ServerLoad {
@@ -85,14 +86,14 @@ pub fn load(
         .map(|(&link, &seconds)| LinkLoad { link: topology.links()[link].name.clone(), busy: share(seconds) })
         .filter(|link| link.busy > 0.0)
         .collect();
-    // Stable, so that links of one load keep the topology's order.
+    // A stable sort, so that links with equal loads keep the topology's order.
     links.sort_by(|link, other| other.busy.total_cmp(&link.busy));
     links.truncate(MOST_LINKS);
     Ok(Load { servers: work.servers.iter().map(server).collect(), links })
 }
 
 impl Load {
-    /// The load if each step takes `1 / pace` times as long.
+    /// The load if each step takes `1 / pace` times as long, at most 1.
     pub(super) fn at_pace(mut self, pace: f64) -> Self {
         self.servers.iter_mut().for_each(|server| server.busy = (server.busy * pace).min(1.0));
         self.links.iter_mut().for_each(|link| link.busy = (link.busy * pace).min(1.0));
@@ -100,12 +101,12 @@ impl Load {
     }
 }
 
-/// The seconds of work in a mean step.
+/// The seconds of work in a mean step of the cycle.
 #[derive(Default)]
 struct Work {
-    /// By rank: of its computation, and of its messages.
+    /// Keyed by rank: seconds of computation, and of messages.
     servers: BTreeMap<usize, [f64; 2]>,
-    /// By link of the topology.
+    /// Keyed by link of the topology.
     links: BTreeMap<usize, f64>,
 }
 
@@ -151,7 +152,7 @@ impl Counter<'_> {
         }
     }
 
-    /// Adds a communication that occurs so many times, and in which these servers take part.
+    /// Adds a communication that occurs `times` times, in which `servers` take part.
     fn add(
         &self,
         work: &mut Work,
@@ -170,7 +171,8 @@ impl Counter<'_> {
         }
     }
 
-    /// The steps that the worker among ranks of these roles makes in a mean step of all.
+    /// The number of steps that the worker among `roles` makes in the time of a mean step; 1 for
+    /// synchronised workers.
     fn steps_of(&self, mut roles: impl Iterator<Item = Role>) -> f64 {
         let Some(paces) = self.paces else { return 1.0 };
         let worker = roles.find_map(|role| if let Role::Worker(worker) = role { Some(worker) } else { None });
@@ -178,7 +180,7 @@ impl Counter<'_> {
         rate.map_or(1.0, |rate| rate * self.step.value())
     }
 
-    /// Seconds that a rank's device computes.
+    /// The seconds for which a rank's device computes in a step.
     fn computes(&self, index: usize) -> f64 {
         let own = &self.lowered.ranks[index];
         let (list, times) = self.lowered.list_and_times(index);
@@ -190,7 +192,7 @@ impl Counter<'_> {
     }
 }
 
-/// How often each of so many distinct values occurs in a sequence of their indices.
+/// How often each index below `distinct` occurs in `indices`.
 fn counts(distinct: usize, indices: impl Iterator<Item = u32>) -> impl Iterator<Item = (usize, f64)> {
     let mut counts = vec![0.0; distinct];
     indices.for_each(|index| counts[index as usize] += 1.0);

@@ -1,7 +1,8 @@
 //! Memory that a run needs on devices and hosts, and whether it fits: [`memory_use`] decides.
 //!
-//! Under our own executor a device holds the arena of the Program. Under another software stack it
-//! holds what the stack's profile makes of the same buffers ([`crate::gpu::StageMemory`]).
+//! Under our own executor a device holds the arena of the Program. Under another software stack,
+//! its memory is computed from the same buffers by the stack's profile
+//! ([`crate::gpu::StageMemory`]).
 
 use crate::cost::{CostModel, ProfiledGpu};
 use foretell_program::{Footprint, Program, Rank, StageProgram};
@@ -9,15 +10,16 @@ use foretell_topologies::{Architecture, NodeId, Topology};
 use foretell_units::Bytes;
 use std::collections::BTreeMap;
 
-/// Memory that a run needs, and where there is too little of it.
+/// The memory that a run needs, and the first device and the host that have too little.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryUse {
     /// For each stage, the bytes that its fullest rank holds on a device.
     pub peak_by_stage: Vec<Bytes>,
-    /// The same by component, for training. Empty if all ranks hold arenas: then
+    /// `peak_by_stage` by component, for training. Empty if all ranks hold arenas: then
     /// [`Footprint::of_stages`] has the components.
     pub components_by_stage: Vec<Footprint>,
-    /// The same plus what a rank on a processor offloads to its host, whose memory is the device's.
+    /// `peak_by_stage` plus the bytes that ranks on CPUs offload: there, the host's memory is the
+    /// device's.
     pub needed_by_stage: Vec<Bytes>,
     /// The first device whose ranks need more memory than it has.
     pub overfull_device: Option<OverfullDevice>,
@@ -48,7 +50,7 @@ impl MemoryUse {
 }
 
 /// Returns the memory that a run needs. Rank r runs on device r modulo the number of devices, as in
-/// a simulation. An evaluation shares the arena with training.
+/// a simulation. Evaluation shares the arena with training.
 pub fn memory_use(training: &Program, evaluation: Option<&Program>, topology: &Topology, costs: &CostModel) -> MemoryUse {
     let mesh = &training.mesh;
     let (ranks, devices) = (mesh.world_size(), topology.device_count());
@@ -116,9 +118,9 @@ pub fn memory_use(training: &Program, evaluation: Option<&Program>, topology: &T
 struct RankMemory {
     /// Bytes that it holds on its device.
     peak: Bytes,
-    /// The same plus its host arena if the device is a processor.
+    /// `peak` plus the rank's host arena if the device is a CPU.
     needed: Bytes,
-    /// What `peak` consists of; `None` if it is the arena.
+    /// The components of `peak`; `None` if it is the arena.
     components: Option<Footprint>,
 }
 
@@ -141,7 +143,7 @@ fn rank_memory(
 }
 
 /// Returns the costs of a kind of device under a software stack that does not use our arena; `None`
-/// where the device holds our arena.
+/// if the device holds our arena.
 fn other_stack(costs: &CostModel, kind: usize) -> Option<&ProfiledGpu> {
     costs.profiled_gpu(kind).filter(|gpu| !gpu.holds_arena())
 }
@@ -149,7 +151,7 @@ fn other_stack(costs: &CostModel, kind: usize) -> Option<&ProfiledGpu> {
 /// Memory that a Program needs on hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct HostMemory {
-    /// Bytes that the ranks of the fullest node keep there together. Ranks on processors do not
+    /// Bytes that the ranks of the fullest node keep on its host together. Ranks on CPUs do not
     /// count, since their device's memory is the host's.
     fullest_node: Bytes,
     /// Whether every host whose memory is known has enough.

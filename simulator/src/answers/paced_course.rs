@@ -1,10 +1,10 @@
-//! Many steps of workers at their own pace, one event after the other.
+//! Simulation of many steps of unsynchronised workers, event by event.
 //!
 //! Turns at a server follow the rules of [`Versions`], as in the executor, one after the other. One
-//! server stands for all, since each worker's messages reach all servers at about the same time.
-//! Between turns a worker's activities share links and processors with those of the others
-//! ([`Sharing`]). So workers that pull and push at different times do not slow each other, as those
-//! do that begin together.
+//! server represents all, since each worker's messages reach all servers at about the same time.
+//! Between turns, a worker's activities share links and processors with other workers' activities
+//! ([`Sharing`]). So workers that pull and push at different times do not slow each other, unlike
+//! workers that begin together.
 
 use super::paced_sharing::Sharing;
 use super::paced_steps::{Activity, PacedSteps};
@@ -16,9 +16,9 @@ use std::collections::BinaryHeap;
 /// What happens at an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happens {
-    /// A worker wants a turn.
+    /// A worker asks for a turn at a server.
     Wants(Turn),
-    /// An activity of a worker's part begins to use resources.
+    /// An activity begins to use resources.
     Begins { worker: u32, activity: u32 },
     /// An activity that uses no resources ends.
     Ends { worker: u32 },
@@ -26,20 +26,20 @@ enum Happens {
     TurnEnds { id: ActivityId, generation: u32 },
 }
 
-/// Where a worker is in its step.
+/// A worker's progress in its step.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     part: usize,
-    /// Activities of the part that have not ended.
+    /// Number of activities of the current part that have not ended.
     open: usize,
-    /// How much slower than usual this step computes.
+    /// The factor by which this step computes more slowly than usual.
     factor: f64,
     began: f64,
     seconds: f64,
     steps: usize,
 }
 
-/// How many steps of each worker a course has, and how many of them count.
+/// The steps of each worker in a course: those before counting starts, and those that count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Length {
     pub(super) warm_up: usize,
@@ -49,20 +49,21 @@ pub(super) struct Length {
 /// One course of many steps.
 #[derive(Debug, Default)]
 pub(super) struct Course {
-    /// Updates a second.
+    /// Updates per second.
     pub(super) rate: f64,
     /// For each staleness the number of pushes that had it.
     pub(super) staleness: Vec<u64>,
-    /// The share of the time in which a server takes turns.
+    /// The share of the time for which a server is busy with turns.
     pub(super) load: f64,
-    /// The mean time of each worker's own step, from the end of its pull's turn to its push.
+    /// The mean time of each worker's step, from the end of its pull's turn to its push.
     pub(super) worker_seconds: Vec<f64>,
-    /// Each worker's steps a second.
+    /// Steps per second of each worker.
     pub(super) worker_rates: Vec<f64>,
 }
 
 impl Course {
-    /// Simulates one. `spread` bounds 80 % of steps, relative to the median, and `seed` draws them.
+    /// Simulates a course. `spread` bounds 80 % of step times relative to the median; `seed` is the
+    /// seed of the random step times.
     pub(super) fn new(steps: &PacedSteps, pacing: Pacing, spread: [f64; 2], length: Length, seed: u64) -> Self {
         let state = State {
             steps,
@@ -86,7 +87,8 @@ struct State<'a> {
     now: f64,
     sharing: Sharing<'a>,
     progress: Vec<Progress>,
-    /// By nanoseconds, then in the order in which they were added. The seconds are exact.
+    /// Ordered by nanoseconds, then by the order in which they were added. Each event has its exact
+    /// time as the bits of a float in seconds.
     events: BinaryHeap<Reverse<(u64, u64, u64, Happens)>>,
     number: u64,
 }
@@ -99,7 +101,7 @@ impl State<'_> {
         let mut delayed: Vec<Turn> = Vec::new();
         let (mut free, mut busy) = (0.0_f64, 0.0);
         let (mut counted, mut began) = (0_usize, None);
-        // Steps of each worker before what is counted, and since when.
+        // The steps of each worker before counting starts, and the start of counting.
         let (mut before_counting, mut counting_since) = (vec![0; self.progress.len()], 0.0);
         for worker in 0..self.steps.workers.len() as u32 {
             self.add(0.0, Happens::Wants(Turn::Pull(worker)));
@@ -153,7 +155,7 @@ impl State<'_> {
                     }
                 }
             }
-            // What begins or ends at the same time is shared once.
+            // Solve rates once for all events of the same time.
             if self.events.peek().is_none_or(|Reverse((_, _, bits, _))| f64::from_bits(*bits) > self.now) {
                 self.share();
             }
@@ -205,7 +207,7 @@ impl State<'_> {
         let steps = self.steps;
         let Progress { part, factor, .. } = self.progress[worker as usize];
         let activity @ Activity { seconds, demands, is_flow, .. } = &steps.workers[worker as usize].parts[part][activity];
-        // What a flow carries is the same in each step.
+        // A flow carries the same bytes in each step.
         let seconds = if *is_flow { *seconds } else { seconds * factor };
         match demands.is_empty() {
             true => self.add(self.now + seconds, Happens::Ends { worker }),
@@ -222,7 +224,7 @@ impl State<'_> {
         }
     }
 
-    /// Shares links and processors after a change, and schedules the new ends of turns.
+    /// Divides links and processors anew after a change, and schedules the new ends of turns.
     fn share(&mut self) {
         for end in self.sharing.share(self.now) {
             self.add(end.at, Happens::TurnEnds { id: end.id, generation: end.generation });
@@ -236,7 +238,7 @@ fn uniform(random: &mut u64) -> f64 {
     (*random >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A factor around 1, with 10 % of draws beyond each bound.
+/// A random factor around 1, with 10 % of draws below `low` and 10 % above `high`.
 fn varied(random: &mut u64, [low, high]: [f64; 2]) -> f64 {
     let share = uniform(random);
     // Linear through the deciles and the median.

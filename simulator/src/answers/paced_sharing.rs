@@ -1,15 +1,15 @@
-//! What many workers at their own pace share: links and processors.
+//! Links and processors that many unsynchronised workers share.
 //!
 //! A link's queue is first come, first served. A sender has a window of bytes in flight, and sends
-//! more as these arrive. So a flow that begins waits behind the windows of those that are on their
-//! way, and then flows take turns of a window each. In a lab of 200 Mbit/s links a second transfer,
-//! begun 40 ms after a first, got its first byte after 32 ms, and the first one took 177 ms instead
-//! of the 184 ms of equal shares. Such differences add up, step by step, until one worker pushes
-//! while the other pulls.
+//! more as these arrive. So a new flow waits behind the windows of flows that are under way, and
+//! then flows take turns of one window each. In a lab of 200 Mbit/s links a second transfer, begun
+//! 40 ms after a first, got its first byte after 32 ms, and the first one took 177 ms instead of
+//! the 184 ms of equal shares. Such differences add up, step by step, until one worker pushes while
+//! the other pulls.
 //!
-//! A flow waits in the queue of the busiest link on its way. Flows that the link carries at once,
-//! and all activities of a processor, share it fairly. This file must not know steps or turns at
-//! servers.
+//! A flow waits in the queue of the busiest link on its route. Flows that the link carries
+//! together, and all activities of a processor, share it fairly. This file must not know steps or
+//! turns at servers.
 
 use super::paced_steps::Activity;
 use crate::network::{ActivityId, FairShare, ResourceId};
@@ -18,18 +18,19 @@ use std::collections::{BTreeMap, VecDeque};
 /// A relative difference below which times are equal.
 const ROUNDING: f64 = 1e-9;
 
-/// The share of what a flow needs that a link must have left for it to begin beside others. A
-/// measured flow may need a little less than the link has, and the rest is no place for another.
+/// A waiting flow begins beside others only if the link has at least this share of the flow's
+/// demand left. (A measured flow may use a little less than the whole link, and the remainder must
+/// not admit another.)
 const LEAST: f64 = 0.5;
 
-/// The links and processors, and what uses them.
+/// The links and processors, and the activities that use them.
 pub(super) struct Sharing<'a> {
     fair: FairShare,
     capacities: &'a [f64],
-    /// By the number of the activity in `fair`.
+    /// Indexed by the activity's number in `fair`.
     running: Vec<Running<'a>>,
     queues: BTreeMap<ResourceId, Queue<'a>>,
-    /// Activities whose turn changed, whether or not their rate did.
+    /// Activities whose turn changed, even if their rate did not.
     changed: Vec<ActivityId>,
 }
 
@@ -43,12 +44,14 @@ struct User<'a> {
 /// An activity that uses its resources now.
 struct Running<'a> {
     user: User<'a>,
-    /// Seconds of work at the speed that it has alone: left of this turn at `since`, and after it.
+    /// Seconds of work at full speed: what remained of this turn at time `since`, and (`after`)
+    /// what follows after this turn.
     turn: f64,
     after: f64,
     since: f64,
     rate: f64,
-    /// Ends of earlier turns and rates have another.
+    /// Changes with every new turn or rate. An end that was scheduled with an older generation is
+    /// ignored.
     generation: u32,
     has_ended: bool,
 }
@@ -57,7 +60,7 @@ struct Running<'a> {
 #[derive(Default)]
 struct Queue<'a> {
     in_service: Vec<ActivityId>,
-    /// With the work that is left of each.
+    /// Each with its remaining work in seconds.
     waiting: VecDeque<(User<'a>, f64)>,
 }
 
@@ -69,7 +72,8 @@ pub(super) struct TurnEnd {
 }
 
 impl User<'_> {
-    /// The work of a turn, if so much is left. A rest that is rounding has no turn of its own.
+    /// The work of the next turn, if `left` remains. A remainder that is mere rounding gets no
+    /// further turn.
     fn turn(&self, left: f64) -> f64 {
         let window = self.activity.queue.map_or(left, |place| place.window);
         if left <= window * (1.0 + ROUNDING) { left } else { window }
@@ -89,7 +93,7 @@ impl<'a> Sharing<'a> {
         Self { fair, capacities, running: Vec::new(), queues: BTreeMap::new(), changed: Vec::new() }
     }
 
-    /// Begins an activity that takes so many seconds alone.
+    /// Begins an activity that takes `seconds` alone.
     pub(super) fn begin(&mut self, worker: u32, activity: &'a Activity, seconds: f64, now: f64) {
         let user = User { worker, activity };
         let Some(place) = activity.queue else {
@@ -98,7 +102,7 @@ impl<'a> Sharing<'a> {
         };
         let queue = self.queues.entry(place.link).or_default();
         if queue.waiting.is_empty() {
-            // A window of each is ahead of the newcomer, and no more.
+            // Of each flow in service, at most one window is ahead of the new flow.
             for &id in &queue.in_service {
                 let one = &mut self.running[id as usize];
                 one.settle(now);
@@ -149,7 +153,7 @@ impl<'a> Sharing<'a> {
                 return;
             }
             let Some((user, left)) = queue.waiting.pop_front() else { return };
-            // With nobody behind it, its turn does not end before its work.
+            // If no flow waits behind it, its turn lasts until its work ends.
             let turn = if queue.waiting.is_empty() { left } else { user.turn(left) };
             let id = self.run(user, turn, left - turn, now);
             self.queues.entry(link).or_default().in_service.push(id);
@@ -163,7 +167,7 @@ impl<'a> Sharing<'a> {
         let one = Running { user, turn, after, since: now, rate: 0.0, generation, has_ended: false };
         match self.running.get_mut(id as usize) {
             Some(place) => *place = one,
-            // Numbers are given one after the other.
+            // `fair` gives out consecutive numbers.
             None => self.running.push(one),
         }
         id

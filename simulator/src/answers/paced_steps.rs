@@ -1,9 +1,9 @@
-//! The step of a worker that goes at its own pace: what it transfers and computes, and on which
-//! links and processors.
+//! The step of an unsynchronised worker: its transfers and computations, and the links and
+//! processors that they use.
 //!
-//! A step of all workers together says what each computes while parameters arrive, after that, and
-//! while gradients leave. How long the transfers of a step take depends on what the other workers
-//! do at that time, so they are flows on links here ([`super::paced_course`]).
+//! One simulated step of all workers together gives the computation of each while parameters
+//! arrive, after that, and while gradients leave. The time of transfers depends on the activities
+//! of other workers at that time, so transfers are flows on links here ([`super::paced_course`]).
 
 use super::simulation::Options;
 use crate::cost::{CostModel, Quantile};
@@ -16,20 +16,20 @@ use foretell_program::{Axis, Pacing, Phase, Program, Rank, Timeline};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
 
-/// Something that takes time, and longer while others use the same links or processors.
+/// A computation or transfer, which takes longer while others use the same links or processors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Activity {
-    /// Seconds before it uses anything.
+    /// Seconds before it uses resources.
     pub(super) latency: f64,
-    /// Seconds that it takes alone.
+    /// Seconds that it then takes alone.
     pub(super) seconds: f64,
     /// Resources, each with the amount that is used at full speed.
     pub(super) demands: Vec<(ResourceId, f64)>,
-    /// How fast it grows beside others ([`crate::network::FairShare`]).
+    /// Its weight in max-min sharing ([`crate::network::FairShare`]).
     pub(super) growth: f64,
-    /// Whether it is data on links: the same in each step.
+    /// Whether it is a transfer of data, whose size is the same in each step.
     pub(super) is_flow: bool,
-    /// Where a flow waits for its turn.
+    /// The queue in which a flow waits for its turn; `None` without a queue.
     pub(super) queue: Option<QueuePlace>,
 }
 
@@ -37,13 +37,13 @@ pub(super) struct Activity {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct QueuePlace {
     pub(super) link: ResourceId,
-    /// Seconds that what is in flight takes alone.
+    /// Seconds that the bytes in flight (the window) take alone.
     pub(super) window: f64,
 }
 
-/// The bytes that a connection has in flight on a busy link. In a lab, whose sockets take 1 MiB
-/// with the kernel's own data, a sender was done 33.5 ms before the last byte had crossed a link of
-/// 25 MB/s. For other machines it is an assumption.
+/// The bytes that a connection has in flight on a busy link. In a lab, whose sockets hold 1 MiB
+/// including the kernel's overhead, a sender finished 33.5 ms before the last byte had crossed a
+/// link of 25 MB/s. For other machines it is an assumption.
 const IN_FLIGHT: f64 = 0.84e6;
 
 /// The most turns of a flow. Larger flows have larger windows, so that simulating them does not
@@ -51,36 +51,38 @@ const IN_FLIGHT: f64 = 0.84e6;
 const MOST_TURNS: f64 = 16.0;
 
 impl Activity {
-    /// Takes so many seconds, whatever else happens.
+    /// An activity that takes `seconds` and shares no resources.
     pub(super) fn alone(seconds: f64) -> Self {
         Self { seconds, growth: 1.0, ..Self::default() }
     }
 
-    /// What it uses of a resource at full speed.
+    /// The amount of a resource that it uses at full speed.
     pub(super) fn demand_of(&self, resource: ResourceId) -> f64 {
         self.demands.iter().filter(|&&(demand, _)| demand == resource).map(|&(_, demand)| demand).sum()
     }
 }
 
-/// The activities of a worker's step. Parts run one after the other, a part's activities at once.
+/// The activities of a worker's step. Parts run one after the other, the activities of a part
+/// together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct WorkerStep {
-    /// Pulling parameters, computing the rest, waiting for its own other ranks, pushing gradients.
+    /// Pulling parameters, computing after the pull, waiting for other ranks of the worker, pushing
+    /// gradients.
     pub(super) parts: [Vec<Activity>; 4],
-    /// Seconds of its turns at a server: `snapshot` copies the parameters, `update` adds or updates
-    /// for each push that counts.
+    /// Seconds of the worker's turns at a server: `snapshot` copies the parameters, `update` adds
+    /// or updates for each push that counts.
     pub(super) snapshot: f64,
     pub(super) update: f64,
 }
 
-/// The steps of all workers, and the capacities of what they share.
+/// The steps of all workers, and the capacities of the resources that they share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PacedSteps {
     pub(super) workers: Vec<WorkerStep>,
     pub(super) capacities: Vec<f64>,
 }
 
-/// Where a rank is in the step of all.
+/// The role of a rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Server,
@@ -88,21 +90,20 @@ pub(super) enum Role {
     Worker(usize),
 }
 
-/// The kernels of a rank in the step that all begin together, in seconds alone.
+/// The kernels of a rank in the simulated step of all workers, in seconds that they take alone.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kernels {
     beside_pull: f64,
     between: f64,
     beside_push: f64,
-    /// The time of the step in which it neither transfers nor computes.
+    /// The time of that step in which the rank neither transfers nor computes.
     waits: f64,
 }
 
 impl PacedSteps {
     /// Reads the steps from one simulated step that all workers begin together.
     ///
-    /// # Errors
-    /// [`SimulationError`] where the Program does not fit the topology.
+    /// # Errors [`SimulationError`] if the Program does not fit the topology.
     pub(super) fn new(
         program: &Program,
         topology: &Topology,
@@ -124,7 +125,7 @@ impl PacedSteps {
         Ok(steps)
     }
 
-    /// Places each flow in the queue of the busiest link on its way, if it passes a network's.
+    /// Assigns each flow to the queue of the busiest network link on its route, if it has one.
     fn queue_flows(&mut self, has_queue: &[bool]) {
         let mut busy = vec![0.0; self.capacities.len()];
         let flows = self.workers.iter().flat_map(|worker| worker.parts.iter().flatten()).filter(|worker| worker.is_flow);
@@ -133,7 +134,7 @@ impl PacedSteps {
         }
         for flow in self.workers.iter_mut().flat_map(|worker| worker.parts.iter_mut().flatten()).filter(|worker| worker.is_flow) {
             let links = flow.demands.iter().filter(|&&(link, _)| has_queue.get(link as usize) == Some(&true));
-            // Of equally busy links the first.
+            // Among equally busy links, take the first.
             let busiest = links.rev().max_by(|(link, _), (other, _)| busy[*link as usize].total_cmp(&busy[*other as usize]));
             let place = |&(link, demand): &(ResourceId, f64)| QueuePlace {
                 link,
@@ -157,13 +158,13 @@ pub(super) fn mean_paces(program: &Program, costs: &CostModel, options: &Options
     paces
 }
 
-/// The mean, or 1 of nothing.
+/// The mean; 1 without values.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0_u32), |(sum, count), value| (sum + value, count + 1));
     if count > 0 { sum / f64::from(count) } else { 1.0 }
 }
 
-/// A rank is a server's if its list has no passes and loads nothing.
+/// Returns the role of a rank. It is a server if its list has no passes and loads nothing.
 pub(super) fn role(program: &Program, rank: Rank) -> Role {
     let list = program.list_of(rank);
     let loads =
@@ -183,7 +184,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The step of a worker. Of its ranks, the one that ends last says how long it computes.
+    /// The step of a worker. Its computation is that of the rank that ends last.
     fn worker(&self, worker: usize) -> WorkerStep {
         let ranks = (0..self.roles.len()).filter(|&rank| self.roles[rank] == Role::Worker(worker));
         let Some(last) = ranks.max_by_key(|&rank| (self.timeline.ranks[rank].end, std::cmp::Reverse(rank))) else {
@@ -214,7 +215,7 @@ impl Reader<'_> {
         (self.roles[channel.sender as usize], self.roles[channel.receiver as usize])
     }
 
-    /// All messages of a channel in a step, one after the other.
+    /// All messages of a channel in a step, as one flow.
     fn flow(&self, number: usize, channel: &Channel) -> Activity {
         let communicator = (self.lowered.groups.len() + number) as u32;
         let (mut latency, mut seconds, mut bytes) = (Seconds::ZERO, Seconds::ZERO, 0.0);
@@ -235,7 +236,7 @@ impl Reader<'_> {
         }
         let loads = &channel.shape.loads;
         let on_link = |&(link, load): &(usize, f64)| load * bytes / self.lowered.capacities[link];
-        // One step's burst may exceed the link's rate, the mean over steps may not.
+        // A burst in one step may exceed the link's rate, but the mean over steps may not.
         let seconds = loads.iter().map(on_link).fold(seconds.value(), f64::max);
         let of_seconds = |used: f64| if seconds > 0.0 { used / seconds } else { 0.0 };
         let links = loads.iter().map(|&(link, load)| (link as ResourceId, of_seconds(load * bytes)));
@@ -246,7 +247,7 @@ impl Reader<'_> {
         Activity { latency: latency.value(), seconds, demands, growth, is_flow: true, queue: None }
     }
 
-    /// The kernels of a rank, by what overlaps them in the step of all.
+    /// The kernels of a rank, by what they overlap in the simulated step.
     fn kernels(&self, rank: usize) -> Kernels {
         let (list, times) = self.lowered.list_and_times(rank);
         let own = &self.lowered.ranks[rank];
@@ -293,8 +294,8 @@ impl Reader<'_> {
         kernels
     }
 
-    /// The seconds of a copy for one worker, and of adding and updating with one push: those of the
-    /// slowest server.
+    /// The seconds of the slowest server for one worker's copy of the parameters, and for adding
+    /// and updating with one push.
     fn turns(&self, workers: usize) -> (f64, f64) {
         let mut slowest = [0.0_f64; 2];
         for rank in (0..self.roles.len()).filter(|&rank| self.roles[rank] == Role::Server) {

@@ -1,12 +1,11 @@
-//! Workers that go at their own pace: their throughput and the staleness of their gradients, over
-//! many steps.
+//! Unsynchronised workers: their throughput and the staleness of their gradients, over many steps.
 //!
-//! One simulated step, which all workers begin together, says what a worker computes and transfers
-//! ([`super::paced_steps`]). From there many steps are simulated by the rules of
+//! One simulated step, which all workers begin together, gives the computations and transfers of a
+//! worker ([`super::paced_steps`]). From these, many steps are simulated by the rules of
 //! [`Versions`](foretell_program::Versions) ([`super::paced_course`]).
 //!
-//! Steps vary by the spread that the prediction of one step has. The variation is drawn from a
-//! fixed sequence, so the same Program gives the same answer.
+//! Step times vary by the spread of the prediction of one step. The variation is drawn from a fixed
+//! sequence, so the same Program gives the same answer.
 
 use super::paced::PacedPrediction;
 use super::paced_course::{Course, Length};
@@ -19,23 +18,23 @@ use foretell_program::{Pacing, Program, StalenessDistribution, Timeline};
 use foretell_topologies::Topology;
 use foretell_units::{Seconds, median};
 
-/// Steps of each worker in a course that count, and steps before them to warm up.
+/// Steps of each worker in a course that count, and (`WARM_UP`) steps before them that do not.
 const STEPS: usize = 100;
 const WARM_UP: usize = 20;
 /// The number of courses: enough for stable deciles.
 const COURSES: usize = 16;
-/// The activities of all workers in all courses, at most. Many workers vary little together.
+/// The most activities of all workers in all courses together. With many workers the mean varies
+/// little, so fewer steps are enough.
 const MOST_ACTIVITIES: usize = 250_000;
-/// If a step of all has more than so many, there are fewer: each event may change the rate of every
-/// flow.
+/// If one step of all workers has more activities than this, fewer activities are simulated in all:
+/// each event may change the rate of every flow.
 const FEW: usize = 256;
 
 impl Prediction {
-    /// The prediction of workers that go at their own pace, from that of one step and its timeline.
-    /// Times and rates become those of the mean step of all workers.
+    /// The prediction of unsynchronised workers, from that of one step and its timeline. Times and
+    /// rates become those of the mean step of all workers.
     ///
-    /// # Errors
-    /// [`SimulationError`] where the Program does not fit the topology.
+    /// # Errors [`SimulationError`] if the Program does not fit the topology.
     pub fn at_own_paces(
         self,
         program: &Program,
@@ -65,11 +64,12 @@ impl Prediction {
             staleness.resize(known, 0);
             staleness.iter_mut().zip(&one.staleness).for_each(|(sum, count)| *sum += count);
         }
-        // A step of all is one step of each worker, or the update that waits for several.
+        // A mean step is one step of each worker or, with a quorum, one update.
         let updates = pacing.updates_in(1) as f64;
         let median = median(courses.iter().map(|course| updates / course.rate.max(1e-12)), f64::total_cmp);
         let median = median.expect("invariant: there is a course");
-        // Over many steps their variation averages out; the error of the model itself does not.
+        // Over many steps the variation of step times averages out; the error of the model itself
+        // does not.
         let [fast, slow] = spread.map(|factor| Seconds::new(median * factor));
         let mean = |worker: usize| courses.iter().map(|course| course.worker_seconds[worker]).sum::<f64>() / courses.len() as f64;
         let own =

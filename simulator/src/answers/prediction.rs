@@ -43,7 +43,7 @@ pub struct Prediction {
     pub step_seconds_p95: Seconds,
     /// Samples per second, of all ranks.
     pub samples_per_second: f64,
-    /// Tokens per second, of all ranks; `None` where samples are not sequences.
+    /// Tokens per second, of all ranks; `None` if samples are not sequences.
     pub tokens_per_second: Option<f64>,
     /// Model FLOP per second and device, without recomputation.
     #[serde(with = "si")]
@@ -52,7 +52,7 @@ pub struct Prediction {
     /// Model FLOP per second over the dense peak of the devices in the number format of the
     /// Program.
     pub mfu: f64,
-    /// The same with recomputation counted.
+    /// As `mfu`, with recomputation counted.
     pub hfu: f64,
     /// The bytes that the fullest rank of each stage holds on a device.
     #[serde(with = "si::sizes")]
@@ -68,24 +68,24 @@ pub struct Prediction {
     pub memory_by_component: Vec<Footprint>,
     /// Whether every device and every host has enough memory.
     pub fits: bool,
-    /// The chance that a device runs out of memory; `None` where memory is not known by the
-    /// framework's own allocations.
+    /// The chance that a device runs out of memory; `None` unless the prediction has the
+    /// framework's own traced allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chance_of_running_out: Option<f64>,
-    /// What holds the device's memory at its peak, in words; `None` as above.
+    /// What holds the device's memory at its peak, in words; `None` as for `chance_of_running_out`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_peak: Option<String>,
-    /// The breakdown of the last rank to finish.
+    /// The breakdown of the step time of the last rank to finish.
     pub breakdown_seconds: Breakdown,
     /// Whether every duration derives from a measurement.
     pub calibrated: bool,
-    /// Names of the operations that had no measurement and were answered by a data sheet.
+    /// Names of the operations without a measurement, whose durations come from a data sheet.
     pub uncalibrated: Vec<String>,
     /// Number of events of the median simulation.
     pub events: u64,
     /// Number of ranks that were simulated; equivalent ranks count once.
     pub simulated_ranks: usize,
-    /// The kinds of steps in a cycle, if steps differ; the other figures are then those of the mean
+    /// The kinds of steps in a cycle, if steps differ; all other figures are then those of the mean
     /// step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycle: Vec<StepKind>,
@@ -95,8 +95,8 @@ pub struct Prediction {
     /// The load of servers and links; `None` in the synchronous mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
-    /// Seconds that a step waits for a checkpoint of the state, which ranks then write while later
-    /// steps run.
+    /// Seconds for which a step waits for a checkpoint of the state. Ranks then write the
+    /// checkpoint while later steps run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_seconds: Option<f64>,
     /// Seconds from the end of a step until the checkpoint after it is on storage; `None` if the
@@ -114,18 +114,19 @@ pub struct Prediction {
 pub struct StepKind {
     /// How many steps of the cycle are of this kind.
     pub steps: usize,
-    /// The median time of one.
+    /// The median time of such a step.
     #[serde(with = "si")]
     #[schemars(with = "f64")]
     pub step_seconds: Seconds,
-    /// The time that one waits for communication.
+    /// The time for which such a step waits for communication.
     #[serde(with = "si")]
     #[schemars(with = "f64")]
     pub exposed_communication_seconds: Seconds,
 }
 
 impl Prediction {
-    /// Whether it is by a framework's own operators ([`super::traced_prediction`]).
+    /// Whether the prediction is from a framework's own traced operators
+    /// ([`super::traced_prediction`]).
     pub fn is_traced(&self) -> bool {
         self.chance_of_running_out.is_some()
     }
@@ -193,7 +194,7 @@ impl Prediction {
     }
 }
 
-/// Number of steps to simulate where devices change their pace. Enough for stable quartiles.
+/// Number of steps to simulate if devices change their pace: enough for stable quartiles.
 const DRAWS: usize = 16;
 
 /// Predicts a step and the intervals of its time. Returns the summary and the median simulation.
@@ -204,7 +205,7 @@ const DRAWS: usize = 16;
 ///   pace;
 /// - the known error of the model itself ([`crate::Uncertainty`]).
 ///
-/// Where the cost model knows the spread of whole steps, that spread alone gives the intervals.
+/// If the cost model knows the spread of whole steps, that spread alone gives the intervals.
 ///
 /// # Errors
 /// As [`crate::simulate`].
@@ -253,7 +254,7 @@ pub fn predict_with_memory(
         ..Scenario::default()
     };
     let at = |quantile, recording| run(&runnable, &scenario(quantile, recording));
-    // Where devices change their pace, the answer is the median of several steps, so the deadline
+    // If devices change their pace, the answer is the median of several steps, so the deadline
     // cannot apply to this one.
     let has_draws = has_draws(&runnable, costs, options);
     let deadline = options.deadline.clone().filter(|_| !has_draws);
@@ -345,8 +346,8 @@ pub fn predict_step(
     Ok(step.into())
 }
 
-/// Prepares a Program. Folding is off where devices change their pace, because each rank then has
-/// its own.
+/// Prepares a Program. Folding is off if devices change their pace, because each rank then has its
+/// own pace.
 fn lower_for_draws<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -359,8 +360,8 @@ fn lower_for_draws<'a>(
     lower(program, topology, costs, &Options { folding, ..options.clone() }, paces)
 }
 
-/// Whether steps differ: devices change their pace, or start a step where the previous one left
-/// their quota periods.
+/// Whether steps differ: devices change their pace, or each step starts at the point of the quota
+/// period at which the previous step ended.
 fn has_draws(runnable: &Runnable<'_>, costs: &CostModel, options: &Options) -> bool {
     costs.paces.len() > 1 || !options.observed_paces.is_empty() || runnable.lowered.has_quotas()
 }
@@ -376,12 +377,12 @@ fn draws(
     let recording = options.recording;
     let ranks = runnable.lowered.ranks.len();
     let observed = &options.observed_paces;
-    // Parts of a run come in another order than quantiles of the paces: a stride without a common
-    // factor.
+    // Observed steps are taken with a stride that has no common factor with their number, so that
+    // their order is not that of the quantiles of paces.
     let stride = [7, 5, 3].into_iter().find(|&stride| !observed.len().is_multiple_of(stride)).unwrap_or(1);
     let mut periods = QuotaPeriods::default();
     let mut steps = Vec::with_capacity(DRAWS);
-    // Each observed step counts as often as every other.
+    // Round up, so that every observed step counts equally often.
     for draw in 0..DRAWS.next_multiple_of(observed.len().max(1)) {
         let mut paces = if costs.paces.len() > 1 { paces(&costs.paces, ranks, draw) } else { vec![1.0; ranks] };
         let observed = observed.get(draw * stride % observed.len().max(1)).map_or(&[][..], Vec::as_slice);
@@ -398,7 +399,7 @@ fn draws(
     Ok(steps)
 }
 
-/// Returns the index of a quantile among sorted steps.
+/// Returns the index of the quantile `share` among sorted steps.
 fn place_of(steps: &[Simulation], share: f64) -> usize {
     quantile_place(steps.len(), share).expect("invariant: there is a step")
 }

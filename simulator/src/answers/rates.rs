@@ -1,4 +1,4 @@
-//! What a step's amounts are per second. Knows neither Programs nor tables.
+//! A step's amounts per second. This module knows neither Programs nor operator tables.
 
 use foretell_units::{FlopsPerSecond, Seconds};
 
@@ -7,11 +7,11 @@ use foretell_units::{FlopsPerSecond, Seconds};
 pub(super) struct StepAmounts {
     /// Samples of all ranks.
     pub(super) samples: f64,
-    /// Tokens of all ranks; `None` where samples are not sequences.
+    /// Tokens of all ranks; `None` if samples are not sequences.
     pub(super) tokens: Option<f64>,
     /// Floating-point operations on `devices` without recomputation.
     pub(super) model_flops: f64,
-    /// The same with recomputation.
+    /// As `model_flops`, with recomputation.
     pub(super) hardware_flops: f64,
     /// The number of devices that do these operations.
     pub(super) devices: f64,
@@ -27,7 +27,7 @@ pub(super) struct Rates {
     pub(super) model_flops_per_device_per_second: FlopsPerSecond,
     /// Model FLOP per second over the peak.
     pub(super) mfu: f64,
-    /// The same with recomputation counted.
+    /// As `mfu`, with recomputation counted.
     pub(super) hfu: f64,
 }
 

@@ -1,4 +1,4 @@
-//! The cost of a step: money by the hours of its nodes, and energy by the activity of its devices.
+//! The cost of a step: the price of its nodes' time, and the energy of its devices by activity.
 //!
 //! Energy covers the devices only: no hosts, switches, power supplies or cooling. A device draws a
 //! share of its maximum power that depends on its activity ([`PowerModel`]). The input is a
@@ -22,13 +22,13 @@ pub struct PowerModel {
     pub memory: f64,
     /// Communication alone, including waiting for other members.
     pub communication: f64,
-    /// An idle device, where the device's file states no idle power.
+    /// An idle device, if the device's file states no idle power.
     pub idle: f64,
 }
 
 impl Default for PowerModel {
     /// Values from Patel et al. 2023 ("POLCA", arXiv 2308.12908), who trained language models on
-    /// A100. Power peaks at or above the limit during computation. Where ranks synchronise it falls
+    /// A100. Power peaks at or above the limit during computation. While ranks synchronise it falls
     /// to 75 %, 50 % or 20 % of the limit, depending on how much computation overlaps. An idle
     /// device draws 20 %.
     ///
@@ -84,9 +84,8 @@ pub struct MissingFact {
 /// bytes. `storage` is the rate at which checkpoints are written and read. Training stops while one
 /// is written.
 ///
-/// # Errors
-/// [`MissingFact`] where the topology does not state how often nodes fail, how fast checkpoints are
-/// written, or how long a restart takes.
+/// # Errors [`MissingFact`] if the topology does not state how often nodes fail, how fast
+/// checkpoints are written, or how long a restart takes.
 pub fn reliability(
     topology: &Topology,
     devices: usize,
@@ -146,9 +145,9 @@ pub fn cost_of_devices(topology: &Topology, devices: usize) -> RunningCost {
     }
 }
 
-/// Returns the energy of the devices of so many ranks in a step of a traced framework; `None` if
+/// Returns the energy of the devices of `ranks` ranks in a step of a traced framework; `None` if
 /// their power is unknown. Matrix products and attention count as arithmetic, other kernels as
-/// memory-bound, and communication where kernels wait for it.
+/// memory-bound, and communication counts only while kernels wait for it.
 pub fn traced_energy(time: &TracedTime, ranks: usize, topology: &Topology, model: &PowerModel) -> Option<Joules> {
     let kind = topology.device_kind(DeviceId(0));
     let power = kind.power?;
@@ -163,7 +162,7 @@ pub fn traced_energy(time: &TracedTime, ranks: usize, topology: &Topology, model
 /// Returns the energy of all devices until the slowest rank ends its step.
 fn step_energy(program: &Program, topology: &Topology, timeline: &Timeline, model: &PowerModel, devices: usize) -> Joules {
     let step: Seconds = timeline.step().into();
-    // Folded ranks share a timeline, so on one kind of device they spend the same.
+    // Folded ranks share a timeline, so on one kind of device they use the same energy.
     let mut known: BTreeMap<(*const RankTimeline, usize), Spent> = BTreeMap::new();
     let mut total = Joules::ZERO;
     for device in 0..devices {
@@ -189,8 +188,8 @@ fn step_energy(program: &Program, topology: &Topology, timeline: &Timeline, mode
     total
 }
 
-/// Time of a step by activity. Where several overlap, it counts as the first in the order of the
-/// fields.
+/// Time of a step by activity. Overlapping activities count as the first of them in the order of
+/// the fields.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
     arithmetic: Picoseconds,
@@ -206,7 +205,7 @@ impl Spent {
                 Operation::Compute { kernel, .. } => usize::from(!is_bound_by_arithmetic(&kernel, precision, kind)),
                 // Most of a framework's operators move memory; `traced_energy` knows which do not.
                 Operation::Traced { .. } => 1,
-                // The host loads samples, and copies take little of the device.
+                // The host loads samples, and copies draw little power on the device.
                 Operation::Load { .. } | Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => continue,
                 Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => 2,
             };

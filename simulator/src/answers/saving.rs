@@ -1,9 +1,9 @@
-//! What a checkpoint costs: how long a step waits while ranks copy their state, and how long it
-//! takes until all of it is on storage, while later steps run.
+//! The cost of a checkpoint: how long a step waits while ranks copy their state, and how long it
+//! takes until the checkpoint is on storage, while later steps run.
 //!
-//! Ranks write to one storage, which is never idle while a rank has something to write. So it has
-//! written everything at a time that does not depend on how it shares itself among ranks. This file
-//! knows instructions that save and write, and no layout.
+//! Ranks write to one storage, which is never idle while a rank has something to write. So the time
+//! at which everything is written does not depend on how storage divides its rate among ranks. This
+//! file knows instructions that save and write, and no layout.
 
 use crate::cost::CostModel;
 use foretell_program::{Operation, Program, Rank};
@@ -13,19 +13,19 @@ use foretell_units::{Bytes, BytesPerSecond, Picoseconds, Seconds};
 /// The cost of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CheckpointCost {
-    /// The time that the next step waits.
+    /// The time for which the next step waits.
     pub wait: Seconds,
-    /// The time from the end of the step before until the checkpoint is on storage; `None` if the
-    /// rate of storage is not known.
+    /// The time from the end of the step before the checkpoint until the checkpoint is on storage;
+    /// `None` if the rate of storage is not known.
     pub written: Option<Seconds>,
-    /// The size of all ranks' parts.
+    /// The size of all ranks' parts together.
     pub bytes: Bytes,
 }
 
 /// Predicts the cost of a checkpoint from the Program that saves. Rank r runs on device r modulo
 /// the number of devices, as in a simulation.
 ///
-/// The rate of storage is the calibration's, else the topology's.
+/// The rate of storage comes from the calibration, or else from the topology.
 pub fn checkpoint_cost(saving: &Program, topology: &Topology, costs: &CostModel) -> CheckpointCost {
     let devices = topology.device_count().max(1);
     // Ranks that share a device copy one after the other.
@@ -53,7 +53,7 @@ pub fn checkpoint_cost(saving: &Program, topology: &Topology, costs: &CostModel)
     }
 }
 
-/// The time at which storage has written parts that arrive at these times.
+/// The time at which storage has written all `parts`, each given by its arrival and size.
 fn end_of_writes(parts: &mut [(Picoseconds, Bytes)], rate: BytesPerSecond) -> Seconds {
     parts.sort_unstable_by_key(|&(arrival, _)| arrival);
     parts.iter().fold(Seconds::ZERO, |end, &(arrival, bytes)| end.max(arrival.into()) + bytes / rate)

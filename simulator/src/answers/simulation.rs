@@ -29,11 +29,11 @@ pub struct Options {
     pub recording: Recording,
     /// Jitter and stragglers.
     pub disturbance: Disturbance,
-    /// The paces of each rank in some steps, as observed: the factors by which its device is slower
-    /// than at calibration. They multiply the costs' own paces, and the answer is the median of
-    /// these steps. Empty: the costs' own paces alone.
+    /// The observed paces of each rank in some steps: the factors by which its device is slower
+    /// than at calibration. They multiply the paces of the cost model, and the answer is the median
+    /// over these steps. If empty, only the paces of the cost model count.
     pub observed_paces: Vec<Vec<f64>>,
-    /// Whose operators a plan's step has, where its framework's are known.
+    /// Which operators the step of a plan has, if those of its framework are known.
     pub operators: Operators,
     /// The deadline of the median run of [`predict_with`](crate::predict_with); `None` for no
     /// deadline.
@@ -42,7 +42,7 @@ pub struct Options {
     pub stop: Stop,
 }
 
-/// Whose operators a plan's step has.
+/// Which operators the step of a plan has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Operators {
     /// Those of the plan's framework, if they were traced.
@@ -59,7 +59,7 @@ pub struct Simulation {
     pub timeline: Timeline,
     /// The step time: the end of the last rank.
     pub step: Picoseconds,
-    /// The breakdown of the last rank to finish.
+    /// The breakdown of the step time of the last rank to finish.
     pub breakdown: Breakdown,
     /// Number of simulated events: those of the event queue, and the ends of kernels and
     /// collectives that the fast path computed.
@@ -68,15 +68,15 @@ pub struct Simulation {
     pub simulated_ranks: usize,
     /// Whether every duration derives from a measurement.
     pub calibrated: bool,
-    /// Names of the operations that had no measurement and were answered by a data sheet, sorted.
+    /// Names of the operations without a measurement, whose durations come from a data sheet,
+    /// sorted.
     pub uncalibrated: Vec<String>,
 }
 
 /// Predicts one step of a Program on a topology.
 ///
-/// # Errors
-/// [`SimulationError`] where the Program does not fit the topology, contradicts itself, or would
-/// never end.
+/// # Errors [`SimulationError`] if the Program does not fit the topology, contradicts itself, or
+/// would never end.
 pub fn simulate(
     program: &Program,
     topology: &Topology,
@@ -88,15 +88,14 @@ pub fn simulate(
     run(&runnable, &Scenario { quantile, recording, paces, stop: options.stop.clone(), ..Scenario::default() })
 }
 
-/// Predicts one step of a Program with one rank per stage, on a device of the kind that
-/// `kind_of_stage` names.
+/// Predicts one step of a Program with one rank per stage, on a device of kind
+/// `kind_of_stage(stage)`.
 ///
-/// Where a stage has several kinds, name the slowest, since the others wait for it. Links are
-/// shared only as the GPU rules for collectives say ([`crate::gpu`]).
+/// If a stage has several kinds, return the slowest, since other ranks wait for it. Links are
+/// shared only according to the GPU rules for collectives ([`crate::gpu`]).
 ///
-/// # Errors
-/// [`SimulationError::NoRepresentative`] where the ranks of a stage are not equivalent or a kind
-/// has no GPU profile, and as [`crate::simulate`].
+/// # Errors [`SimulationError::NoRepresentative`] if the ranks of a stage are not equivalent or a
+/// kind has no GPU profile, and as [`crate::simulate`].
 pub fn simulate_representatives(
     program: &Program,
     costs: &CostModel,
@@ -116,8 +115,7 @@ pub struct Prepared<'a> {
 /// Prepares a Program: pairs groups and messages, finds routes, and folds equivalent ranks. Ignores
 /// the quantile and recording of the options.
 ///
-/// # Errors
-/// [`SimulationError`] where the Program does not fit the topology or contradicts itself.
+/// # Errors [`SimulationError`] if the Program does not fit the topology or contradicts itself.
 pub fn prepare<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -131,14 +129,13 @@ pub fn prepare<'a>(
 impl Prepared<'_> {
     /// Predicts one step.
     ///
-    /// # Errors
-    /// [`SimulationError`] where the Program would never end.
+    /// # Errors [`SimulationError`] if the Program would never end.
     pub fn simulate(&self, quantile: Quantile, recording: Recording) -> Result<Simulation, SimulationError> {
         run(&self.runnable, &Scenario { quantile, recording, paces: self.paces.clone(), ..Scenario::default() })
     }
 }
 
-/// Prepares a Program whose ranks have these paces.
+/// Prepares a Program whose ranks have the paces `paces`.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -158,8 +155,8 @@ pub(crate) fn run(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<Simula
     Ok(run_from(runnable, scenario)?.0)
 }
 
-/// Runs a prepared Program once. Also returns the positions in their periods of devices with a
-/// processor quota.
+/// Runs a prepared Program once. Also returns, for devices with a processor quota, their positions
+/// in the quota period at the end.
 pub(crate) fn run_from(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<(Simulation, QuotaPeriods), SimulationError> {
     let run = interpret(runnable, scenario)?;
     let uncalibrated = uncalibrated(runnable, &run);
@@ -176,7 +173,7 @@ pub(crate) fn run_from(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<(
 }
 
 /// Runs several Programs at once, with `worlds` ranks each, and returns one simulation for each.
-/// Events, simulated ranks and calibration are those of all together.
+/// Events, simulated ranks and calibration are those of all Programs together.
 pub(crate) fn run_each(
     runnable: &Runnable<'_>,
     scenario: &Scenario,
@@ -202,14 +199,14 @@ pub(crate) fn run_each(
     Ok(simulations.collect())
 }
 
-/// Returns the breakdown of the last rank to finish among `ranks`, on a tie the first.
+/// Returns the breakdown of the last rank to finish among `ranks`, the first one on a tie.
 fn of_last_rank(runnable: &Runnable<'_>, run: &RunOutcome, ranks: Range<usize>) -> Breakdown {
     let timelines = run.timeline.ranks.iter().enumerate().take(ranks.end).skip(ranks.start);
     let last = timelines.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
     last.map_or_else(Breakdown::default, |(index, _)| run.breakdowns[runnable.lowered.representative_of[index] as usize])
 }
 
-/// Returns the names of everything that a data sheet answered, sorted.
+/// Returns the names of all operations whose costs come from a data sheet, sorted.
 fn uncalibrated(runnable: &Runnable<'_>, run: &RunOutcome) -> Vec<String> {
     let kernels = &runnable.lowered.uncalibrated_kernels;
     kernels.iter().chain(&run.uncalibrated).cloned().collect::<BTreeSet<_>>().into_iter().collect()

@@ -1,7 +1,8 @@
-//! The prediction of a step whose framework was traced: what it allocates and launches, operator by
-//! operator, in place of a stack's profile.
+//! The prediction of a step whose framework was traced: memory and time operator by operator, in
+//! place of a stack's profile.
 //!
-//! It knows no layouts beyond the number of ranks: [`foretell_program::traced`] makes the step.
+//! It knows nothing of layouts but the number of ranks: [`foretell_program::traced`] builds the
+//! step.
 
 use super::memory::{MemoryUse, OverfullDevice};
 use super::prediction::Prediction;
@@ -17,38 +18,39 @@ use foretell_units::{Bytes, FlopsPerSecond, Seconds};
 use statrs::distribution::{ContinuousCDF, Normal};
 use std::sync::Arc;
 
-/// A prediction by a framework's own operators.
+/// A prediction from a framework's own operators.
 #[derive(Clone, Debug)]
 pub struct TracedPrediction {
     /// The figures of the step.
     pub prediction: Prediction,
-    /// Memory of a device, as [`Prediction`] has it.
+    /// Memory of a device, in the form of [`Prediction`].
     pub memory_use: MemoryUse,
     /// Memory of a rank in the allocator's terms.
     pub memory: TracedMemory,
-    /// Where the time goes, by operator.
+    /// The time by operator.
     pub time: TracedTime,
     /// Bytes of a device outside the allocator: CUDA's context, and NCCL's buffers.
     pub outside: Bytes,
-    /// What stands in for what was not traced, one sentence each.
+    /// The assumptions for parts that were not traced, one sentence each.
     pub assumptions: Vec<String>,
-    /// The step that was timed.
+    /// The step that the prediction is for.
     pub job: TracedJob,
 }
 
-/// Standard deviation of the logarithm of the memory that a job needs over what is predicted. Of a
-/// traced release whose settings are all known memory is within 0.3 %. People's jobs leave some
-/// open, and run other releases: half of their sources are within 10.5 % (`users.csv` and
-/// `more-users.csv`, every source counting alike), which is this spread.
+/// Standard deviation of the logarithm of needed over predicted memory. For a traced release with
+/// all settings known, memory is within 0.3 %. Users' reports leave some settings open and run
+/// other releases: half of the sources are within 10.5 % (`users.csv` and `more-users.csv`, every
+/// source with equal weight), which corresponds to this spread.
 const MEMORY_SPREAD: f64 = 0.15;
 
-/// Micro-batches after which each takes as long as the one before, and memory repeats.
+/// After this many micro-batches, each further one takes as long as the one before, and memory
+/// repeats.
 const DISTINCT_PASSES: usize = 3;
 
-/// What is known of a plan by its framework's operators.
+/// The result for a plan by its framework's operators.
 #[derive(Clone, Debug)]
 pub enum TracedOutcome {
-    /// It needs so much of a device, more than it may have; its time was not asked for.
+    /// It needs this much memory of a device, more than the limit. Its time was not predicted.
     TooLarge(Bytes),
     /// Its prediction.
     Predicted(Box<TracedPrediction>),
@@ -56,9 +58,8 @@ pub enum TracedOutcome {
 
 /// Predicts a plan's step by its framework's operators.
 ///
-/// # Errors
-/// [`Untraced`] if the stack has no tables, or none for this plan. The profile of the stack
-/// predicts it then.
+/// # Errors [`Untraced`] if the stack has no tables, or none for this plan. The stack's profile can
+/// still predict the plan.
 pub fn traced_prediction(
     plan: &Plan,
     model: &Model,
@@ -71,7 +72,8 @@ pub fn traced_prediction(
     }
 }
 
-/// Predicts a plan as [`traced_prediction`] does, unless it needs more than `limit` of a device.
+/// Predicts a plan as [`traced_prediction`] does, unless it needs more memory than `limit` on a
+/// device.
 ///
 /// # Errors
 /// As [`traced_prediction`].
@@ -99,7 +101,8 @@ pub fn traced_within(
         return Ok(TracedOutcome::TooLarge(memory.needed + outside));
     }
     if memory.wanted + outside > available && available < device {
-        // The limit decides whether a layout is taken; the framework has the whole device.
+        // The limit decides only whether a layout is accepted; the framework can use the whole
+        // device.
         (memory, _) = memory_within(&job, machine, device)?;
     }
     let job = TracedJob { pages_out: memory.pages_out, ..job };
@@ -134,18 +137,18 @@ pub fn traced_course(
     Ok((program, timeline))
 }
 
-/// The end of a traced step on each of so many ranks, without spans.
+/// The timeline of a traced step on `ranks` ranks, with its end and without spans.
 pub fn traced_ends(traced: &TracedPrediction, ranks: usize) -> Timeline {
     all_alike(RankTimeline { spans: Vec::new(), end: traced.prediction.step_seconds.into() }, ranks)
 }
 
-/// The timeline of ranks that do the same at the same times.
+/// A timeline in which all ranks have the spans of `rank`.
 fn all_alike(rank: RankTimeline, ranks: usize) -> Timeline {
     let rank = Arc::new(rank);
     Timeline { origin: Origin::Predicted, ranks: (0..ranks).map(|_| Arc::clone(&rank)).collect() }
 }
 
-/// What a traced step runs on.
+/// The machine of a traced step on devices of kind `kind`.
 fn machine_of(costs: &CostModel, kind: usize) -> Result<TracedMachine<'_>, Untraced> {
     let without_profile = || Untraced { reason: "devices without a profile".into() };
     match costs.framework(kind) {
@@ -154,11 +157,10 @@ fn machine_of(costs: &CostModel, kind: usize) -> Result<TracedMachine<'_>, Untra
     }
 }
 
-/// The step of a plan's ranks on a kind of device: by the operators that its framework measured
-/// there, or else by a table of the program.
+/// The step of a plan's ranks on a kind of device: from the operators that its framework measured
+/// there, or else from a built-in table.
 ///
-/// # Errors
-/// [`Untraced`] if the stack has no tables on it, or none for this plan.
+/// # Errors [`Untraced`] if the stack has no tables on that kind, or none for this plan.
 pub fn traced_plan(plan: &Plan, model: &Model, costs: &CostModel, kind: usize) -> Result<TracedPlan, Untraced> {
     let tables = costs.tables(kind).ok_or_else(|| Untraced { reason: "this stack".into() })?;
     match costs.framework(kind) {
@@ -170,8 +172,9 @@ pub fn traced_plan(plan: &Plan, model: &Model, costs: &CostModel, kind: usize) -
     }
 }
 
-/// Memory of a job on devices with so much, and what lies outside the allocator. A device with less
-/// than the allocator would like to hold makes it return segments, a flush, which takes time.
+/// Memory of a job on devices with `device` bytes, and the bytes outside of the allocator. If a
+/// device has less than the allocator would like to hold, the allocator returns segments (a flush),
+/// which takes time.
 ///
 /// # Errors
 /// [`Untraced`] if the table needs a size that is not given.
@@ -203,8 +206,8 @@ pub fn memory_within<'a>(
     Ok((memory, outside))
 }
 
-/// The time of a job's step. Micro-batches after the first are alike but for the last, so two of
-/// their number tell all.
+/// The time of a job's step. All micro-batches between the first and the last take equally long, so
+/// the times of two numbers of micro-batches are extrapolated.
 ///
 /// # Errors
 /// [`Untraced`] if the table needs a size that is not given.
@@ -219,8 +222,9 @@ pub fn repeated_time<'a>(job: &TracedJob, machine: impl Into<TracedMachine<'a>>,
     Ok(time.extended(&fewer, more as f64))
 }
 
-/// The chance that a job does not fit into `limit`, given how far predictions are off. Between what
-/// is allocated and what the allocator wants to hold, fragments decide: half of that counts.
+/// The chance that a job does not fit into `limit`, given the spread of errors of predictions. How
+/// much the allocator needs beyond the allocated bytes depends on fragmentation: half of what it
+/// would like to hold beyond them counts.
 fn chance_of_running_out(memory: &TracedMemory, limit: f64) -> f64 {
     if limit <= 0.0 {
         return 1.0;
@@ -233,7 +237,8 @@ fn peak_in_words(memory: &TracedMemory) -> String {
     format!("{} pass, at `{}`: {} allocated, {} reserved", memory.phase, memory.operator, memory.allocated, memory.reserved)
 }
 
-/// What the ranks of a node hold in its host's memory, if that is more than it has.
+/// The bytes that the ranks of a node hold in its host's memory. `None` if they fit, or if the
+/// host's memory is unknown.
 fn overfull_host(of_rank: Bytes, ranks: usize, topology: &Topology) -> Option<Bytes> {
     let group = topology.node_groups().first()?;
     let held = of_rank * ranks.min(group.devices) as u64;
@@ -281,9 +286,9 @@ fn prediction(
     let hardware = time.forward_flops + time.reference_flops + time.backward_flops;
     let sequences = plan.workload.preference.map_or(1, Preference::sequences);
     let repeated = if plan.layout.recompute == Recompute::Full { time.forward_flops } else { 0.0 };
-    // Without recomputation, which may end before the forward pass does.
+    // Leave out recomputation. It may repeat less than the whole forward pass.
     let flops = hardware - repeated.min(time.backward_flops);
-    // The operations are those of one rank.
+    // The FLOPs are those of one rank, so one device counts.
     let amounts = StepAmounts {
         samples: plan.global_batch as f64,
         tokens: model.sample().tokens().map(|(tokens, _)| (tokens * plan.global_batch * sequences) as f64),

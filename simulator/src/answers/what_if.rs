@@ -33,7 +33,7 @@ enum Quantity {
 }
 
 impl Quantity {
-    /// The names of each quantity, the usual one first, and its description.
+    /// Each quantity with its names, the usual one first, and its description.
     const NAMES: [(Self, &'static [&'static str], &'static str); 15] = [
         (Self::Peak, &["device.peak", "peak"], "peak arithmetic rate of devices, in every number format"),
         (Self::MemoryBandwidth, &["device.memory_bandwidth", "memory_bandwidth"], "memory bandwidth of devices"),
@@ -79,7 +79,7 @@ pub enum WhatIfError {
         /// All known names.
         known: String,
     },
-    /// The factor leaves nothing that works.
+    /// The factor is 0 for a quantity without which a step never ends.
     #[error("`{quantity}` times {factor} leaves no cluster that works")]
     #[diagnostic(code(what_if::factor), help("use a factor above 0"))]
     Factor {
@@ -104,8 +104,7 @@ impl WhatIf {
 
     /// Returns the scaled topology.
     ///
-    /// # Errors
-    /// [`TopologyError`] where a scaled value is not valid, which does not happen for a valid
+    /// # Errors [`TopologyError`] if a scaled value is not valid, which does not happen for a valid
     /// topology.
     pub fn topology(&self, topology: &Topology) -> Result<Topology, TopologyError> {
         let scale = self.scale();

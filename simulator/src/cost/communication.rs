@@ -29,9 +29,9 @@ pub(crate) struct CommunicationCost {
 }
 
 impl CommunicationCost {
-    /// Returns the cost with a flow at least as long as the fabric between the nodes needs, and as
-    /// uneven wires inside them do. It is for a rule that knows how many nodes there are, but
-    /// neither the network between them nor their wires.
+    /// Returns the cost with a flow of at least the time that the fabric between nodes, or uneven
+    /// wires inside nodes, take for its bytes. For cost rules that know the number of nodes, but
+    /// neither the network between them nor the wires inside.
     pub(crate) fn through_fabric(self, fabric_seconds_per_byte: f64) -> Self {
         Self { flow: self.flow.max(Seconds::new(self.bytes * fabric_seconds_per_byte)), ..self }
     }
@@ -52,7 +52,7 @@ pub(crate) struct CollectiveCall {
 /// The samples of collectives and messages on one kind of device.
 #[derive(Clone, Debug)]
 pub(crate) struct CommunicationTable {
-    /// The points by operation, reach and group size. Each list is sorted by bytes.
+    /// The points, keyed by operation, reach and group size. Each list is sorted by bytes.
     curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>>,
 }
 
@@ -64,7 +64,7 @@ struct Point {
 }
 
 impl CommunicationTable {
-    /// Returns the table of these samples. `None` if no sample is usable.
+    /// Returns the table of the usable samples. `None` if no sample is usable.
     pub(crate) fn new(samples: &[ExchangeSample]) -> Option<Self> {
         let mut curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| sample.ranks > 1 && sample.time.median > Seconds::ZERO) {
@@ -105,8 +105,8 @@ impl CommunicationTable {
         };
         let total = Seconds::new(interpolated(&|point| point.time.at(quantile).value()));
         let processor = interpolated(&|point| point.processor.value());
-        // The time of the smallest message is latency. Latency is at most half of the total, so
-        // that two small operations on one processor slow each other down.
+        // The time of the smallest message counts as latency. Latency is at most half of the total,
+        // so that two small operations on one processor slow each other down.
         let latency = (first.time.at(quantile) * scale).min(total / 2.0);
         let flow = total - latency;
         let source = if measured != ranks || bytes > last.bytes * 2.0 {

@@ -21,19 +21,19 @@ pub(crate) struct KindCosts {
     pub(crate) parameters: Parameters,
     pub(crate) kernels: Option<KernelTable>,
     pub(crate) exchanges: Option<CommunicationTable>,
-    /// The device of a what-if question. `None` if none was asked.
+    /// The device scaled by a what-if question; `None` without a question.
     pub(crate) scaled_kind: Option<DeviceKind>,
     pub(crate) profiled_gpu: Option<ProfiledGpu>,
     /// The operators that a framework measured on this kind.
     pub(crate) framework: Option<Arc<MeasuredFramework>>,
-    /// What the keys of the framework's operator tables say beside a plan.
+    /// Values for the keys of the framework's operator tables that a plan does not state.
     pub(crate) framework_tables: Option<BTreeMap<String, String>>,
 }
 
-/// Returns true if a profile was measured on a kind of device. One of these must hold:
+/// Returns true if a profile holds for a kind of device. One of these must be true:
 ///
 /// - The profile names the kind.
-/// - The profile names the library device that the kind is based on.
+/// - The profile names the library device on which the kind is based.
 /// - The profile names a kind that differs only in its share of a core.
 /// - The topology is a lab, whose CPU devices are cores of this machine, and the profile is of this
 ///   machine's cores.
@@ -51,7 +51,7 @@ impl KindCosts {
         self.kind.architecture != Architecture::Cpu
     }
 
-    /// Returns the costs of a kind. `profile`, if present, must hold for the kind.
+    /// Returns the costs of a kind. A given `profile` must hold for the kind.
     pub(crate) fn new(kind: &DeviceKind, profile: Option<&Profile>) -> Self {
         let assumed = roofline::parameters(kind.architecture);
         let Some(profile) = profile else {

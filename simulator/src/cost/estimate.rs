@@ -4,8 +4,8 @@ use super::quantile::Quantile;
 use foretell_program::Sample;
 use foretell_units::Seconds;
 
-/// The spread of a data sheet estimate, as a factor. A measured kernel lies within it in eight of
-/// ten cases.
+/// The spread of a data sheet estimate, as a factor. In eight of ten cases, a measured kernel is
+/// within this factor of the estimate.
 const DATA_SHEET_SPREAD: f64 = 1.25;
 
 /// The source of an estimate.
@@ -24,7 +24,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Returns true if the estimate lies within the calibrated domain.
+    /// Returns true if the estimate is within the calibrated domain.
     pub fn is_calibrated(self) -> bool {
         matches!(self, Source::Measured | Source::Interpolated | Source::Fitted)
     }
@@ -68,7 +68,7 @@ impl Estimate {
         Self { median, p10: median, p90: median, source }
     }
 
-    /// Returns the estimate on a device of this relative speed.
+    /// Returns the estimate on a device of relative speed `speed`.
     pub(crate) fn over(self, speed: f64) -> Self {
         Self { median: self.median / speed, p10: self.p10 / speed, p90: self.p90 / speed, ..self }
     }
@@ -94,12 +94,12 @@ impl Estimate {
 pub struct KernelCost {
     /// The time on the device.
     pub time: Estimate,
-    /// The time on the host. The host launches kernels one after the other, ahead of the device
-    /// where it can.
+    /// The time on the host. The host launches kernels one after the other, ahead of the device if
+    /// it can.
     pub launch: Seconds,
 }
 
-/// Returns the factor from the time of a data sheet to that of a quantile.
+/// Returns the factor from a data sheet estimate to its quantile.
 pub(crate) fn data_sheet_factor(quantile: Quantile) -> f64 {
     match quantile {
         Quantile::P10 => 1.0 / DATA_SHEET_SPREAD,

@@ -23,14 +23,15 @@ pub(crate) struct KernelTable {
     by_name: BTreeMap<(&'static str, DataType), Vec<Reference>>,
 }
 
-/// A sample that other kernels are interpolated from.
+/// A sample from which other kernels are interpolated.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     features: Features,
     /// The natural logarithm of the number of operations.
     work: f64,
-    /// The natural logarithm of the measured time over the roofline time. `low` and `high` are
-    /// those of the 10th and 90th percentile over the median.
+    /// The natural logarithm of the measured time over the roofline time. `low` (at most 0) and
+    /// `high` (at least 0) are the logarithms of the 10th and of the 90th percentile over the
+    /// median.
     ratio: f64,
     low: f64,
     high: f64,
@@ -47,10 +48,10 @@ struct Features {
 /// The number of samples to interpolate from. With more, distant samples outweigh near ones.
 const NEIGHBOURS: usize = 4;
 
-/// The distance of a flag that differs (a bias, a layout), in doublings of one size.
+/// The distance that a differing flag (a bias, a layout) adds, in doublings of one size.
 const FLAG_DISTANCE: f64 = 2.0;
 
-/// The distance from the nearest sample, in doublings, up to which a kernel is in the calibrated
+/// The distance from the nearest sample, in doublings, within which a kernel is in the calibrated
 /// domain.
 const DOMAIN: f64 = 4.0;
 
@@ -108,7 +109,7 @@ impl KernelTable {
         // slope.
         let slope = if variance > SLIGHT { (covariance / variance).clamp(-1.0, 1.0) } else { 0.0 };
         let line = |work: f64| ratio + slope * (work - center);
-        // The line does not extend beyond the samples.
+        // Do not extrapolate the line beyond the samples.
         let sizes = || nearest.iter().flatten().map(|(_, reference)| reference.work);
         let (least, most) = (sizes().fold(f64::INFINITY, f64::min), sizes().fold(f64::NEG_INFINITY, f64::max));
         let ratio = line(work(&spec).max(least).min(most));

@@ -11,8 +11,8 @@ pub struct LinkEfficiency {
     pub device: f64,
     /// Memory of a host. Default 1: the stated rate is already that of copies.
     pub host_memory: f64,
-    /// Network interfaces. Default 0.92: an HDR port reaches 23 of 25 GB/s, and TCP reaches 0.94 on
-    /// Ethernet because of its frame headers.
+    /// Network interfaces. Default 0.92: an HDR port reaches 23 of 25 GB/s, and TCP on Ethernet
+    /// reaches 0.94 of the rate because of frame headers.
     pub nic: f64,
     /// Uplinks of a switch. Default 0.92, since they carry the same frames.
     pub switch: f64,
@@ -29,8 +29,8 @@ impl LinkEfficiency {
     pub const IDEAL: Self = Self { device: 1.0, host_memory: 1.0, nic: 1.0, switch: 1.0 };
 
     /// Returns the efficiency of the largest message in a profile on network interfaces and on
-    /// switches. Links without such a message have the default. The rate is relative to the slowest
-    /// link of the class in the topology.
+    /// switches. Classes of links without such a message keep the default. Efficiency is relative
+    /// to the slowest link of the class in the topology.
     pub(crate) fn measured(profile: &Profile, topology: &Topology) -> Self {
         let efficiency = |reach, class| {
             let messages =
@@ -39,7 +39,8 @@ impl LinkEfficiency {
             let rates = topology.links().iter().filter(|link| link.class == class).map(|link| link.bandwidth.value());
             let slowest = rates.fold(f64::INFINITY, f64::min);
             let rate = largest.bytes as f64 / largest.time.median.value();
-            // A rate below half has another bottleneck: a processor or a narrower link.
+            // A message below half the rate has another bottleneck: a processor or a narrower link.
+            // So its efficiency is not used.
             Some(rate / slowest).filter(|share| (0.5..=1.0).contains(share))
         };
         let assumed = Self::default();

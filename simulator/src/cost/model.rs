@@ -1,7 +1,7 @@
 //! The cost model: the duration of one kernel, collective, message or copy without contention.
 //!
-//! It answers from a profile if similar work was measured. For other GPUs it uses figures fitted to
-//! published runs ([`crate::gpu`]), or else the data sheet. Each estimate states its source.
+//! Costs come from a profile if similar work was measured, else on known GPUs from figures fitted
+//! to published runs ([`crate::gpu`]), else from the data sheet. Each estimate states its source.
 //!
 //! This module must not know Programs. Callers ask about a kernel or a message, never about a
 //! layout or a schedule.
@@ -37,14 +37,14 @@ pub struct CostModel {
     /// The efficiency of the links, for communication that was not measured.
     pub links: LinkEfficiency,
     /// The number of bytes that a sender may be ahead of its receiver. A larger message waits for
-    /// its receiver. Zero without a profile of any kind.
+    /// its receiver. Zero without a measured or a GPU profile.
     pub buffered: Bytes,
-    /// How much slower than its costs a device is over time: quantiles at equal steps of
-    /// probability (see [`Profile::paces`]). No value is below 1. Costs are those of a device at
-    /// its best, so a lower bound made of them stays one.
+    /// The factors by which a device is slower than its costs over time: quantiles at equal steps
+    /// of probability (see [`Profile::paces`]). No value is below 1: costs are those of a device at
+    /// its best, so lower bounds derived from them stay valid.
     pub paces: Vec<f64>,
     /// The number of cores that a lab's devices share, if the profile was measured in a lab. Device
-    /// `n` is on core `n` modulo this number.
+    /// `n` runs on core `n` modulo this number.
     pub cores: Option<usize>,
     /// The measured costs of checkpoints.
     pub storage: Option<StorageCosts>,
@@ -55,8 +55,8 @@ pub struct CostModel {
     /// The 10th and 90th percentile of measured over predicted step time, if runs of this kind have
     /// a known spread.
     pub step_spread: Option<[f64; 2]>,
-    /// What the costs assume because nothing was measured or the plan does not say it, one sentence
-    /// each.
+    /// The assumptions of the costs, for facts that were neither measured nor stated by the plan,
+    /// one sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -67,8 +67,8 @@ fn unused_profile(profile: &Profile) -> String {
 
 impl CostModel {
     /// Returns the costs of the kinds of device in a topology. The profile holds for the kind that
-    /// it names and for kinds that match it. Other kinds have the data sheet. A profile that
-    /// matches no kind is ignored, which a remark says.
+    /// it names and for kinds that match it. Costs of other kinds come from the data sheet. A
+    /// profile that matches no kind is ignored, with a remark.
     pub fn new(profile: Option<&Profile>, topology: &Topology) -> Self {
         let kinds = topology.device_kinds();
         let given = profile;
@@ -105,8 +105,8 @@ impl CostModel {
         self.with_profile(topology, &stack, ProductFormat::of(precision), Workload::default())
     }
 
-    /// Adds a software stack, as a workload has it, to the kinds of device that have a GPU profile
-    /// and were not calibrated.
+    /// Adds a software stack with a workload's settings to the kinds of device that have a GPU
+    /// profile and were not calibrated.
     ///
     /// # Errors
     /// As [`CostModel::with_stack`].
@@ -122,7 +122,7 @@ impl CostModel {
         self.with_framework(stack, profile.tables.as_ref()).with_profile(topology, &profile, format, workload)
     }
 
-    /// Takes the measured operators of a stack for its steps, and for no other's.
+    /// Uses measured operators only for the steps of the stack that measured them.
     fn with_framework(mut self, stack: &str, tables: Option<&BTreeMap<String, String>>) -> Self {
         for costs in &mut self.kinds {
             let is_of_stack = costs.framework.as_ref().is_some_and(|framework| framework.stack() == stack);
@@ -153,8 +153,8 @@ impl CostModel {
         Ok(self)
     }
 
-    /// Returns the costs of GPUs under a software stack, without a topology. Kind `n` is that of
-    /// `clusters[n]`.
+    /// Returns the costs of GPUs under a software stack, without a topology. Kind `n` is the device
+    /// of `clusters[n]`.
     pub fn of_clusters(clusters: &[&Cluster], stack: &StackProfile, format: ProductFormat, workload: Workload) -> Self {
         let kinds = clusters.iter().map(|&cluster| KindCosts {
             kind: ProfiledGpu::device_kind(cluster),
@@ -183,7 +183,7 @@ impl CostModel {
         costs
     }
 
-    /// Takes the parameters, link efficiency, spread and buffers from the GPU profiles and the
+    /// Sets the parameters, link efficiency, spread and buffers from the GPU profiles and the
     /// stack.
     fn take_from_profiled_gpus(&mut self) {
         for costs in &mut self.kinds {
@@ -244,8 +244,8 @@ impl CostModel {
         }
     }
 
-    /// Returns the cost of a collective or message over the links of a what-if question, from that
-    /// over the actual links.
+    /// Returns the cost of a collective or message over the scaled links of a what-if question,
+    /// from its cost over the actual links.
     pub(crate) fn rescaled(&self, cost: CommunicationCost, reach: Reach) -> CommunicationCost {
         let links = &self.scale.links;
         let (bandwidth, latency) = match reach {
@@ -255,7 +255,7 @@ impl CostModel {
         CommunicationCost { latency: cost.latency * latency, flow: cost.flow / bandwidth, ..cost }
     }
 
-    /// Returns the host time of a launch in a phase over that in the forward pass.
+    /// Returns the ratio of the host time of a launch in a phase to that in the forward pass.
     pub fn launch_share(&self, kind: usize, phase: Phase) -> f64 {
         self.kinds[kind].profiled_gpu.as_ref().map_or(1.0, |profiled_gpu| profiled_gpu.launch_share(phase))
     }
@@ -267,8 +267,8 @@ impl CostModel {
         Estimate::assumed(self.copy_seconds_per_byte(kind) * bytes.value() + latency)
     }
 
-    /// Returns the rate at which all ranks together write to storage: the calibration's, else that
-    /// of the topology.
+    /// Returns the rate at which all ranks together write to storage: from the calibration, or else
+    /// from the topology.
     pub fn storage_rate(&self, topology: &Topology) -> Option<BytesPerSecond> {
         self.storage.map(|storage| storage.write).or(topology.storage_bandwidth())
     }
@@ -282,7 +282,7 @@ impl CostModel {
         }
     }
 
-    /// Returns the time per byte of such a copy.
+    /// Returns the time per byte of a copy between a device and its host.
     pub fn copy_seconds_per_byte(&self, kind: usize) -> Seconds {
         let costs = &self.kinds[kind];
         let (share, speed) = if costs.has_host_link() { (HOST_LINK_EFFICIENCY, 1.0) } else { (1.0, costs.speed) };
@@ -295,15 +295,15 @@ impl CostModel {
     }
 
     /// Returns an upper bound on the rate of matrix products on a kind of device. `None` if the
-    /// kind has no GPU profile.
+    /// kind has no GPU profile, so that no bound is known.
     pub fn fastest_products(&self, kind: usize) -> Option<FlopsPerSecond> {
         let rate = self.kinds.get(kind)?.profiled_gpu.as_ref()?.fastest_products();
         Some(rate * self.scale.speed)
     }
 
     /// Returns a lower bound on the time of all kernels that together do a kernel's work, however
-    /// ranks and micro-batches divide it. `None` where times were measured: parts that fit into a
-    /// cache may be faster than any sample.
+    /// ranks and micro-batches divide it. `None` if times were measured (parts that fit into a
+    /// cache may be faster than any sample) or scaled by a what-if question.
     pub fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Option<Seconds> {
         let costs = self.kinds.get(kind)?;
         if let Some(profiled_gpu) = &costs.profiled_gpu {
@@ -312,12 +312,13 @@ impl CostModel {
         if costs.kernels.is_some() || costs.scaled_kind.is_some() {
             return None;
         }
-        // A device with a quota runs at full speed while it has budget left.
+        // A device with a processor quota runs at full speed while it has budget left, so its lower
+        // speed does not count.
         Some(roofline::divided_time(kernel, accumulate, precision, &costs.kind) / costs.speed.max(1.0))
     }
 
-    /// Returns the rows of the fullest rank over its slots in the Program, if so many ranks have
-    /// all experts together. 1 if routing is balanced.
+    /// Returns the ratio of the fullest rank's rows to its slots in the Program, if all experts are
+    /// spread over `ranks` ranks. 1 if routing is balanced.
     pub fn rows_over_slots(&self, ranks: usize) -> f64 {
         let of_kinds = (0..self.kind_count()).filter_map(|kind| self.profiled_gpu(kind));
         of_kinds.map(|gpu| gpu.rows_over_slots_of(ranks)).fold(1.0, f64::max)
@@ -329,7 +330,7 @@ impl CostModel {
         kind < self.kind_count() && self.profiled_gpu(kind).is_some()
     }
 
-    /// Returns true if context parallelism gives ranks on this kind of device equal work
+    /// Returns true if the stack on this kind of device gives context-parallel ranks equal work
     /// ([`StackProfile::balances_parts`]).
     pub(crate) fn balances_parts(&self, kind: usize) -> bool {
         self.profiled_gpu(kind).is_some_and(|profiled_gpu| profiled_gpu.stack.balances_parts)
@@ -340,8 +341,8 @@ impl CostModel {
         self.kinds.get(kind)?.profiled_gpu.as_ref().map(|profiled_gpu| &profiled_gpu.cluster)
     }
 
-    /// Returns what the keys of the stack's operator tables say on a kind of device; `None` if it
-    /// has none there.
+    /// Returns the values for the keys of the stack's operator tables on a kind of device; `None`
+    /// if the stack has no tables there.
     pub fn tables(&self, kind: usize) -> Option<&BTreeMap<String, String>> {
         let kind = self.kinds.get(kind)?;
         kind.framework_tables.as_ref().or_else(|| kind.profiled_gpu.as_ref()?.stack.tables.as_ref())
@@ -364,7 +365,7 @@ impl CostModel {
     }
 
     /// Returns the speed of a kind with a CPU quota, between 0 and 1. `None` without a quota. Such
-    /// a device runs at full speed until it has used its quota of a period.
+    /// a device runs at full speed until it has used up its quota of a period.
     pub(crate) fn quota(&self, kind: usize) -> Option<f64> {
         let costs = &self.kinds[kind];
         costs.kind.cpu_quota.filter(|&share| share < 1.0).map(|_| costs.speed).filter(|&speed| speed > 0.0 && speed < 1.0)
@@ -387,8 +388,8 @@ impl CostModel {
     }
 
     /// Appends the kinds of device of another model, for a second job that may have another stack.
-    /// Values that hold for all kinds remain those of `self`. Only each link efficiency becomes the
-    /// larger of the two.
+    /// Values that hold for all kinds remain those of `self`. The exception: each link efficiency
+    /// becomes the larger of the two.
     pub(crate) fn and(mut self, other: &CostModel) -> Self {
         self.kinds.extend(other.kinds.iter().cloned());
         let (own, theirs) = (self.links, other.links);

@@ -20,30 +20,31 @@ pub struct Parameters {
     /// The delay from the end of an instruction until a dependent instruction on another stream
     /// starts. It delays only the dependent instruction.
     pub stream_handoff: Estimate,
-    /// The host time to launch a kernel, if a calibration states it and the step is not launched as
-    /// a whole ([`Profile::launch`](foretell_program::Profile::launch)). The launch time under a
+    /// The host time to launch a kernel, from a calibration, for steps that are not launched as a
+    /// whole ([`Profile::launch`](foretell_program::Profile::launch)). The launch time under a
     /// software stack is in [`KernelCost::launch`](crate::KernelCost::launch).
     pub launch: Seconds,
     /// The time after a rank's last instruction.
     pub step_overhead: Estimate,
-    /// The time after a rank's last instruction for each of its micro-batches.
+    /// Further time after a rank's last instruction, for each of its micro-batches.
     pub micro_batch_overhead: Seconds,
     /// The time of the smallest collective or message, without the latency of its hops, if no
     /// sample covers it.
     pub exchange_overhead: Seconds,
-    /// Whether all-reduces may run as trees where their algorithm is left open. Our transport
-    /// between CPUs has none.
+    /// Whether all-reduces may run as trees if their algorithm is left open. Our transport between
+    /// CPUs has no trees.
     pub has_trees: bool,
     /// The time to read one byte of samples.
     pub load_seconds_per_byte: Seconds,
     /// The share of the processor that communication and reading take without contention. Measured
-    /// communication has the share of its own sample.
+    /// communication uses the share in its own sample.
     pub communication_share: f64,
-    /// The share of the processor that copies between its memory and host memory take. Zero if the
+    /// The share of the processor that copies between device and host memory take. Zero if the
     /// device has copy engines.
     pub copy_share: f64,
-    /// The growth of communication relative to a kernel that shares its processor. `None` if an
-    /// operating system divides the processor: all get equal shares until one needs no more.
+    /// The rate of communication over that of a kernel on the same processor, each relative to
+    /// running alone. `None` if an operating system divides the processor: each activity then gets
+    /// an equal share, up to what it needs.
     pub communication_growth: Option<f64>,
     /// The events that the host waits for before it launches more kernels.
     pub host_waits: HostWaits,
@@ -53,7 +54,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Returns the parameters of a device of this relative speed.
+    /// Returns the parameters of a device of relative speed `speed`.
     pub(crate) fn over(self, speed: f64) -> Self {
         Self {
             instruction_overhead: self.instruction_overhead.over(speed),

@@ -24,7 +24,7 @@ pub(crate) struct ProfiledGpu {
     workload: Workload,
 }
 
-/// PCIe generations of sixteen lanes: the profile of their link, and the rate one way
+/// PCIe generations with sixteen lanes: the name of the link's profile, and the rate one way
 /// (`link_specs.csv`).
 const PCIE: [(&str, BytesPerSecond); 3] =
     [("pcie3", BytesPerSecond::new(15.75e9)), ("pcie4", BytesPerSecond::new(31e9)), ("pcie5", BytesPerSecond::new(63e9))];
@@ -40,8 +40,8 @@ impl ProfiledGpu {
     }
 
     /// Returns the cluster of a topology's kind of device, with the topology's own figures, and a
-    /// remark if the device's behaviour was not measured. A similar device stands in for one
-    /// without a profile; `None` if there is none.
+    /// remark if the device's behaviour was not measured. A device without a profile gets that of a
+    /// similar device; `None` if there is no similar one.
     pub(crate) fn cluster(profiles: &Profiles, topology: &Topology, kind: usize) -> Option<(Cluster, Option<String>)> {
         let device = &topology.device_kinds()[kind];
         let names = [Some(&device.name), device.base.as_ref()];
@@ -73,7 +73,8 @@ impl ProfiledGpu {
         };
         cluster.gpu.take_data_sheet(device);
         if let Some(link) = group.link {
-            // A topology's node is what its link joins. Without a link, the fabric joins devices.
+            // If the topology states a link, its node is the set of devices that the link joins.
+            // Without one, the fabric joins devices.
             let total = rate.unwrap_or(cluster.gpu.network_rate * group.devices as f64);
             (cluster.devices_per_node, cluster.node_rate) = (group.devices, total);
             let usual = if link.kind == NodeLinkKind::Pcie { Some(pcie_generation(link).1) } else { device.link };
@@ -109,8 +110,8 @@ impl ProfiledGpu {
         *node_rate = *node_rate * scale.links.inter_node_bandwidth;
     }
 
-    /// Returns a cluster's device as a topology has it, without the figures that profiled costs
-    /// replace.
+    /// Returns a cluster's device in the form of a topology's device, without the figures that
+    /// profiled costs replace.
     pub(crate) fn device_kind(cluster: &Cluster) -> DeviceKind {
         DeviceKind {
             name: cluster.device.clone(),
@@ -140,7 +141,7 @@ impl ProfiledGpu {
         KernelCost { time: Estimate::steady(time.device, self.source()), launch: time.host }
     }
 
-    /// Returns the host time of a launch in a phase over that in the forward pass.
+    /// Returns the ratio of the host time of a launch in a phase to that in the forward pass.
     pub(crate) fn launch_share(&self, phase: Phase) -> f64 {
         self.costs().launch_share(phase)
     }
@@ -150,12 +151,13 @@ impl ProfiledGpu {
         self.costs().communication_launch()
     }
 
-    /// Returns the rows of the fullest rank over its slots, if each rank has so many experts.
+    /// Returns the ratio of the fullest rank's rows to its slots, if each rank has `experts`
+    /// experts.
     pub(crate) fn rows_over_slots(&self, experts: usize) -> f64 {
         self.workload.rows_over_slots(experts)
     }
 
-    /// The same if so many ranks have all experts together.
+    /// The same ratio, if all experts are spread over `ranks` ranks.
     pub(crate) fn rows_over_slots_of(&self, ranks: usize) -> f64 {
         self.workload.rows_over_slots_of(ranks)
     }
@@ -213,8 +215,8 @@ impl ProfiledGpu {
         }
     }
 
-    /// Returns the efficiency of links, at which the collectives of one layout exactly fill a
-    /// node's network. NCCL's rule already has them share it equally.
+    /// Returns the efficiency of links at which the collectives of one layout exactly fill a node's
+    /// network. NCCL's rule already divides the network equally among them.
     pub(crate) fn link_efficiency(&self) -> LinkEfficiency {
         let faster = 1.0 / self.stack.communication.communication;
         let reached = self.cluster.reached_node_rate() / self.cluster.node_rate;
@@ -240,7 +242,7 @@ impl ProfiledGpu {
     }
 
     /// Returns the cost of a message between stages without contention. Each of `parts` ranks sends
-    /// a part of it.
+    /// a part of the message.
     pub(crate) fn message(&self, spread: &NodeSpread, bytes: f64, parts: usize) -> CommunicationCost {
         let communication = &self.stack.communication;
         let size = bytes * communication.message_scale;

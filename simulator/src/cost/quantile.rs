@@ -1,6 +1,6 @@
 //! The quantile that a simulation assumes for each duration.
 
-/// The quantile of all durations in one simulation. It holds for all of them at once: at `P90`
+/// The quantile of all durations in one simulation. It applies to all durations together: at `P90`
 /// every kernel is slow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Quantile {

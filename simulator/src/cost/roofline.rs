@@ -1,5 +1,5 @@
 //! Durations from data sheets alone: the roofline (Williams, Waterman and Patterson 2009) with an
-//! assumed efficiency. It is for kernels without samples. Every figure here is an assumption that a
+//! assumed efficiency. Used for kernels without samples. Every figure here is an assumption that a
 //! calibration replaces.
 
 use super::estimate::Estimate;
@@ -24,7 +24,8 @@ struct Efficiency {
     memory: f64,
     /// The time of the smallest kernel.
     launch: Seconds,
-    /// The time that a matrix product loses until every unit has work, and at its end.
+    /// The time that a matrix product loses at its start, until every unit has work, and at its
+    /// end.
     ramp: Seconds,
 }
 
@@ -48,10 +49,10 @@ const GPU: Efficiency = Efficiency {
     ramp: Seconds::new(3e-6),
 };
 
-/// The assumed efficiency of a CPU. Products on a core run from its caches at about 0.8 of the
-/// fused multiply-add peak. Convolutions lose some of it to gathering their windows. Transcendental
-/// functions cost about ten operations each. All cores share the memory. A call and its loop set-up
-/// take a fraction of a microsecond.
+/// The assumed efficiency of a CPU. Products run from a core's caches at about 0.8 of the fused
+/// multiply-add peak. Convolutions lose some of that rate to gathering their windows.
+/// Transcendental functions cost about ten operations each. All cores share the memory. A call and
+/// its loop set-up take a fraction of a microsecond.
 const CPU: Efficiency = Efficiency {
     product: 0.8,
     convolution: 0.65,
@@ -65,8 +66,8 @@ const CPU: Efficiency = Efficiency {
 fn efficiency(architecture: Architecture) -> &'static Efficiency {
     match architecture {
         Architecture::Cpu => &CPU,
-        // A TPU has the figures of a GPU. Its compiler fuses more, but there are no figures per
-        // kernel.
+        // The figures of a GPU stand in for a TPU. A TPU's compiler fuses more, but no figures per
+        // kernel are published.
         Architecture::Gpu | Architecture::Tpu => &GPU,
     }
 }
@@ -116,7 +117,7 @@ fn kernel_time_at(efficiency: &Efficiency, kernel: &Kernel, accumulate: bool, pr
     arithmetic.max(bytes / (kind.memory_bandwidth * efficiency.memory)) + efficiency.launch
 }
 
-/// Returns the costs of a device kind apart from its kernels. They hold where no profile states
+/// Returns the costs of a device kind apart from its kernels. They are used if no profile states
 /// them.
 ///
 /// - GPU: a CUDA event from stream to stream takes about 2 us. The launch and set-up of a

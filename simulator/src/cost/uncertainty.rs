@@ -6,7 +6,7 @@
 
 use foretell_units::Seconds;
 
-/// The 95th percentile of a normal distribution over its 90th.
+/// The ratio of a standard normal distribution's 95th percentile to its 90th.
 const NINETY_FIFTH_OVER_NINETIETH: f64 = 1.6449 / 1.2816;
 
 /// The error of one part of a step. Measured time is between `1 - faster` and `1 + slower` of the
@@ -19,8 +19,8 @@ pub struct Residual {
     pub slower: f64,
 }
 
-/// The model's own error, for kernels and for waits. An error in one kernel applies to all kernels
-/// and is independent of the error in waits. So the two are added as independent errors.
+/// The model's own error, for kernels and for waits. All kernels share one error, and all waits
+/// another. The two are independent and are added as such.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Uncertainty {
     /// The error of kernels.
@@ -39,7 +39,7 @@ impl Uncertainty {
     pub const MEASURED: Self =
         Self { kernels: Residual { faster: 0.04, slower: 0.13 }, waits: Residual { faster: 0.07, slower: 0.44 } };
 
-    /// The model has no error of its own.
+    /// No error of the model itself.
     pub const NONE: Self = Self { kernels: Residual { faster: 0.0, slower: 0.0 }, waits: Residual { faster: 0.0, slower: 0.0 } };
 }
 

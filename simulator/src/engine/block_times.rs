@@ -5,13 +5,13 @@ use crate::cost::Quantile;
 use crate::lowering::{ListTimes, Lowered, LoweredList};
 use foretell_units::Picoseconds;
 
-/// The duration of a block, and what it costs its host.
+/// The duration of a block, and its effect on the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockTimes {
     /// Time on the device, alone.
     pub(super) duration: Picoseconds,
-    /// When the host has launched it if it never waits, from the start of the step. The maximum if
-    /// launches take no time.
+    /// When the host has launched the block, from the start of the step, if the host never waits.
+    /// The maximum if launches take no time.
     pub(super) launched: Picoseconds,
     /// Whether the host launches nothing more before the block has ended.
     pub(super) host_waits: bool,
@@ -30,7 +30,8 @@ impl BlockTimes {
     }
 }
 
-/// The durations of blocks: by list, by entry of the list's [`Lowered::times`], by block.
+/// The durations of blocks: indexed by list, by entry of the list's [`Lowered::times`], and by
+/// block.
 pub(super) fn block_times(lowered: &Lowered<'_>, block_lists: &[BlockList], quantile: Quantile) -> Vec<Vec<Vec<BlockTimes>>> {
     let of_list = |(index, block_list): (usize, &BlockList)| {
         let list = &lowered.lists[index];

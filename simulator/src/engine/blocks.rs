@@ -1,12 +1,12 @@
 //! Cuts an instruction list into the blocks that the interpreter runs, stream by stream.
 //!
 //! A stream runs in order, so a rank's progress is one number per stream. Consecutive kernels of a
-//! stream are one block, and take one event, if no instruction of another stream depends on any but
-//! the last and none but the first depends on another stream.
+//! stream form one block, which takes one event, if other streams depend on the last kernel only,
+//! and only the first kernel depends on other streams.
 //!
-//! A block's end time is needed while a handoff to another stream may still be under way. It is
-//! kept in one of the rank's slots, which a later block reuses as soon as every dependent has read
-//! it (see `fast_path::ForcedOrder`).
+//! The end time of a block is needed until all of its dependents have started. It is kept in one of
+//! the rank's slots, which a later block reuses once every dependent has read it (see
+//! `fast_path::ForcedOrder`).
 //!
 //! Nothing here depends on durations.
 
@@ -25,7 +25,8 @@ pub(super) struct BlockList {
     /// Where each stream's blocks begin; one entry more than there are streams.
     pub(super) streams: Vec<u32>,
     dependencies: Vec<BlockDependency>,
-    /// For each block its forced successor: a block, a fork from [`FORKS`] on, or [`NO_BLOCK`].
+    /// For each block its forced successor: a block; a fork, whose number is at least [`FORKS`]; or
+    /// [`NO_BLOCK`].
     successors: Vec<u32>,
     forks: Vec<BlockFork>,
     /// Number of end times that a rank keeps.
@@ -37,7 +38,7 @@ pub(super) struct BlockList {
     pub(super) receives: Vec<Vec<u32>>,
 }
 
-/// Instructions of one stream that run without interruption by dependencies.
+/// Consecutive instructions of one stream with no dependencies in between.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamBlock {
     pub(super) action: Action,
@@ -48,13 +49,14 @@ pub(super) struct StreamBlock {
     pub(super) category: TimeCategory,
     first_dependency: u32,
     dependency_count: u32,
-    /// Where its end time is kept, or `NO_SLOT`.
+    /// The slot of its end time, or `NO_SLOT`.
     pub(super) slot: u32,
     /// A bit for each stream that has a dependent: see [`BlockList::streams_of`].
     pub(super) dependent_streams: u64,
 }
 
-/// What a rank's time counts as. If several apply at one instant, the first of them counts.
+/// The category that a rank's time counts in. If several apply at one instant, the first in this
+/// order counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TimeCategory {
     Optimizer,
@@ -68,7 +70,7 @@ pub(super) enum TimeCategory {
 pub(super) struct BlockDependency {
     pub(super) stream: u16,
     pub(super) block: u32,
-    /// Where its end time is kept.
+    /// The slot of its end time.
     pub(super) slot: u32,
 }
 
@@ -78,7 +80,8 @@ const NO_BLOCK: u32 = u32::MAX;
 /// Numbers of forks in [`BlockList::successors`] begin here.
 const FORKS: u32 = 1 << 31;
 
-/// The forced successor of a block: what begins when it ends, whatever the durations.
+/// The forced successor of a block: the block or blocks that begin when it ends, whatever the
+/// durations.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NextBlock<'a> {
     Unknown,
@@ -104,8 +107,8 @@ pub(super) enum Joins {
 }
 
 impl BlockList {
-    /// Cuts `list` into blocks. `slot_of` has the slot of each instruction, of `slots` in all;
-    /// `successor` says which instruction must follow another.
+    /// Cuts `list` into blocks. `slot_of` has the slot of each instruction, and `slots` is the
+    /// number of slots. `successor` returns the forced successor of an instruction.
     pub(super) fn new(
         list: &LoweredList,
         order: InstructionOrder,
@@ -161,7 +164,7 @@ impl BlockList {
     fn join_instructions(&mut self, list: &LoweredList, order: &InstructionOrder, joins: Joins, slot_of: &[u32]) -> Vec<u32> {
         let mut block_of = vec![0u32; list.actions.len()];
         for (stream, range) in order.streams.windows(2).enumerate() {
-            // The category of the last block, if another kernel may still join it.
+            // The category of the last block, if another kernel may still be joined to it.
             let mut open: Option<TimeCategory> = None;
             for (position, &instruction) in (range[0]..).zip(&order.by_stream[range[0] as usize..range[1] as usize]) {
                 let (dependencies, dependents) = (order.dependencies(instruction), order.dependents(instruction));
@@ -234,7 +237,7 @@ impl BlockList {
 }
 
 impl StreamBlock {
-    /// Where its instructions are in [`BlockList::order`].
+    /// The range of its instructions in [`BlockList::order`].
     pub(super) fn range(&self) -> Range<usize> {
         self.first as usize..(self.first + self.count) as usize
     }

@@ -3,19 +3,19 @@
 //! Events of one instant come out in the order in which they were scheduled, so every run of a
 //! simulation is the same.
 //!
-//! No event is scheduled before the last one that came out. So the events need no total order: a
-//! radix heap (Ahuja, Mehlhorn, Orlin and Tarjan 1990) keeps them in one list for each highest bit
-//! in which their time differs from the current base. Events of the current instant are a list that
-//! is read from the front, which is all the work there is when equivalent ranks act at the same
-//! instants. Other events move to a lower list now and then, a whole list at once and sequentially
-//! in memory. Nothing is allocated once the lists have reached their largest size.
+//! No event is scheduled before the time of the last one that came out. So the events need no total
+//! order: a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan 1990) keeps them in one list for each
+//! highest bit in which their time differs from the current base. Events of the current instant are
+//! a list that is read from the front, which is the common case when equivalent ranks act at the
+//! same instants. Other events are moved to lower lists, a whole list at once and sequentially in
+//! memory. Nothing is allocated once the lists have reached their largest size.
 
 use foretell_units::Picoseconds;
 
 /// Pending events, and the time of the last event that came out.
 #[derive(Debug)]
 pub struct EventQueue<Event> {
-    /// Events at time `base`. Those from index `next` on are pending.
+    /// Events at time `base`. Events from index `next` on are pending.
     current: Vec<Event>,
     next: usize,
     /// Indexed by the highest bit in which an event's time differs from `base`.
@@ -25,7 +25,7 @@ pub struct EventQueue<Event> {
     /// A bit for each list that has events.
     filled: u64,
     now: Picoseconds,
-    /// The time by which events are sorted: `now`, or a later time before which no event is
+    /// The time from which the lists are computed: `now`, or a later time before which no event is
     /// pending.
     base: Picoseconds,
     /// The list that is being redistributed; kept to reuse its allocation.
@@ -102,8 +102,8 @@ impl<Event: Copy> EventQueue<Event> {
         self.pop_with_preview(|_| ())
     }
 
-    /// The same as [`Self::pop`], and calls `preview` with some of the events that follow soon, in
-    /// no particular order, so that the caller can prefetch what they need.
+    /// Like [`Self::pop`], but first calls `preview` with some of the next events, in no particular
+    /// order, so that the caller can prefetch their data.
     pub fn pop_with_preview(&mut self, preview: impl FnMut(Event)) -> Option<Event> {
         if self.next == self.current.len() {
             self.preview_next_list(preview);
@@ -118,14 +118,16 @@ impl<Event: Copy> EventQueue<Event> {
 
     /// Previews the earliest list, if it is short enough for all of its events to come soon.
     fn preview_next_list(&self, preview: impl FnMut(Event)) {
-        // Enough to overlap many memory accesses, few enough to stay in the nearest cache.
+        // Enough events to overlap many memory accesses, few enough that their data stay in the
+        // nearest cache.
         const PREVIEWED: std::ops::RangeInclusive<usize> = 2..=24;
         let list = self.lists.get(self.filled.trailing_zeros() as usize);
         let list = list.filter(|list| PREVIEWED.contains(&list.len()));
         list.into_iter().flatten().map(|entry| entry.event).for_each(preview);
     }
 
-    /// Makes the earliest pending time the base, and sorts the list that it was in by it.
+    /// Makes the earliest pending time the base, and redistributes the list that it was in relative
+    /// to the new base.
     fn redistribute_next_list(&mut self) -> Option<()> {
         self.current.clear();
         self.next = 0;

@@ -1,4 +1,4 @@
-//! The engine: runs a lowered Program and finds when each instruction begins and ends.
+//! The engine: runs a lowered Program and computes the start and end of each instruction.
 //!
 //! Each list is first cut into [`blocks`], which all ranks that run it share. The [`interpreter`]
 //! then runs the blocks of every simulated rank from an [`event_queue`], at one quantile of all
@@ -43,7 +43,7 @@ impl<'a> Runnable<'a> {
     pub(crate) fn new(lowered: Lowered<'a>) -> Self {
         let lists = lowered.sources.par_iter().zip(&lowered.lists).zip(&lowered.times);
         let block_lists = lists.map(|((source, list), times)| {
-            // If launches take time, each kernel has a launch to wait for and is a block of its
+            // If launches take time, each kernel waits for its own launch and is a block of its
             // own.
             let launches_are_free = times.iter().all(|times| times.launched.is_empty());
             block_list(source, list, if launches_are_free { Joins::Kernels } else { Joins::Nothing })
@@ -62,17 +62,18 @@ fn block_list(source: &StageProgram, list: &LoweredList, joins: Joins) -> BlockL
 /// The outcome of one run.
 #[derive(Debug)]
 pub(crate) struct RunOutcome {
-    /// Without spans if none were recorded.
+    /// Has no spans if none were recorded.
     pub(crate) timeline: Timeline,
     /// For each simulated rank, how it spent the step.
     pub(crate) breakdowns: Vec<Breakdown>,
-    /// Events that the run took, including ends of blocks that the fast path worked out.
+    /// Number of simulated events, including ends of blocks that the fast path computed without an
+    /// event.
     pub(crate) events: u64,
-    /// Events that came from the queue.
+    /// Number of events that came from the queue.
     #[cfg(test)]
     pub(crate) queue_events: u64,
-    /// Collectives and messages that no sample covers.
+    /// The collectives and messages that no sample covers.
     pub(crate) uncalibrated: Vec<String>,
-    /// Where devices with a quota are in their periods after the step.
+    /// How far devices with a quota are in their periods after the step.
     pub(crate) periods: QuotaPeriods,
 }

@@ -7,17 +7,17 @@ use foretell_program::StageProgram;
 pub(crate) struct InstructionOrder {
     /// The instructions stream by stream.
     pub(super) by_stream: Vec<u32>,
-    /// Where each stream begins in `by_stream`; one entry more than there are streams.
+    /// The start of each stream in `by_stream`, and the end of the last one.
     pub(super) streams: Vec<u32>,
     /// For each instruction, its position in `by_stream`.
     pub(crate) position: Vec<u32>,
     /// For each instruction in turn, the instructions of other streams that it depends on.
     pub(super) dependencies: Vec<u32>,
-    /// Where those of each instruction begin; one entry more than there are instructions.
+    /// The start of each instruction's entries in `dependencies`, and the end of the last one's.
     dependency_offsets: Vec<u32>,
     /// For each instruction in turn, the instructions of other streams that depend on it.
     dependents: Vec<u32>,
-    /// Where those of each instruction begin; one entry more than there are instructions.
+    /// The start of each instruction's entries in `dependents`, and the end of the last one's.
     dependent_offsets: Vec<u32>,
 }
 
@@ -60,7 +60,8 @@ impl InstructionOrder {
         order
     }
 
-    /// Inverts the dependencies. `dependent_offsets` has the counts, shifted by one.
+    /// Inverts the dependencies. On entry, `dependent_offsets[i + 1]` is the number of dependents
+    /// of instruction `i`.
     fn find_dependents(&mut self) {
         for index in 1..self.dependent_offsets.len() {
             self.dependent_offsets[index] += self.dependent_offsets[index - 1];
@@ -98,19 +99,21 @@ impl InstructionOrder {
     }
 }
 
-/// What begins when an instruction ends, among its dependents and the next of its stream.
+/// Which of an instruction's dependents, and of the next instruction in its stream, begin when it
+/// ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Successor {
-    /// It depends on durations.
+    /// The durations of instructions decide.
     Unknown,
-    /// This instruction begins, and no other of them before it has ended.
+    /// Only this instruction begins. None of the others does before it has ended.
     One(u32),
-    /// Two branches begin and then their join, and no other of them before the join has ended.
+    /// Two branches begin, and later the instruction that joins them. None of the others begins
+    /// before the join has ended.
     Fork(InstructionFork),
 }
 
 /// Two branches that begin when one instruction ends, and the instruction that begins when both
-/// have ended.
+/// branches have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InstructionFork {
     /// The first and the last instruction of each branch. A branch lies in one stream, and no

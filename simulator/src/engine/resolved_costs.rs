@@ -11,9 +11,11 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub(crate) struct ResolvedCosts<'a> {
     costs: Vec<ResolvedCost<'a>>,
-    /// Where the costs of each group begin, and then of each channel.
+    /// The start of each group's costs in `costs`, then of each channel's, and the end of the last
+    /// one's.
     first: Vec<u32>,
-    /// For each processor, whether it can never saturate, whatever runs on it at once.
+    /// For each processor, whether it can never saturate, even if all its communication runs at the
+    /// same time.
     never_saturate: Vec<bool>,
     /// Communication that no sample covers.
     pub(super) uncalibrated: BTreeSet<String>,
@@ -24,21 +26,23 @@ pub(crate) struct ResolvedCosts<'a> {
 pub(crate) struct ResolvedCost<'a> {
     /// Time until data flow.
     pub(crate) latency: Picoseconds,
-    /// Time that data flow if nothing slows them.
+    /// Time that data flow without contention.
     pub(crate) flow: Picoseconds,
-    /// The same, not rounded.
+    /// `flow`, not rounded.
     pub(super) flow_seconds: Seconds,
     /// Bytes that each of its flows carries.
     pub(crate) bytes: f64,
-    /// Their rate if nothing slows them.
+    /// The rate of each of its flows without contention.
     pub(super) bytes_per_second: f64,
-    /// The share of a member's processor while data flow, if it was measured.
+    /// The share of a member's processor that it needs while data flow. `None` if it was not
+    /// measured.
     pub(super) processor_share: Option<f64>,
     pub(super) shape: Option<&'a Shape>,
-    /// Whether it shares no link and no processor that can saturate.
+    /// Whether it loads no link and no processor that can saturate.
     pub(super) is_uncontended: bool,
     /// The rates of a kernel and of this collective while both run on one processor. `None` if the
-    /// group has several simulated members, if links are loaded, or if no processor is used.
+    /// group has several simulated members, if the collective loads links, or if it needs no
+    /// processor.
     pub(super) rates_beside_kernel: Option<[f64; 2]>,
 }
 
@@ -46,11 +50,11 @@ pub(crate) struct ResolvedCost<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Communicator<'a> {
     Group(&'a ProcessGroup),
-    /// With its number among the channels.
+    /// The channel, and its index among the channels.
     Channel(u32, &'a Channel),
 }
 
-/// The communicator with this number: groups come first, then channels.
+/// The communicator number `number`: groups come first, then channels.
 pub(super) fn communicator<'a>(lowered: &'a Lowered<'a>, number: u32) -> Communicator<'a> {
     match lowered.groups.get(number as usize) {
         Some(group) => Communicator::Group(group),
@@ -112,14 +116,14 @@ impl<'a> ResolvedCosts<'a> {
         (lowered.ranks[rank as usize].processor, if never { 0.0 } else { 1.0 })
     }
 
-    /// Processor time that communication with this cost takes on a kind of device in all, however
-    /// long its data flow.
+    /// Processor time that communication with this cost takes on a device of this kind, independent
+    /// of contention.
     pub(crate) fn processor_time(lowered: &Lowered<'_>, cost: &ResolvedCost<'_>, kind: usize) -> Picoseconds {
         (cost.flow_seconds * share_of(lowered, cost, kind)).into()
     }
 
-    /// A rank's processor, and the share of it that communication needs whose share was not
-    /// measured: zero if the processor can never saturate.
+    /// A rank's processor, and the share of it that communication needs if that share was not
+    /// measured. The share is zero if the processor can never saturate.
     pub(super) fn communication_share(&self, lowered: &Lowered<'_>, rank: u32) -> (u32, f64) {
         let own = &lowered.ranks[rank as usize];
         (own.processor, if self.never_saturates(lowered, rank) { 0.0 } else { unmeasured_share(lowered, own.kind) })
@@ -130,8 +134,9 @@ impl<'a> ResolvedCosts<'a> {
         self.never_saturate[lowered.ranks[rank as usize].processor as usize - lowered.first_processor()]
     }
 
-    /// Finds the processors that cannot saturate even if all groups and channels use them at once,
-    /// each for one communication at a time, and the communication that is uncontended therefore.
+    /// Finds the processors that cannot saturate even if all their groups and channels communicate
+    /// at the same time (each runs one communication at a time). Then marks as uncontended the
+    /// communication that loads only such processors and no link.
     fn find_contention(&mut self, lowered: &Lowered<'_>) {
         let first = lowered.first_processor();
         let mut demands = vec![0.0; lowered.processors];
@@ -140,7 +145,7 @@ impl<'a> ResolvedCosts<'a> {
             let list = &lowered.lists[rank.list];
             let is_busy = list.uses_processor || list.communication_overlaps;
             let is_interrupted = lowered.costs.parameters(rank.kind).interruption > Seconds::ZERO;
-            // A device with a quota may stand still.
+            // A quota may stop the device.
             if is_busy || is_interrupted || lowered.quota(rank).is_some() {
                 *demand += f64::INFINITY;
             }
@@ -166,7 +171,7 @@ impl<'a> ResolvedCosts<'a> {
         }
     }
 
-    /// Finds the rates of a kernel and a collective that share a processor with nothing else.
+    /// Computes the rates of a kernel and a collective that share a processor with nothing else.
     fn find_rates_beside_kernels(&mut self, lowered: &Lowered<'_>) {
         for (number, group) in (0..).zip(&lowered.groups) {
             let [(member, _)] = group.members.as_slice() else { continue };
@@ -211,12 +216,13 @@ impl<'a> ResolvedCost<'a> {
     }
 }
 
-/// How fast the flow of a communication grows, relative to a kernel, where they share a processor.
-/// `kind` is its first member's kind of device, `largest_share` the most of a processor it needs.
+/// The weight of a communication's flow, relative to a kernel of weight 1, where activities share a
+/// processor. `kind` is the kind of its first member's device, `largest_share` the largest share of
+/// a processor that the flow needs.
 ///
-/// An operating system gives activities equal shares until one needs no more. So a flow that needs
-/// the share `s` grows `1 / s` times as fast as a kernel. On a link, flows with the same share lose
-/// the same part of their rate.
+/// An operating system gives all activities equal shares until an activity needs no more. So the
+/// rate of a flow that needs the share `s` grows `1 / s` times as fast as that of a kernel. On a
+/// link, flows with the same share lose the same fraction of their rate.
 pub(crate) fn growth(lowered: &Lowered<'_>, kind: Option<usize>, largest_share: f64) -> f64 {
     let own = kind.and_then(|kind| lowered.costs.parameters(kind).communication_growth);
     own.unwrap_or(if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 })
@@ -227,13 +233,13 @@ fn share_of(lowered: &Lowered<'_>, cost: &ResolvedCost<'_>, kind: usize) -> f64 
     processor_share(lowered.costs, cost.processor_share, kind)
 }
 
-/// The same for communication whose share was not measured.
+/// The share of a device's processor that communication needs if that share was not measured.
 fn unmeasured_share(lowered: &Lowered<'_>, kind: usize) -> f64 {
     processor_share(lowered.costs, None, kind)
 }
 
-/// The share of a device's processor that communication needs, from the share of a whole one if
-/// that was measured.
+/// The share of a device's processor that communication needs. `measured` is the measured share on
+/// a device of speed 1; if `None`, the device's default applies.
 pub(crate) fn processor_share(costs: &CostModel, measured: Option<f64>, kind: usize) -> f64 {
     let of_whole_device = measured.unwrap_or(costs.parameters(kind).communication_share);
     (of_whole_device / costs.speed(kind)).min(1.0)

@@ -9,15 +9,15 @@ use std::sync::Arc;
 pub(crate) struct Scenario {
     pub(crate) quantile: Quantile,
     pub(crate) recording: Recording,
-    /// For each rank of the Program, the factor by which its device is slower than its costs. Empty
-    /// if every factor is 1.
+    /// For each rank of the Program, the factor by which its device is slower than the cost model
+    /// says. Empty if every factor is 1.
     pub(crate) paces: Vec<f64>,
-    /// When the run may stop; `None` to run to the end.
+    /// The deadline after which the run stops early. `None` to run to the end.
     pub(crate) deadline: Option<Arc<Deadline>>,
-    /// Whether to end early without an answer.
+    /// Tells the run to stop without an answer.
     pub(crate) stop: Stop,
     pub(crate) fast_path: FastPath,
-    /// Where devices with a quota are in their periods when the step begins.
+    /// How far devices with a quota are in their periods when the step begins.
     pub(crate) periods: QuotaPeriods,
 }
 
@@ -26,18 +26,18 @@ pub(crate) struct Scenario {
 pub(crate) enum FastPath {
     #[default]
     On,
-    /// The oracle of the fast path's test.
+    /// For the test that compares the fast path with the plain run.
     #[cfg(test)]
     Off,
 }
 
-/// Which times of a simulation are kept, beside the end of each rank.
+/// Which times a simulation keeps besides the end of each rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recording {
     /// The start and end of each instruction of each simulated rank.
     #[default]
     Spans,
-    /// No others: memory does not grow with the number of instructions.
+    /// None. Memory does not grow with the number of instructions.
     Ends,
 }
 
@@ -53,15 +53,13 @@ pub struct Deadline {
     pub remaining: Vec<Vec<(u32, Picoseconds)>>,
 }
 
-/// Asked now and then whether a simulation should end without an answer, with
-/// [`SimulationError::Interrupted`](crate::SimulationError::Interrupted). The default never asks
-/// for that.
+/// A callback that tells a simulation to end without an answer, with
+/// [`SimulationError::Interrupted`](crate::SimulationError::Interrupted). The default never does.
 #[derive(Clone, Default)]
 pub struct Stop(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl Stop {
-    /// Ends simulations once `is_over` returns `true`. It is asked often, from any
-    /// thread.
+    /// Simulations end once `is_over` returns `true`. They call it often, from any thread.
     pub fn when(is_over: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(is_over)))
     }
@@ -88,12 +86,12 @@ impl PartialEq for Stop {
     }
 }
 
-/// Where devices with a quota are in their periods, at the start or end of a step.
+/// How far devices with a quota are in their periods, at the start or end of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct QuotaPeriods {
     /// Time since the current period began.
     pub(super) elapsed: Picoseconds,
-    /// For each device with a quota, what is left of its budget, in picoseconds of work at its
-    /// long-run pace. Empty if all budgets are full.
+    /// For each device with a quota, its unused budget, in picoseconds of work at its long-run
+    /// pace. Empty if all budgets are full.
     pub(super) budgets: Vec<f64>,
 }

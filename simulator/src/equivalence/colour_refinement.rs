@@ -1,9 +1,9 @@
 //! Colour refinement (Weisfeiler and Leman 1968): the coarsest equitable partition of a graph.
 //!
 //! Two nodes are in one class if they have the same kind and, for every class and every kind of
-//! edge, the same number of such edges to nodes of that class. A system in which everything follows
-//! from such counts alone treats all nodes of a class the same, always. So one of them can stand
-//! for all.
+//! edge, the same number of such edges to nodes of that class. If the behaviour of a system depends
+//! only on node kinds and on these counts, all nodes of a class behave alike at all times. So one
+//! of them can represent its class.
 //!
 //! Nothing here depends on what the nodes are.
 
@@ -15,8 +15,8 @@ use std::hash::{Hash, Hasher};
 pub(super) struct Graph {
     /// The kind of each node.
     kinds: Vec<u64>,
-    /// A node, its neighbour, and the kind of the edge as the node sees it. Each edge is here
-    /// twice.
+    /// A node, its neighbour, and the kind of the edge as the node sees it. Each edge has two
+    /// entries, one for each end.
     edges: Vec<(u32, u32, u64)>,
 }
 
@@ -42,7 +42,7 @@ impl Graph {
     /// The class of each node. Classes are numbered in the order of their first nodes.
     pub(super) fn classes(self) -> Vec<u32> {
         let Self { kinds, edges } = self;
-        // Sorts the edges by node, by counting.
+        // Sorts the edges by node, with a counting sort.
         let mut offsets = vec![0u32; kinds.len() + 1];
         edges.iter().for_each(|&(edge, ..)| offsets[edge as usize + 1] += 1);
         for index in 1..offsets.len() {
@@ -70,7 +70,7 @@ impl Graph {
                     signatures.number(classes[node], &seen)
                 })
                 .collect();
-            // Classes only ever split, so an equal count means that none has.
+            // Classes only ever split. So if their number is unchanged, no class has split.
             if signatures.known.len() == count {
                 return classes;
             }
@@ -80,14 +80,14 @@ impl Graph {
     }
 }
 
-/// Numbers signatures in the order of first use. A signature is a node's class, and the kinds and
-/// classes at the other ends of its edges.
+/// Numbers signatures in the order of first use. The signature of a node consists of its class, and
+/// of the kind of each of its edges with the class at the other end.
 #[derive(Default)]
 struct Signatures {
-    /// The class of each signature, and where the rest of it is in `seen`.
+    /// For each signature, the class of its nodes before, and the range of its edges in `seen`.
     known: Vec<(u32, usize, usize)>,
     seen: Vec<(u64, u32)>,
-    /// The signatures with a hash. Only looked up, so the map's order does not matter.
+    /// The signatures with each hash. The map is never iterated, so its order does not matter.
     by_hash: FxHashMap<u64, Vec<u32>>,
 }
 

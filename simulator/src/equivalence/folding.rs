@@ -1,13 +1,14 @@
 //! Folds a lowered Program: keeps one representative of each class of equivalent ranks, and of each
 //! class of groups, channels, hops, links and processors.
 //!
-//! The members of a class of [`super::colour_refinement`] see the same at every instant, since what
-//! happens to a rank follows only from how many nodes of each class it communicates and shares
-//! with. A link that is kept is loaded by a communication as often as by all of its class before.
-//! So the answer is that of simulating every rank, up to the rounding of sums.
+//! All ranks of a class of [`super::colour_refinement`] have the same events at the same times,
+//! because what happens to a rank depends only on how many nodes of each class it communicates and
+//! shares resources with. A kept communication loads a kept link as much as all communications of
+//! its class did before. So the answer equals that of simulating every rank, up to the rounding of
+//! sums.
 //!
-//! Ranks that share a processor are not folded: their order then decides which of them comes first
-//! at an instant.
+//! Programs whose ranks share processors are not folded: there the order of ranks decides which of
+//! several simultaneous events comes first.
 
 use super::colour_refinement::Graph;
 use crate::lowering::{CostKey, Lowered, ShapeBits, shape_bits};
@@ -15,16 +16,16 @@ use crate::network::Shape;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
-/// The kind of a node, from which refinement starts.
+/// The kind of a node, with which refinement starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum NodeKind {
-    /// A rank, with its list, its kind of device, its durations and the bits of its pace.
+    /// A rank: its list, its kind of device, the index of its durations and the bits of its pace.
     Rank(usize, usize, usize, u64),
     /// A group or a channel.
     Communicator(CostKey),
-    /// A hop, with the cost of its messages and the number of rings of its group.
+    /// A hop: the cost of its messages and the number of rings of its group.
     Hop(ShapeBits, u32),
-    /// A link, with the bits of its capacity and whether it has a queue.
+    /// A link: the bits of its capacity, and whether it has a queue.
     Link(u64, bool),
     Processor,
 }
@@ -32,25 +33,29 @@ enum NodeKind {
 /// The kind of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum EdgeKind {
-    /// A rank is a member of a group, which has this number in its list.
+    /// From a rank to a group of which it is a member. The number is the group's index in the
+    /// rank's list.
     Member(u32),
-    /// A rank sends through a channel to its peer of this number.
+    /// From a rank to a channel on which it sends. The number is the peer's index in the rank's
+    /// list.
     Sends(u32),
-    /// A rank receives through a channel from its peer of this number.
+    /// From a rank to a channel on which it receives. The number is the peer's index in the rank's
+    /// list.
     Receives(u32),
-    /// A hop belongs to a group.
+    /// From a hop to its group.
     HopOf,
-    /// A rank sends through a hop.
+    /// From a rank to a hop on which it sends.
     HopFrom,
-    /// A rank receives through a hop.
+    /// From a rank to a hop on which it receives.
     HopTo,
-    /// A hop begins where another ends.
+    /// From a hop to the next hop of its ring.
     After,
-    /// A hop ends where another begins.
+    /// From a hop to the previous hop of its ring.
     Before,
-    /// A rank runs on a processor.
+    /// From a rank to its processor.
     RunsOn,
-    /// The shape of this number of a communicator or hop loads a link, with the bits of the load.
+    /// From a communicator or hop to a link that it loads: the index of the shape, and the bits of
+    /// the load.
     Loads(usize, u64),
 }
 
@@ -64,7 +69,7 @@ impl<Key: std::hash::Hash + Eq> Numbers<Key> {
     }
 }
 
-/// The first node of each sort. Ranks begin at 0.
+/// The index of the first node of each sort. Ranks start at 0.
 struct FirstNodes {
     groups: usize,
     channels: usize,
@@ -77,7 +82,7 @@ struct FirstNodes {
 struct Representatives {
     /// For each node, the index of its representative.
     index_of: Vec<u32>,
-    /// For each representative, the node that it was: the first of its class.
+    /// For each representative, its former index: that of the first node of its class.
     nodes: Vec<usize>,
 }
 
@@ -101,7 +106,7 @@ impl Representatives {
 }
 
 /// Keeps one representative of each class of equivalent ranks of a lowered Program. `paces` has the
-/// factor by which each rank is slower than its costs, and is empty if none is.
+/// factor by which each rank is slower than the cost model says. It is empty if every factor is 1.
 pub(crate) fn fold<'a>(mut lowered: Lowered<'a>, paces: &[f64]) -> Lowered<'a> {
     if lowered.shares_processors() {
         return lowered;
@@ -235,7 +240,8 @@ fn fold_channels(lowered: &mut Lowered<'_>, ranks: &Representatives, channels: &
     lowered.channels = kept;
 }
 
-/// Hops of one class have their neighbours in one class each, so a ring folds onto a ring.
+/// Folds the hops. The previous hops of all hops of a class are in one class, and so are the next
+/// hops. So a ring folds onto a ring.
 fn fold_hops(
     lowered: &mut Lowered<'_>,
     ranks: &Representatives,
@@ -257,7 +263,8 @@ fn fold_hops(
         let folded = &mut kept[index as usize];
         add_loads(&hop.shape, &mut folded.shape, resources);
         for (weight, end) in folded.weights.iter_mut().zip([hop.sender, hop.receiver]) {
-            // Whatever group of the class it is in: a kept rank need not be in the kept group.
+            // Counts the hops of all groups of the class: a kept rank need not be in the kept
+            // group.
             *weight += f64::from(u8::from(ranks.is_representative(end as usize)));
         }
     }
@@ -270,8 +277,8 @@ fn fold_hops(
     }
 }
 
-/// Adds the loads of a shape on the links that are kept to the shape that stands for it. Each load
-/// stays by itself, since the rate of a communication may be that of one link.
+/// Adds the loads of `shape` on kept links to `folded`, the shape that stands for it. Loads on the
+/// same link stay separate entries, since one of them may limit the rate of the communication.
 fn add_loads(shape: &Shape, folded: &mut Shape, resources: &Representatives) {
     for &(link, load) in &shape.loads {
         if resources.is_representative(link) {

@@ -1,18 +1,18 @@
-//! Finds a rotation of the mesh, a cyclic shift along one axis, that is a symmetry: every rank that
-//! is moved onto another runs the same list at the same pace on an equivalent node.
+//! Finds a rotation of the mesh, a cyclic shift along one axis, that is a symmetry: each rank and
+//! the rank that it is moved onto run the same list, at the same pace, on equivalent nodes.
 //!
 //! The topology says which nodes are equivalent ([`Topology::interchangeable_nodes`]). Whether the
-//! flows of a collective are symmetric, too, is known only when it is lowered: a ring's are, a
-//! tree's are not.
+//! flows of a collective are symmetric, too, is known only when it is lowered: those of a ring are,
+//! those of a tree are not.
 
 use crate::network::MeshRotation;
 use foretell_program::{Axis, GroupId, Program, StageProgram};
 use foretell_topologies::Topology;
 use std::collections::BTreeSet;
 
-/// The rotation along the longest axis that allows one, for ranks that run on the topology's first
-/// devices, one on each. `paces` are the paces of the ranks; `uneven` has for each list the groups
-/// in which kernels cost more on one member than on another.
+/// Returns the rotation along the longest axis that allows one. Assumes that rank `i` runs on the
+/// topology's device `i`. `paces` are the paces of the ranks. `uneven` has, for each list, the
+/// groups in which kernels cost more on one member than on another.
 pub(super) fn find_rotation(
     program: &Program,
     topology: &Topology,
@@ -35,7 +35,8 @@ fn has_even_kernels(rotation: &MeshRotation, program: &Program, uneven: &[BTreeS
     program.lists.iter().zip(uneven).all(|(list, uneven)| !uneven.iter().any(|group| is_rotated(list, group)))
 }
 
-/// Whether all ranks of an orbit run one list at one pace and send messages to corresponding ranks.
+/// Whether all ranks of an orbit run the same list at the same pace and send messages to
+/// corresponding ranks.
 fn leaves_unchanged(rotation: &MeshRotation, program: &Program, paces: &[f64]) -> bool {
     let of_rank = &program.list_of_rank;
     program.lists.iter().flat_map(|list| &list.peers).all(|peer| peer.ranks.is_none())

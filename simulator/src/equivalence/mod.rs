@@ -9,7 +9,7 @@
 //!    [`colour_refinement`] finds the nodes that no simulation can tell apart, and one node of each
 //!    class is kept.
 //!
-//! [`one_rank_per_stage`] takes equivalence as given instead: it lowers one rank of each stage, for
+//! [`one_rank_per_stage`] assumes equivalence instead: it lowers one rank of each stage, for
 //! callers that know the cluster to be uniform.
 
 mod colour_refinement;
@@ -29,7 +29,8 @@ use foretell_topologies::Topology;
 /// Whether equivalent ranks are simulated once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Folding {
-    /// Simulate one representative of each class of equivalent ranks. The answer is the same.
+    /// Simulate one representative of each class of equivalent ranks. The answer equals that of
+    /// [`Self::Off`], up to rounding.
     #[default]
     On,
     /// Simulate every rank.
@@ -37,7 +38,8 @@ pub enum Folding {
 }
 
 /// Lowers a Program and, with folding, keeps one representative of each class of equivalent ranks.
-/// `paces` has the factor by which each rank is slower than its costs, and is empty if none is.
+/// `paces` has the factor by which each rank is slower than the cost model says. It is empty if
+/// every factor is 1.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -54,8 +56,8 @@ pub(crate) fn lower<'a>(
     Ok(fold(draft.lower(rotation, collectives)?.with_resources_numbered(topology), paces))
 }
 
-/// Lowers a Program so that all links keep the topology's numbers. One rank of each orbit of a mesh
-/// rotation stands for it. The result cannot be simulated.
+/// Lowers a Program so that all links keep their indices in the topology. If the mesh has a
+/// rotation, one rank of each orbit stands for all. The result cannot be simulated.
 pub(crate) fn lower_by_topology<'a>(
     program: &'a Program,
     topology: &'a Topology,

@@ -1,10 +1,9 @@
-//! Lowers one rank of each stage, and takes its equivalence with the stage's other ranks as given.
+//! Lowers one rank of each stage, and assumes that the stage's other ranks are equivalent to it.
 //!
-//! This holds if the devices of a stage are of one kind, if all groups of an axis are placed on
-//! nodes as that of the stage's first rank is, and if only one group's communication at a time is
-//! on any link. Then every member of a collective reaches it at the same instant. Stragglers, and
-//! flows of different groups that meet on a link, are not seen. [`super::folding`] proves
-//! equivalence instead.
+//! The assumption holds if all devices of a stage are of one kind, if all groups of an axis are
+//! spread over nodes in the same way, and if at any time only one group's communication loads a
+//! link. Then all members of a collective reach it at the same time. Stragglers and contention
+//! between groups on a link are ignored. [`super::folding`] proves equivalence instead.
 
 use crate::cost::{CostModel, ProfiledGpu};
 use crate::error::SimulationError;
@@ -20,9 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Lowers one rank of each stage, on a device of the kind that `kind_of_stage` returns.
 ///
-/// # Errors
-/// [`SimulationError::NoRepresentative`] if the ranks of a stage run different lists, or if the GPU
-/// profiles do not know a kind.
+/// # Errors [`SimulationError::NoRepresentative`] if the ranks of a stage run different lists, or
+/// if the costs of collectives on a kind of device are unknown.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     costs: &'a CostModel,
@@ -43,8 +41,8 @@ pub(crate) fn lower<'a>(
             return Err(no_representative(format!("the costs of collectives on the devices of stage {stage} are not known")));
         }
         let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage));
-        // In an uneven group (causal attention over `context`), the others wait for the member that
-        // has the most work, the last.
+        // In an uneven group (causal attention over `context`), all members wait for the one with
+        // the most work, which is the last.
         let uneven = uneven_groups(source, &lists[stage]);
         let members_in = |group: GroupId| {
             let members = || source.groups[group.0 as usize].members(&program.mesh, rank).len();
@@ -96,7 +94,7 @@ fn spread_by_kind(costs: &CostModel, kind: usize, program: &Program, group: &Gro
 }
 
 /// Finds the groups. A group within a stage has the stage's representative as its only simulated
-/// member; a group across stages has those of its stages.
+/// member. A group across stages has the representatives of its stages.
 fn find_groups(
     program: &Program,
     costs: &CostModel,

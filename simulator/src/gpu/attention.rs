@@ -1,4 +1,4 @@
-//! Time of attention: a single kernel, or products and softmax one by one.
+//! Time of attention: as one fused kernel, or as products and softmax in separate kernels.
 
 use super::costs::GpuCosts;
 use super::format::ProductFormat;
@@ -18,7 +18,7 @@ const HALF_WAVES: f64 = 1.2;
 /// at half the width it is 15 % lower (Dao 2023, figures 4 to 6).
 const NARROW_HEADS: f64 = 0.23;
 
-/// Kernels per pass that compute the softmax in place of one fused kernel, less that one: cast,
+/// Number of additional kernels per pass where the softmax is not one fused kernel but five: cast,
 /// scale, mask, softmax and cast (`forward_torch_softmax` in Megatron's fused_softmax.py).
 const SOFTMAX_OPERATORS: f64 = 4.0;
 
@@ -52,7 +52,7 @@ pub(super) fn attention_time(
         }
     };
     let batch = sizes.batch * sizes.heads();
-    // The backward pass has two products for each of the forward pass.
+    // The backward pass has two products for each product of the forward pass.
     let (products, bytes) = match direction {
         Direction::Forward => (1.0, forward_bytes),
         Direction::Backward => (2.0, backward_bytes),
@@ -64,7 +64,7 @@ pub(super) fn attention_time(
         columns,
         contracted,
         operand_bytes: element,
-        // The stack's bytes per score include these.
+        // The stack's bytes per score include those of the output.
         output_bytes: 0.0,
     };
     let scores = costs.product_time(&product(sizes.keys, sizes.head_dimension));
@@ -77,8 +77,8 @@ pub(super) fn attention_time(
     ((scores + values) * products + moved, 4.0 * products + more_kernels)
 }
 
-/// Returns the time of a scan's products. They are taken to be as efficient as fused attention,
-/// since no scan was measured.
+/// Returns the time of a scan's products. No scan was measured, so their efficiency is assumed to
+/// be that of fused attention.
 pub(super) fn scan_products_time(costs: &GpuCosts<'_>, kernel: &Kernel, direction: Direction) -> Seconds {
     let gpu = &costs.cluster.gpu;
     let efficiency = match direction {
@@ -89,7 +89,7 @@ pub(super) fn scan_products_time(costs: &GpuCosts<'_>, kernel: &Kernel, directio
     Seconds::new(kernel.flops().value() / (gpu.peak(format).value() * efficiency))
 }
 
-/// Returns the scale of a fused kernel on these sizes.
+/// Returns the efficiency of a fused kernel on these sizes, over that in the device's profile.
 fn fused_scale(costs: &GpuCosts<'_>, sizes: &Attention, scale: f64, for_ampere: bool) -> f64 {
     let is_part = sizes.query_parts > 1 || sizes.ring.is_some() || (sizes.causal && sizes.queries < sizes.keys);
     match costs.stack.parted_attention.filter(|_| is_part) {
@@ -99,16 +99,16 @@ fn fused_scale(costs: &GpuCosts<'_>, sizes: &Attention, scale: f64, for_ampere: 
     }
 }
 
-/// Whether a kernel's own tiles decide how busy it keeps the multiprocessors.
+/// How busy a fused kernel keeps the multiprocessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saturation {
     BySize,
     Full,
 }
 
-/// Returns a lower bound on the device time of all kernels that together do the attention of these
-/// sizes, divided over batch, heads or sequence. Only scores that are not masked count: ring
-/// attention runs no kernel for a fully masked part.
+/// Returns a lower bound on the device time of all kernels that together compute attention of these
+/// sizes, divided over batch, heads or sequence. Only unmasked scores count: ring attention runs no
+/// kernel for a fully masked part.
 pub(super) fn divided_attention_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction) -> Seconds {
     match costs.stack.attention {
         AttentionKind::Fused { scale, for_ampere } => {
@@ -120,7 +120,8 @@ pub(super) fn divided_attention_time(costs: &GpuCosts<'_>, sizes: &Attention, di
                 Direction::Forward => Kernel::Attention(*sizes),
                 Direction::Backward => Kernel::AttentionGradient(*sizes),
             };
-            // The backward pass has twice the products, and reads the scores that were kept.
+            // The backward pass has twice the products, and reads the scores that the forward pass
+            // kept.
             let passes = if direction == Direction::Forward { 1.0 } else { 2.0 };
             let least = kernel.flops().min(Kernel::Attention(*sizes).flops() * passes);
             Seconds::new(least.value() / costs.fastest_products().value())
@@ -142,7 +143,7 @@ fn fused_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction, sca
     };
     let narrow = (sizes.head_dimension as f64 / 128.0).min(1.0).powf(NARROW_HEADS);
     let reached = efficiency * scale * narrow * waves / (waves + half_waves);
-    // Kernels for packed sequences leave out what lies in other documents
+    // Kernels for packed sequences skip scores between different documents
     // (`flash_attn_varlen_func`).
     let attended = kernel.flops().value() * costs.workload.attended;
     Seconds::new(attended / (gpu.peak(format).value() * reached))

@@ -26,7 +26,7 @@ pub enum Category {
     Norm,
     /// Rotary embedding.
     Rope,
-    /// Copies that change the arrangement: splits, joins, slices.
+    /// Copies that change the layout of data: splits, joins, slices.
     Rearrange,
     /// Embedding look-ups.
     Embedding,
@@ -45,7 +45,8 @@ pub enum Category {
 impl Category {
     /// Returns the category of a kernel.
     pub(super) fn of(kernel: &Kernel) -> Self {
-        // The time of an LSTM's weight gradient is modelled from its traffic, like other work.
+        // The time of an LSTM's weight gradient is modelled from its memory traffic, like that of
+        // other work.
         if let Kernel::LstmWeightGradient(_) = kernel {
             return Category::Other;
         }

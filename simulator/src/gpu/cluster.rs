@@ -1,4 +1,4 @@
-//! Devices, links and a network together.
+//! A cluster: devices, links and a network.
 
 use super::device::GpuProfile;
 use super::link::{LinkProfile, NetworkProfile};
@@ -15,37 +15,37 @@ pub struct Cluster {
     pub link: LinkProfile,
     /// Network between nodes.
     pub network: NetworkProfile,
-    /// Number of devices that the link joins. A node in this sense is a rack where the link spans
-    /// one.
+    /// Number of devices that the link joins. If the link spans a whole rack, the rack counts as
+    /// one node.
     pub devices_per_node: usize,
-    /// Rate of a node to others by the data sheet, one way.
+    /// Rate at which a node sends to other nodes by the data sheet.
     pub node_rate: BytesPerSecond,
-    /// Durations on a changed machine, over the usual ones.
+    /// Ratios of durations on a changed machine to those on the usual one.
     pub paces: ClusterPaces,
 }
 
-/// Durations on a machine of a what-if question, over the usual ones.
+/// Ratios of durations on the machine of a what-if question to those on the usual machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClusterPaces {
-    /// The host's time of an operator.
+    /// Ratio for the host's time per operator.
     pub host: f64,
-    /// The time of a kernel.
+    /// Ratio for the time of a kernel.
     pub kernels: f64,
 }
 
 impl ClusterPaces {
-    /// Those of the usual machine.
+    /// The ratios of the usual machine, 1.
     pub const USUAL: Self = Self { host: 1.0, kernels: 1.0 };
 }
 
 impl Cluster {
-    /// Returns the rate to other nodes that long messages of a whole node reach.
+    /// Returns the rate to other nodes that a whole node reaches with long messages.
     pub fn reached_node_rate(&self) -> BytesPerSecond {
         let rate = self.node_rate * self.network.efficiency;
         self.network.most.filter(|most| *most < rate).unwrap_or(rate)
     }
 
-    /// Returns the share of that rate that one device has, in bytes per second.
+    /// Returns one device's share of [`Self::reached_node_rate`], in bytes per second.
     pub(super) fn network_rate_of_device(&self) -> f64 {
         self.reached_node_rate().value() / self.devices_per_node as f64
     }

@@ -13,14 +13,14 @@ impl GpuCosts<'_> {
         self.stack.host.host_launch * self.stack.launches(Category::Communication)
     }
 
-    /// Returns the bytes of a collective on the network over those in the Program. The Program's
-    /// gradients are in single precision, and its parameters are in the precision of activations.
+    /// Returns the bytes that a collective sends over those in the Program. The Program's gradients
+    /// are in single precision, and its parameters have the precision of activations.
     pub fn network_share(&self, kind: Collective, role: CollectiveRole) -> f64 {
         let communication = &self.stack.communication;
         let is_needless = match self.workload.trained {
             TrainedParameters::All => false,
             TrainedParameters::Adapters { beside_shards: true } => role == CollectiveRole::Gradients,
-            // Gathers follow updates, and nothing large is updated.
+            // With adapters, only the small updated parameters would need to be gathered.
             TrainedParameters::Adapters { .. } => matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters),
         };
         match role {
@@ -36,15 +36,15 @@ impl GpuCosts<'_> {
         }
     }
 
-    /// Returns the bytes of a collective on the network over those in the Program, for the member
-    /// of its group that receives most.
+    /// Returns the bytes that a collective sends over those in the Program, for the group's member
+    /// that receives the most.
     pub fn fullest_network_share(&self, kind: Collective, role: CollectiveRole, members: usize) -> f64 {
         let is_of_tokens = kind == Collective::AllToAll && role == CollectiveRole::Expert;
         let received = if is_of_tokens { self.workload.rows_over_slots_of(members) } else { 1.0 };
         self.network_share(kind, role) * received
     }
 
-    /// Returns the time of a collective with `bytes` in the Program.
+    /// Returns the time of a collective of `bytes` bytes in the Program.
     pub fn collective_time(
         &self,
         kind: Collective,

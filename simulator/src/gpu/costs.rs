@@ -1,4 +1,4 @@
-//! Costs of one software stack on one cluster, and what all kinds of kernels have in common.
+//! Costs of one software stack on one cluster, and helpers that all kinds of kernels share.
 
 use super::cluster::Cluster;
 use super::format::ProductFormat;
@@ -34,7 +34,7 @@ impl GpuCosts<'_> {
 
     /// Returns an upper bound on the rate of matrix products.
     pub(crate) fn fastest_products(&self) -> FlopsPerSecond {
-        // Products whose sizes eight bits do not support run in bf16.
+        // Products whose sizes eight-bit kernels do not support run in bf16.
         let (own, bf16) = (self.product_rate(self.format), self.product_rate(ProductFormat::Bf16));
         if self.format.is_cast() && bf16 > own { bf16 } else { own }
     }
@@ -46,8 +46,8 @@ impl GpuCosts<'_> {
         gpu.peak(format) * (gpu.product_efficiency(format) * share)
     }
 
-    /// Returns the time in which the memory moves some bytes. The last-level cache may still hold
-    /// those that the previous kernel wrote last.
+    /// Returns the time in which the memory moves `bytes` bytes. The last-level cache may still
+    /// hold the bytes that the previous kernel wrote last.
     pub(super) fn moving_time(&self, bytes: f64) -> Seconds {
         let gpu = &self.cluster.gpu;
         let cached = bytes.min(gpu.cache.value());
@@ -55,8 +55,8 @@ impl GpuCosts<'_> {
         Seconds::new(weight / (gpu.memory_bandwidth.value() * gpu.memory_efficiency))
     }
 
-    /// Returns the time to cast elements of operands to a narrow format. Activations and their
-    /// gradients are cast, and transposed for the weight gradient, once per product.
+    /// Returns the time to cast `elements` operand elements to a narrow format. For each product,
+    /// activations and their gradients are cast once, and transposed for the weight gradient.
     pub(super) fn cast_time(&self, elements: usize) -> Seconds {
         if self.format.is_cast() { self.moving_time(elements as f64 * self.stack.products.cast_bytes) } else { Seconds::ZERO }
     }

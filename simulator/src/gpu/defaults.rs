@@ -1,7 +1,7 @@
-//! Defaults of fields in the profiles' files. Knows no profile.
+//! Defaults of fields in the profile files. It must not know any profile.
 
-/// Numbers of a second that a multiprocessor finds and writes one by one, where that was not
-/// measured: about what it is on A100, H100 and B200.
+/// Elements per second that one multiprocessor writes in a kernel that computes the address of each
+/// element, if that was not measured: about the rate of A100, H100 and B200.
 pub(super) fn indexed_elements() -> f64 {
     1.9e9
 }

@@ -71,12 +71,12 @@ pub struct GpuProfile {
     /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,
-    /// True if fewer than three published runs on the device were fitted. Its kernels may be
-    /// measured all the same.
+    /// True if fewer than three published runs on the device were fitted. Its kernels may have been
+    /// measured nevertheless.
     #[serde(skip)]
     pub unseen: bool,
-    /// 10th and 90th percentile of a measurement over its prediction, on a device that nothing was
-    /// fitted on.
+    /// 10th and 90th percentile of a measurement over its prediction, on a device without fitted
+    /// runs.
     #[serde(skip)]
     pub spread: Option<[f64; 2]>,
 }

@@ -1,10 +1,10 @@
-//! Lower bounds on the device time of kernels, however the work is divided.
+//! Lower bounds on the device time of kernels, for any division of the work.
 //!
-//! Ranks and micro-batches divide a kernel into parts. A part never reaches a higher rate than a
-//! very large kernel does, and all parts together do at least the arithmetic and move at least the
-//! bytes of the whole. Incomplete waves and penalties for odd sizes count for nothing here, since
-//! parts may have better sizes than the whole. So does skewed routing, which only adds rows.
-//! Launches count only where parts are small enough for the last-level cache.
+//! Ranks and micro-batches divide a kernel into parts. No part reaches a higher rate than a very
+//! large kernel does, and all parts together do at least the arithmetic and move at least the bytes
+//! of the whole kernel. Incomplete waves and penalties for odd sizes are left out, since parts may
+//! have better sizes than the whole. So is skewed routing, which only adds rows. Launches count
+//! only where parts are small enough for the last-level cache.
 
 use super::attention::{Direction, divided_attention_time, scan_products_time};
 use super::category::Category;
@@ -14,7 +14,8 @@ use foretell_models::Kernel;
 use foretell_units::{DataType, FlopsPerSecond, Seconds};
 
 impl GpuCosts<'_> {
-    /// Returns a lower bound on the device time of all kernels that together do a kernel's work.
+    /// Returns a lower bound on the total device time of all parts into which a kernel may be
+    /// divided.
     pub fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
         if self.is_skipped(Category::of(kernel), kernel) {
             return Seconds::ZERO;
@@ -24,7 +25,7 @@ impl GpuCosts<'_> {
             Seconds::new(operations / rate.value())
         };
         let product = |sizes: &[usize]| at(self.fastest_products(), sizes);
-        // Products whose sizes eight bits do not support run in bf16.
+        // Products whose sizes eight-bit kernels do not support run in bf16.
         let [fp8, bf16] = [ProductFormat::Fp8, ProductFormat::Bf16].map(|format| self.product_rate(format));
         let eight_bit = self.fastest_products().max(fp8).max(bf16);
         match *kernel {
@@ -62,9 +63,9 @@ impl GpuCosts<'_> {
         }
     }
 
-    /// Lower bound on the time to move `bytes`, by any number of kernels. Either they run at memory
-    /// speed and launches count for nothing, or each fills the last-level cache once and pays one
-    /// launch.
+    /// Lower bound on the time to move `bytes`, by any number of kernels. Either the kernels move
+    /// them at memory speed, and launches are left out, or each kernel moves one filling of the
+    /// last-level cache and pays one launch.
     fn divided_moving_time(&self, bytes: f64, slowdown: f64) -> Seconds {
         let gpu = &self.cluster.gpu;
         let rate = gpu.memory_bandwidth.value() * gpu.memory_efficiency;

@@ -1,5 +1,5 @@
-//! Access by name to the profile values that measured runs determine: those that a fit changes and
-//! `profiles/fitted.yaml` lists.
+//! Access by name to the values of a profile that a fit may change and that `profiles/fitted.yaml`
+//! lists.
 //!
 //! The name is relative to a profile: `elementwise` of a stack, `product:fp16` of a device, or
 //! `latency_scale` of the network. Every value is a positive number.
@@ -81,7 +81,7 @@ fn attention(stack: &StackProfile) -> f64 {
     }
 }
 
-/// Sets what [`attention`] returns. The bytes moved backward change in proportion.
+/// Sets the value that [`attention`] returns. The bytes moved backward change in proportion.
 fn set_attention(stack: &mut StackProfile, value: f64) {
     match &mut stack.attention {
         AttentionKind::Fused { scale, .. } => *scale = value,

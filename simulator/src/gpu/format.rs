@@ -38,7 +38,8 @@ impl ProductFormat {
         }
     }
 
-    /// Returns the bytes of an element of an operand. In NVFP4 they include a share of the scales.
+    /// Returns the bytes of an element of an operand. In NVFP4 this includes the element's share of
+    /// the scales.
     pub const fn bytes(self) -> f64 {
         match self {
             ProductFormat::Fp32 | ProductFormat::Tf32 => 4.0,
@@ -48,7 +49,7 @@ impl ProductFormat {
         }
     }
 
-    /// Returns the format of products in a run of a data type.
+    /// Returns the format of matrix products in a run whose data type is `precision`.
     pub const fn of(precision: DataType) -> Self {
         match precision {
             DataType::Fp32 | DataType::Fp64 | DataType::Int8 | DataType::Int32 => ProductFormat::Fp32,
@@ -64,7 +65,8 @@ impl ProductFormat {
         matches!(self, ProductFormat::Fp8 | ProductFormat::Mxfp8 | ProductFormat::Nvfp4)
     }
 
-    /// Returns the format whose figures a device without figures for this one has.
+    /// Returns the next wider format, whose figures apply to a device that has none for this
+    /// format.
     pub(super) const fn wider(self) -> Option<Self> {
         match self {
             ProductFormat::Nvfp4 => Some(ProductFormat::Mxfp8),

@@ -10,18 +10,18 @@ use foretell_models::{Kernel, NEWTON_SCHULZ_STEPS, Window};
 use foretell_program::Phase;
 use foretell_units::{DataType, Seconds};
 
-/// Number that the columns and the contracted dimension of an eight-bit product must be a multiple
-/// of (cuBLASLt: sixteen bytes).
+/// In an eight-bit product, the columns and the contracted dimension must be multiples of this
+/// (cuBLASLt: sixteen bytes).
 const EIGHT_BIT_GRANULE: usize = 16;
 
-/// Rate of sixteen-bit products whose weight has an odd dimension, over that of others. Rows then
-/// begin at addresses from which tensor cores cannot load two elements at a time. GPT's unpadded
-/// vocabulary of 50,257 takes 4.7 ms per sequence and 1,024 features on vTrain's A100s
-/// (`benches/vtrain_slopes.py`). That is 68 of 312 TFLOP/s, where products of layers reach about
-/// 213.
+/// Rate of sixteen-bit products whose weight has an odd dimension, over that of other sixteen-bit
+/// products. Rows of such a weight begin at addresses from which tensor cores cannot load two
+/// elements together. GPT's unpadded vocabulary of 50,257 takes 4.7 ms per sequence and 1,024
+/// features on vTrain's A100s (`benches/vtrain_slopes.py`). That is 68 of 312 TFLOP/s, where
+/// products of layers reach about 213.
 const UNEVEN: f64 = 0.32;
 
-/// Kernels of a scan, forward or backward (`ssd_combined.py` of mamba_ssm).
+/// Number of kernels of a scan, in each pass (`ssd_combined.py` of mamba_ssm).
 const SCAN_KERNELS: f64 = 5.0;
 
 /// Time of an instruction's kernels.
@@ -29,14 +29,14 @@ const SCAN_KERNELS: f64 = 5.0;
 pub struct KernelTime {
     /// Time on the device.
     pub device: Seconds,
-    /// Time of the host, which launches kernels ahead of the device where it can.
+    /// Time of the host to launch them. It runs ahead of the device where it can.
     pub host: Seconds,
 }
 
 /// Work of an instruction on the device.
 struct DeviceWork {
     time: Seconds,
-    /// Number of kernels, for the launches. 0 if the stack fuses the work away.
+    /// Number of kernels, which determines the launches. 0 if the stack fuses the work away.
     kernels: f64,
     category: Category,
 }
@@ -48,8 +48,8 @@ impl DeviceWork {
 }
 
 impl GpuCosts<'_> {
-    /// Returns the time of an instruction's kernels. Zero if the stack fuses them into others, or
-    /// does not run them because their parameters are not trained.
+    /// Returns the time of an instruction's kernels. The time is zero if the stack fuses the
+    /// kernels into others, or does not run them because their parameters are not trained.
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
         let DeviceWork { time, kernels, category } = self.device_work(kernel, accumulate, precision);
         if kernels == 0.0 || self.is_skipped(category, kernel) {
@@ -70,10 +70,11 @@ impl GpuCosts<'_> {
     }
 
     fn device_work(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> DeviceWork {
-        // Gradients of weights are in single precision, and read as well if they are accumulated.
+        // Gradients of weights are in single precision. If they are accumulated, the kernel also
+        // reads them.
         let gradient = if accumulate { 8.0 } else { 4.0 };
         let element = precision.size().value();
-        // An epilogue reads or writes as much as the product's output besides it.
+        // An epilogue reads or writes another tensor as large as the product's output.
         let with_epilogue = |has_epilogue: bool| if has_epilogue { 2.0 * element } else { element };
         match *kernel {
             Kernel::Matmul { rows, columns, contracted, activation, .. } => {
@@ -97,7 +98,7 @@ impl GpuCosts<'_> {
             Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => {
                 self.eight_bit_matmul([columns, contracted, rows], gradient)
             }
-            // One kernel finds the largest element and one rounds all.
+            // One kernel finds the largest element, and one rounds all elements.
             Kernel::Quantise { .. } => DeviceWork { kernels: 2.0, ..self.memory_bound(kernel, accumulate, precision) },
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
                 let rows = self.received(experts, rows);
@@ -121,7 +122,7 @@ impl GpuCosts<'_> {
                 let steps = NEWTON_SCHULZ_STEPS as f64;
                 DeviceWork::product(step * steps, 3.0 * steps)
             }
-            // PyTorch views memory without a kernel.
+            // PyTorch makes a view without a kernel.
             Kernel::Planned(work) if work.is_view() => {
                 DeviceWork { time: Seconds::ZERO, kernels: 0.0, category: Category::of(kernel) }
             }
@@ -159,9 +160,9 @@ impl GpuCosts<'_> {
         }
     }
 
-    /// Returns the work of a scan: its products, or its traffic if that takes longer. Kernels are
-    /// those of `mamba_chunk_scan_combined`: sums of decays, states of chunks, their passing on,
-    /// products of keys, and the outputs.
+    /// Returns the work of a scan: the time of its products or of its memory traffic, whichever is
+    /// longer. Its kernels are those of `mamba_chunk_scan_combined`: sums of decays, states of
+    /// chunks, passing on of states, products of keys, and outputs.
     fn scan(&self, kernel: &Kernel, direction: Direction, precision: DataType) -> DeviceWork {
         let moving = self.moving_time(kernel.traffic().bytes(precision).value());
         let time = scan_products_time(self, kernel, direction).max(moving);
@@ -179,19 +180,22 @@ impl GpuCosts<'_> {
         DeviceWork::product(if is_uneven { time * (1.0 / UNEVEN) } else { time }, 1.0)
     }
 
-    /// Returns the rows of each expert on the fullest rank. They count as equally many.
+    /// Returns the rows of each expert on the fullest rank, where all experts are assumed to have
+    /// equally many.
     fn received(&self, experts: usize, slots: usize) -> usize {
         let more = self.workload.rows_over_slots(experts);
         if more <= 1.0 {
             return slots;
         }
-        // Products of uneven sizes do not use tensor cores, so rows stay as even as slots are.
+        // Products of odd sizes do not use tensor cores. So the rows keep the largest power of two
+        // (up to 16) that divides the slots.
         let granule = 1 << slots.trailing_zeros().min(4);
         let parts = (slots as f64 * more / granule as f64).ceil() as usize;
         granule * if granule < 16 { parts | 1 } else { parts }
     }
 
-    /// Returns the work of the products of all experts. `cast` counts elements per expert.
+    /// Returns the work of the products of all experts. `cast` is the number of elements to cast
+    /// per expert.
     fn expert_matmul(
         &self,
         experts: usize,
@@ -208,8 +212,8 @@ impl GpuCosts<'_> {
 
     /// Returns the work of a product whose operands a kernel of the Program has quantised. If the
     /// libraries do not support its sizes in eight bits, both operands are first converted to
-    /// sixteen. That happens to a rank's shard of a layer, or to the rows that a weight gradient
-    /// sums over.
+    /// sixteen bits. Such sizes come from sharding a layer, or from the number of rows that a
+    /// weight gradient sums over.
     fn eight_bit_matmul(&self, [rows, columns, contracted]: [usize; 3], output_bytes: f64) -> DeviceWork {
         let is_supported = columns.is_multiple_of(EIGHT_BIT_GRANULE) && contracted.is_multiple_of(EIGHT_BIT_GRANULE);
         let format = if is_supported { ProductFormat::Fp8 } else { ProductFormat::Bf16 };
@@ -222,8 +226,8 @@ impl GpuCosts<'_> {
         DeviceWork::product(time + self.moving_time(converted), 3.0)
     }
 
-    /// Returns the time of a convolution, as a product whose rows are the output's pixels (implicit
-    /// GEMM). Operands have the width of `precision`, also in fp8 runs.
+    /// Returns the time of a convolution, computed as a matrix product whose rows are the output's
+    /// pixels (implicit GEMM). Operands have the width of `precision`, also in fp8 runs.
     fn convolution_time(&self, window: Window, precision: DataType) -> Seconds {
         let Window { batch, in_channels, out_channels, size, .. } = window;
         let arithmetic = Product {
@@ -234,7 +238,7 @@ impl GpuCosts<'_> {
             operand_bytes: 0.0,
             output_bytes: 0.0,
         };
-        // The cache serves the overlaps of windows, so the input is read once.
+        // The cache serves the overlaps of windows, so memory is read only once.
         let moved = Kernel::Convolution(window).bytes(precision).value();
         self.product_time(&arithmetic).max(self.moving_time(moved))
     }
@@ -247,17 +251,19 @@ impl GpuCosts<'_> {
         }
     }
 
-    /// Returns the bytes that a memory-bound kernel moves under the stack, and the factor of its
-    /// time over the time to move them. `None` if the stack fuses the kernel away.
+    /// Returns the bytes that a memory-bound kernel moves under the stack, and the ratio of its
+    /// time to the time in which memory moves these bytes. `None` if the stack fuses the kernel
+    /// away.
     pub(super) fn moved(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Option<(f64, f64)> {
         let category = Category::of(kernel);
         let share = self.stack.traffic_share(category);
         if share == 0.0 {
             return None;
         }
-        // Kernels over whole buckets stream in every stack. So does a scaling: it is one kernel,
-        // also where norms and activations are chains of them. A sum is one, too, but the fit gives
-        // residual additions the factor of the kernels around them.
+        // Kernels over whole buckets stream in every stack. So does a scaling: it is one kernel
+        // even in stacks whose norms and activations are chains of kernels. An addition is one
+        // kernel, too, but residual additions keep the factor that the fit gave to the kernels
+        // around them.
         let is_streaming = matches!(category, Category::Optimizer | Category::Bucket)
             || matches!(kernel, Kernel::Scale { .. })
             || (self.workload.has_adapters && matches!(kernel, Kernel::Add { .. }));
@@ -268,7 +274,7 @@ impl GpuCosts<'_> {
             bytes += 4.0 * traffic.single as f64;
         }
         if category == Category::Optimizer {
-            // The share is that of an update with moments. LAMB, Muon and outer steps move other
+            // `update_share` assumes an update with moments. LAMB, Muon and outer steps move other
             // values.
             let moments = match kernel {
                 Kernel::Sgd { momentum, .. } => Some(usize::from(*momentum)),

@@ -9,21 +9,22 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkProfile {
-    /// Bus bandwidth (as nccl-tests define it) of long ring collectives, by number of members. A
-    /// number without an entry has that of the next smaller entry.
+    /// Bus bandwidth (as nccl-tests define it) of long ring collectives, by number of members. For
+    /// a number without an entry, the next smaller entry applies.
     pub ring: BTreeMap<usize, BytesPerSecond>,
     /// Bus bandwidth of an all-reduce in the switch (NVLS) among all devices of a node. `None` if
     /// the switch cannot reduce.
     #[serde(default)]
     pub in_switch: Option<BytesPerSecond>,
-    /// Rate from one device to one other.
+    /// Rate from one device to one other device.
     pub point_to_point: BytesPerSecond,
-    /// Rate from one device to all others together.
+    /// Rate from one device to all other devices together.
     pub all_to_all: BytesPerSecond,
     /// Number of devices that the link joins, if it spans several hosts.
     #[serde(default)]
     pub domain: Option<usize>,
-    /// Time from the call of a collective to its first byte, in addition to NCCL's own figures.
+    /// Time from the call of a collective to its first byte, in addition to NCCL's latency
+    /// constants.
     pub launch: Seconds,
     /// Factor on NCCL's latency constants.
     #[serde(default = "one")]
@@ -48,10 +49,10 @@ pub struct NetworkProfile {
     pub efficiency: f64,
     /// Factor on NCCL's network latency constants.
     pub latency_scale: f64,
-    /// Latency of a hop over that on InfiniBand.
+    /// Ratio of a hop's latency to that on InfiniBand.
     #[serde(default = "one")]
     pub hop: f64,
-    /// Rate that a node does not exceed, if its processors limit it.
+    /// Highest rate that a node reaches, if its processors limit it.
     #[serde(default)]
     pub most: Option<BytesPerSecond>,
     /// Source of the figures.
@@ -59,7 +60,7 @@ pub struct NetworkProfile {
 }
 
 impl NetworkProfile {
-    /// Returns the latency of a hop over NCCL's constant.
+    /// Returns the ratio of a hop's latency to NCCL's constant.
     pub fn latency(&self) -> f64 {
         self.latency_scale * self.hop
     }

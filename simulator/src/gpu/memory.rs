@@ -1,10 +1,10 @@
 //! Memory of a device under a framework, from the compiler's buffers.
 //!
-//! A framework keeps other copies than our executor: a gradient in single precision beside the
+//! A framework keeps tensors that our executor does not: a gradient in single precision beside the
 //! narrow one, logits in single precision, scores of attention that is not fused. Its allocator
-//! holds more than is in use, and there is a context besides. [`StageMemory`] has the counts that
-//! depend on the instruction list alone. The stack's [`MemoryRules`](super::MemoryRules) turn them
-//! into bytes.
+//! reserves more than is in use, and the CUDA context takes memory, too. [`StageMemory`] has the
+//! counts that depend on the instruction list alone. The stack's
+//! [`MemoryRules`](super::MemoryRules) turn them into bytes.
 
 use super::expert_rows::ExpertRows;
 use super::format::ProductFormat;
@@ -23,11 +23,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct StageMemory {
     /// Elements of parameters.
     parameters: f64,
-    /// Share of them that a step does not change: parameters beside adapters, and frozen ones.
+    /// Share of the parameters that a step does not change: those beside adapters, and frozen ones.
     frozen: f64,
     /// Elements of gradients.
     gradients: f64,
-    /// Parameters whose optimizer state this rank keeps.
+    /// Number of parameters whose optimizer state this rank keeps.
     optimized: f64,
     /// Elements of optimizer state per parameter, without the master copy.
     moments: f64,
@@ -37,8 +37,7 @@ pub struct StageMemory {
     /// The same peaks if gathered inputs of sequence-parallel products are kept for the backward
     /// pass rather than gathered again.
     peaks_with_gathered: [TransientBytes; 3],
-    /// Largest number of attention scores that are kept at a time, by stacks without fused
-    /// attention.
+    /// Largest number of attention scores kept at one time, by stacks without fused attention.
     scores: f64,
     /// Logits of a micro-batch.
     logits: f64,
@@ -47,7 +46,7 @@ pub struct StageMemory {
     precision: DataType,
 }
 
-/// Bytes that are alive at a moment and not kept from step to step.
+/// Bytes that are allocated at one moment and freed within the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct TransientBytes {
     /// Bytes of logits and of their gradients.
@@ -63,12 +62,12 @@ impl TransientBytes {
 }
 
 impl StageMemory {
-    /// Counts the buffers of a list, with balanced routing. `precision` is the Program's.
+    /// Counts the buffers of a list, with balanced routing. `precision` is the Program's data type.
     pub fn of(list: &StageProgram, precision: DataType) -> Self {
         Self::of_workload(list, precision, &Workload::default())
     }
 
-    /// Counts the buffers of a list on the rank whose experts receive the most tokens in every
+    /// Counts the buffers of a list, on a rank whose experts receive the most tokens in every
     /// layer.
     pub fn of_workload(list: &StageProgram, precision: DataType, workload: &Workload) -> Self {
         let rows = workload.routing.is_some().then(|| ExpertRows::of(list));
@@ -94,7 +93,7 @@ impl StageMemory {
                 BufferRole::Parameter => memory.parameters += elements,
                 BufferRole::Gradient => memory.gradients += elements,
                 BufferRole::OptimizerState => memory.optimized += elements,
-                // The stack's own code says what frameworks keep of these.
+                // The stack's memory rules cover these roles.
                 BufferRole::ParameterCopy
                 | BufferRole::Running
                 | BufferRole::Input
@@ -105,10 +104,10 @@ impl StageMemory {
         }
         memory.peaks = peaks(list, memory.logits, &BTreeMap::new(), &rows_over_slots);
         memory.peaks_with_gathered = peaks(list, memory.logits, &gathered_again(list), &rows_over_slots);
-        // The Program keeps a master copy beside the moments of narrow parameters.
+        // The Program's optimizer state for narrow parameters includes a master copy.
         memory.optimized /= (memory.moments + if is_narrow(precision) { 1.0 } else { 0.0 }).max(1.0);
         if let Some(gathered) = gathered_once(list) {
-            // Parameters that stay gathered replace their shards.
+            // Parameters that stay gathered replace their shards, and do not count as transient.
             let peaks = memory.peaks.iter_mut().chain(&mut memory.peaks_with_gathered);
             peaks.for_each(|peak| peak.others = (peak.others - gathered).max(0.0));
             memory.parameters = memory.parameters.max(gathered / precision.size().value());
@@ -116,8 +115,8 @@ impl StageMemory {
         memory
     }
 
-    /// Returns the memory of a device under a stack: the allocated bytes by role, those that the
-    /// allocator holds unused, and the context.
+    /// Returns the memory of a device under a stack: the allocated bytes by role, the bytes that
+    /// the allocator reserves but does not use, and the context.
     pub fn footprint(&self, stack: &StackProfile, format: ProductFormat, workload: &Workload) -> Footprint {
         let rules = &stack.memory;
         let state = StateBytes::of(stack, format, workload, self.precision);
@@ -154,7 +153,7 @@ impl StageMemory {
     }
 }
 
-/// Whether a buffer lies in the device's memory, and not in the host's.
+/// Whether a buffer lies in device memory (not in host memory).
 fn is_on_device(buffer: &Buffer) -> bool {
     buffer.memory == MemoryKind::Device
 }
@@ -173,7 +172,8 @@ fn frozen_share(list: &StageProgram) -> f64 {
     if frozen < all { frozen / all } else { 0.0 }
 }
 
-/// Returns the buffer that another is a view of, or the other itself.
+/// Returns the buffer that a view refers to, through all parents, or the buffer itself if it is no
+/// view.
 fn root(list: &StageProgram, mut id: BufferId) -> BufferId {
     while let Some(parent) = list.buffer(id).parent {
         id = parent;
@@ -201,7 +201,7 @@ fn moments(list: &StageProgram) -> f64 {
 }
 
 /// Returns the bytes of parameters that are gathered once and kept for the step. `None` if
-/// parameters are gathered several times (FSDP), so that several buffers have the same name.
+/// parameters are gathered several times (FSDP), which shows in several buffers of the same name.
 fn gathered_once(list: &StageProgram) -> Option<f64> {
     let is_gathered = |buffer: &&Buffer| buffer.role == BufferRole::Parameter && !buffer.persistent && buffer.parent.is_none();
     let gathered = || list.buffers.iter().filter(is_gathered);
@@ -212,9 +212,9 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
 /// Returns the three peaks of transient bytes, see [`StageMemory::peaks`]. Buffers with as many
 /// elements as `logits` are logits.
 ///
-/// Frameworks write results to new memory. So a buffer counts in full even where our memory plan
-/// lets a kernel write over one of its operands. Buffers in `extended` live until the instruction
-/// given there. `scale` is the factor on a buffer's bytes.
+/// Frameworks write results to new memory. So a buffer counts in full even if our memory plan lets
+/// a kernel overwrite one of its operands with it. A buffer in `extended` lives at least until the
+/// instruction given there. `scale` returns the factor on a buffer's bytes.
 fn peaks(
     list: &StageProgram,
     logits: f64,
@@ -222,8 +222,8 @@ fn peaks(
     scale: &dyn Fn(BufferId) -> f64,
 ) -> [TransientBytes; 3] {
     let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
-    // Instruction, whether a buffer ends there, its bytes, whether it has logits. Sorted so that at
-    // an instruction buffers begin before others end.
+    // Each change has: instruction, whether a buffer ends there, change of bytes, whether the
+    // buffer holds logits. Sorted so that at each instruction buffers begin before others end.
     let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
     for (index, buffer) in list.buffers.iter().enumerate() {
         if let (Some((first, last)), false, None, true) =
@@ -257,7 +257,7 @@ fn peaks(
 }
 
 /// Returns the inputs of sequence-parallel products that are gathered again in the backward pass,
-/// each with the instruction that does it.
+/// each with the instruction that gathers it again.
 fn gathered_again(list: &StageProgram) -> BTreeMap<BufferId, u32> {
     let mut gathered: BTreeMap<BufferId, BufferId> = BTreeMap::new();
     let mut gathered_again = BTreeMap::new();
@@ -280,7 +280,7 @@ fn shards_logits(instruction: &Instruction) -> bool {
     matches!(*instruction.operation, Operation::Compute { kernel: Kernel::LogitStatistics { parts: 2.., .. }, .. })
 }
 
-/// Returns the number of logits that an instruction of the loss reads, else 0.
+/// Returns the number of logits that an instruction of the loss reads; 0 for other instructions.
 fn logits(instruction: &Instruction) -> f64 {
     match *instruction.operation {
         Operation::Compute { kernel: Kernel::CrossEntropy { rows, classes }, .. }
@@ -290,11 +290,11 @@ fn logits(instruction: &Instruction) -> f64 {
     }
 }
 
-/// Returns the largest number of scores alive at a time, from an attention to its gradient. If
-/// attention is recomputed, the recomputed scores count and the first ones do not.
+/// Returns the largest number of attention scores that are alive at one time, from an attention to
+/// its gradient. If attention is recomputed, the recomputed scores count and the first ones do not.
 fn kept_scores(list: &StageProgram) -> f64 {
     let mut kept: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
-    // Backwards from the end: the last attention before each gradient keeps its scores.
+    // Goes backwards from the end: the last attention before each gradient keeps its scores.
     let mut awaited: BTreeSet<(u32, Option<u32>)> = BTreeSet::new();
     let mut keepers: Vec<bool> = vec![false; list.instructions.len()];
     let key = |instruction: &Instruction| (instruction.name, instruction.micro_batch);

@@ -1,4 +1,4 @@
-//! Bytes that a software stack keeps for each element and each byte of a Program's buffers.
+//! Bytes that a software stack keeps for each element, and for each byte of a Program's buffers.
 
 use super::format::ProductFormat;
 use super::stack::StackProfile;
@@ -11,18 +11,18 @@ const SINGLE_PRECISION: f64 = 4.0;
 /// Adam's two moments in single precision, in bytes.
 const MOMENTS: f64 = 8.0;
 
-/// Bytes of a stack's state, by element.
+/// Bytes that a stack keeps of each value of the training state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StateBytes {
-    /// For each parameter that the optimizer does not update.
+    /// Bytes of a parameter that the optimizer does not update.
     pub(super) frozen_parameter: f64,
-    /// For each parameter that it updates.
+    /// Bytes of a parameter that it updates.
     pub(super) parameter: f64,
-    /// For each gradient. 0 if only adapters are trained.
+    /// Bytes of a gradient. 0 if only adapters are trained.
     pub(super) gradient: f64,
-    /// For each master copy of a parameter. 0 if only adapters are trained.
+    /// Bytes of the master copy of a parameter. 0 if only adapters are trained.
     pub(super) master_copy: f64,
-    /// For each moment. 0 if only adapters are trained.
+    /// Bytes of a moment. 0 if only adapters are trained.
     pub(super) moment: f64,
 }
 
@@ -32,8 +32,8 @@ impl StateBytes {
         let is_narrow = is_narrow(precision);
         let is_pure = is_narrow && workload.has_no_master_copy;
         let trained = if workload.trained == TrainedParameters::All { 1.0 } else { 0.0 };
-        // The single-precision values of mixed precision serve the update alone. What is not
-        // trained is loaded in the narrow format (torchtune's `dtype`, transformers'
+        // The single-precision values of mixed precision serve only the update. Parameters that are
+        // not trained are loaded in the narrow format (torchtune's `dtype`, transformers'
         // `torch_dtype`).
         let parameter = match is_narrow {
             _ if is_pure => 2.0,
@@ -46,8 +46,8 @@ impl StateBytes {
             ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
             _ => rules.gradient,
         };
-        // More bytes than those of single-precision moments are the master copy, and fewer mean
-        // narrow moments.
+        // If a rule has more bytes than two single-precision moments, the rest is the master copy.
+        // If it has fewer, the moments are narrow.
         let master_copy = if is_narrow && !is_pure { (rules.optimizer - MOMENTS).max(0.0) } else { 0.0 };
         let moment = if is_narrow { rules.optimizer.min(MOMENTS) / 2.0 } else { SINGLE_PRECISION };
         Self {
@@ -65,7 +65,7 @@ pub(super) fn is_narrow(precision: DataType) -> bool {
     precision.size() < DataType::Fp32.size()
 }
 
-/// The state of a run whose [`MemoryRates`] are asked for.
+/// What [`MemoryRates`] need to know about the state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateKind {
     /// The number format of parameters.
@@ -76,26 +76,26 @@ pub struct StateKind {
     pub moments: usize,
 }
 
-/// Device memory that a software stack holds at least, for each byte of a Program's buffers on the
-/// device.
+/// Lower bounds on the device memory that a software stack holds, per byte of a Program's device
+/// buffers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryRates {
     /// Bytes for each byte of parameters that stay on the device.
     pub parameters: f64,
-    /// Bytes for each byte of their gradients.
+    /// Bytes for each byte of gradients.
     pub gradients: f64,
     /// Bytes for each byte of optimizer state, the master copy included.
     pub optimizer_state: f64,
     /// Bytes for each byte of other buffers that persist from step to step.
     pub others: f64,
-    /// Bytes for each byte of the transient buffers that are alive at one moment.
+    /// Bytes for each byte of transient buffers alive at the same time.
     pub transient: f64,
-    /// Bytes beside them: the context, and buffers of fixed size.
+    /// Further bytes: the context, and buffers of fixed size.
     pub fixed: Bytes,
 }
 
 impl MemoryRates {
-    /// The rates of our own executor, which holds the Program's arena.
+    /// The rates of our own executor, which holds exactly the Program's arena.
     pub const ARENA: Self =
         Self { parameters: 1.0, gradients: 1.0, optimizer_state: 1.0, others: 1.0, transient: 1.0, fixed: Bytes::ZERO };
 
@@ -116,16 +116,17 @@ impl MemoryRates {
             gradients: held * state.gradient / SINGLE_PRECISION,
             optimizer_state: held * (state.master_copy + state.moment * moments) / (of_optimizer.max(1.0) * SINGLE_PRECISION),
             others: 0.0,
-            // Logits do not scale with `rules.activations`. Skewed routing fills no fewer slots.
+            // Logits do not scale with `rules.activations`, so the factor is at most 1. Skewed
+            // routing fills no fewer slots.
             transient: held * rules.activations.min(1.0),
             fixed: Bytes::new((rules.buffers.value() * held) as u64) + rules.context,
         }
     }
 
-    /// Returns the rates for a Program that gathers sharded parameters. Where it gathers each of
-    /// them once, a stack keeps the gathered ones in place of the shards; see
-    /// [`StageMemory`](super::StageMemory). So shards do not count, and what is gathered counts as
-    /// transient or as parameters, whichever is less.
+    /// Returns the rates for a Program that gathers sharded parameters. If it gathers each of them
+    /// once, a stack keeps the gathered parameters in place of the shards; see
+    /// [`StageMemory`](super::StageMemory). So shards count nothing, and gathered parameters count
+    /// at the lower of the transient and the parameter rate.
     #[must_use]
     pub fn of_gathered_parameters(self) -> Self {
         match self == Self::ARENA {
@@ -134,7 +135,7 @@ impl MemoryRates {
         }
     }
 
-    /// Returns rates that hold on both of two devices.
+    /// Returns rates that are lower bounds on both devices.
     #[must_use]
     pub fn least(self, other: Self) -> Self {
         Self {

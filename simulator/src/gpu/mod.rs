@@ -1,17 +1,17 @@
-//! Costs on GPUs that nobody here has timed, from profiles of devices, links and software stacks.
+//! Costs on GPUs that we have not timed, from profiles of devices, links and software stacks.
 //!
 //! The nouns: a [`GpuProfile`] is a device's data sheet with the share of it that kernels reach. A
 //! [`LinkProfile`] and a [`NetworkProfile`] join devices and nodes, and a [`Cluster`] has all
 //! three. A [`StackProfile`] is a framework's behaviour: fusions, host costs, number formats,
 //! memory. A [`Workload`] has the few properties of a run that costs depend on besides kernel
-//! sizes, among them a [`RoutingSkew`]: the tokens of the fullest rank of experts.
+//! sizes, among them a [`RoutingSkew`]: how many tokens the fullest rank of experts receives.
 //!
 //! The flow: [`Profiles::library`] reads the YAML files in `profiles/`, in which every value has
 //! its source. [`GpuCosts`] gives the time of kernels and collectives. [`NodeSpread`] chooses the
 //! algorithm of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device, and
 //! [`MemoryRates`] a lower bound on it.
 //!
-//! Nothing here knows a plan, a layout or a framework's name. Two runs differ only by their
+//! This module must not know plans, layouts or names of frameworks. Two runs differ only by their
 //! Programs, profiles and workloads.
 
 mod attention;

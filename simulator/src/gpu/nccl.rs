@@ -1,12 +1,12 @@
 //! Time of collectives by NCCL's own choice of algorithm and protocol.
 //!
 //! For every algorithm and protocol that a group can use, a latency and a bandwidth give a time.
-//! The fastest one counts, as in `ncclTopoTuneModel` of NCCL's `graph/tuning.cc`. The latency
+//! The least time counts, as in `ncclTopoTuneModel` of NCCL's `graph/tuning.cc`. The latency
 //! constants are those of that file (`baseLat`, `hwLat`), and the bandwidths are measured ones of
 //! the links.
 //!
-//! All-gathers and reduce-scatters have a ring alone: PAT (NCCL 2.23) supports one GPU a node
-//! (NVIDIA/nccl#1473), and so is left out.
+//! All-gathers and reduce-scatters always use a ring. NCCL's other algorithm for them, PAT (2.23),
+//! supports only one GPU per node (NVIDIA/nccl#1473) and is left out.
 //!
 //! A group is described by its number of members and their distribution over nodes. Groups of one
 //! layout that communicate at the same time share a node's network equally.
@@ -50,7 +50,7 @@ impl Protocol {
     }
 
     /// Returns the share of the bandwidth that carries data. Half of LL's bytes are flags, and NCCL
-    /// halves LL again on fast links.
+    /// halves the bandwidth of LL again on fast links.
     const fn bandwidth(self) -> f64 {
         match self {
             Protocol::Ll => 0.25,
@@ -62,15 +62,15 @@ impl Protocol {
 
 /// `baseLat` of a ring by protocol, in microseconds.
 const BASE_RING: [f64; 3] = [6.6, 14.0, 8.4];
-/// `baseLat` of a tree.
+/// `baseLat` of a tree by protocol, in microseconds.
 const BASE_TREE: [f64; 3] = [6.8, 14.0, 8.4];
 /// `hwLat` of a ring per hop over NVLink or PCIe, by protocol, in microseconds.
 const HOP_RING: [f64; 3] = [0.6, 1.9, 3.4];
-/// `hwLat` of a tree over NVLink or PCIe.
+/// `hwLat` of a tree per hop over NVLink or PCIe, by protocol, in microseconds.
 const HOP_TREE: [f64; 3] = [0.6, 1.25, 4.0];
-/// `hwLat` of a ring over the network.
+/// `hwLat` of a ring per hop over the network, by protocol, in microseconds.
 const NETWORK_RING: [f64; 3] = [2.7, 4.0, 14.0];
-/// `hwLat` of a tree over the network.
+/// `hwLat` of a tree per hop over the network, by protocol, in microseconds.
 const NETWORK_TREE: [f64; 3] = [5.0, 8.5, 14.0];
 /// Latency of NVLS, in microseconds. NCCL's `hwLat` is 25, but all-reduces of 2 to 64 MiB on eight
 /// H100 (`collectives_measured.csv`) match 75.
@@ -78,10 +78,11 @@ const IN_SWITCH: f64 = 75.0;
 /// `baseLat` of a group of sends and receives, in microseconds.
 const MESSAGE: f64 = 8.4;
 
-/// Bytes of a second that a channel carries: assumed, such that NVSwitch's rates need the most.
+/// Bytes per second that one channel carries. An assumption, chosen so that the rates of NVSwitch
+/// need the most channels.
 const CHANNEL: f64 = 10e9;
 /// Fewest and most channels of a group. FSDP's gathers run in 24 blocks on an H100
-/// (forums.developer.nvidia.com/t/337991); that the fewest are two is assumed.
+/// (forums.developer.nvidia.com/t/337991). The minimum of two is an assumption.
 const LEAST_CHANNELS: f64 = 2.0;
 const MOST_CHANNELS: f64 = 24.0;
 
@@ -91,7 +92,7 @@ const MOST_CHANNELS: f64 = 24.0;
 pub struct NodeSpread {
     /// Number of ranks in the group.
     pub members: usize,
-    /// Number of nodes that they lie on.
+    /// Number of nodes that they are on.
     pub nodes: usize,
     /// Largest number of them on one node.
     pub most_on_node: usize,
@@ -103,7 +104,8 @@ impl NodeSpread {
         Self::of_devices(group.members(mesh, rank).iter().map(|member| member.0), cluster)
     }
 
-    /// Returns the spread of devices by their numbers. Those of a node are consecutive.
+    /// Returns the spread of devices by their indices. The devices of a node have consecutive
+    /// indices.
     pub fn of_devices(devices: impl IntoIterator<Item = usize>, cluster: &Cluster) -> Self {
         let mut on_node: BTreeMap<usize, usize> = BTreeMap::new();
         for device in devices {
@@ -129,14 +131,14 @@ impl NodeSpread {
     }
 
     /// Returns the rate at which the members on one node send to other nodes, in bytes per second.
-    /// The groups of the node's other devices send at the same time.
+    /// The groups of the node's other devices are assumed to send at the same time.
     fn rate_between_nodes(&self, cluster: &Cluster) -> f64 {
         let share = self.most_on_node as f64 / cluster.devices_per_node as f64;
         cluster.reached_node_rate().value() * share
     }
 
     /// Returns the time of a collective, with the algorithm and protocol that NCCL chooses. `asked`
-    /// restricts the choice, as `NCCL_ALGO` does, for collectives that the algorithm supports.
+    /// restricts the choice to one algorithm, as `NCCL_ALGO` does, if the collective supports it.
     /// All-to-alls and shifts consist of messages and have neither algorithm nor protocol.
     pub fn choose(
         &self,
@@ -183,15 +185,16 @@ impl NodeSpread {
         self.choose(kind, bytes, CollectiveAlgorithm::Automatic, cluster).0
     }
 
-    /// Returns the time of an all-to-all in which each token goes to `copies` experts. A token
-    /// crosses once to each node, and once to each device, that has several of its experts (DeepEP,
-    /// HybridEP). With `copies` 1 every copy travels. The experts of a token are assumed to be in
-    /// any of the places alike, or in those of as many nodes as `most_nodes` allows.
+    /// Returns the time of an all-to-all in which each token goes to `copies` experts. A token is
+    /// sent once to each node, and once to each device, that has several of its experts (DeepEP,
+    /// HybridEP). With `copies` 1 every copy is sent. The experts of a token are assumed to be on
+    /// random ranks of the group, or of as many of its nodes as `most_nodes` allows.
     pub fn expert_all_to_all(&self, bytes: f64, (copies, most_nodes): (usize, Option<usize>), cluster: &Cluster) -> Seconds {
         if self.members < 2 {
             return Seconds::ZERO;
         }
-        // Expected number of places that receive at least one of the copies, over the copies.
+        // Expected number of `places` (ranks or nodes) that receive at least one of the copies,
+        // over the number of copies.
         let share = |places: usize| {
             let (places, copies) = (places as f64, copies as f64);
             places * (1.0 - (1.0 - 1.0 / places).powf(copies)) / copies
@@ -207,7 +210,7 @@ impl NodeSpread {
         Seconds::new(cluster.link.launch.value() + self.shift(bytes, cluster))
     }
 
-    /// Returns the seconds of a collective with a ring.
+    /// Returns the time of a collective with a ring, in seconds.
     fn ring(&self, kind: Collective, bytes: f64, protocol: Protocol, cluster: &Cluster) -> f64 {
         let members = self.members as f64;
         let passes = if kind == Collective::AllReduce { 2.0 } else { 1.0 };
@@ -228,7 +231,7 @@ impl NodeSpread {
         latency * 1e-6 + passes * (members - 1.0) / members * bytes / bus
     }
 
-    /// Returns the seconds of an all-reduce with trees.
+    /// Returns the time of an all-reduce with trees, in seconds.
     fn tree(&self, bytes: f64, protocol: Protocol, cluster: &Cluster) -> f64 {
         let (members, nodes) = (self.members as f64, self.nodes as f64);
         let index = protocol.index();
@@ -236,7 +239,8 @@ impl NodeSpread {
         let latency = BASE_TREE[index]
             + hops * HOP_TREE[index] * cluster.link.latency_scale
             + 2.0 * nodes.log2() * NETWORK_TREE[index] * cluster.network.latency();
-        // A chain up and down inside each node. NCCL counts 92 % of a ring's bandwidth for it.
+        // Data go up and down a chain inside each node. NCCL counts 92 % of a ring's bandwidth for
+        // that.
         let mut seconds = 2.0 * (members - 1.0) / members * bytes / (0.92 * self.ring_rate_within_node(cluster));
         if self.nodes > 1 {
             // Each of the two trees carries half of the bytes. A node is a leaf of one and an inner
@@ -247,8 +251,8 @@ impl NodeSpread {
         latency * 1e-6 + seconds / protocol.bandwidth()
     }
 
-    /// Returns the seconds of an all-reduce in the switches, with a tree between nodes. `None` if
-    /// the group does not fill a node or the switch cannot reduce.
+    /// Returns the time of an all-reduce in the switches, with a tree between nodes, in seconds.
+    /// `None` if the group does not fill a node or the switch cannot reduce.
     fn in_switch(&self, bytes: f64, cluster: &Cluster) -> Option<f64> {
         let rate = cluster.link.in_switch?.value();
         if self.most_on_node < cluster.devices_per_node.min(8) || self.most_on_node < 4 {
@@ -264,8 +268,8 @@ impl NodeSpread {
         Some(latency * 1e-6 + seconds)
     }
 
-    /// Returns the seconds in which every member sends a part to every other. The bytes to members
-    /// on the same node, and on other nodes, are scaled by the two shares.
+    /// Returns the time in which every member sends a part to every other, in seconds. `near_share`
+    /// and `far_share` scale the bytes to members on the same node and on other nodes.
     fn all_to_all(&self, bytes: f64, [near_share, far_share]: [f64; 2], cluster: &Cluster) -> f64 {
         let (members, on_node) = (self.members as f64, self.most_on_node as f64);
         let near = (on_node - 1.0) / members * bytes * near_share / cluster.link.all_to_all.value();
@@ -278,7 +282,7 @@ impl NodeSpread {
         (MESSAGE + hop * 2.0) * 1e-6 + near.max(far)
     }
 
-    /// Returns the seconds in which every member sends to the next.
+    /// Returns the time in which every member sends to the next, in seconds.
     fn shift(&self, bytes: f64, cluster: &Cluster) -> f64 {
         if self.nodes > 1 {
             let device = cluster.network_rate_of_device();
@@ -290,8 +294,8 @@ impl NodeSpread {
         }
     }
 
-    /// Returns the rate of a ring inside the nodes of a group that spans several. A single member
-    /// per node uses no link there.
+    /// Returns the rate of a ring inside the nodes of a group that spans several nodes. It is
+    /// infinite if each node has one member, which uses no link inside its node.
     fn ring_rate_within_node(&self, cluster: &Cluster) -> f64 {
         if self.most_on_node < 2 { f64::INFINITY } else { self.rate_within_node(cluster) }
     }

@@ -5,18 +5,18 @@
 //!        / (rate of one multiprocessor x efficiency)
 //! ```
 //!
-//! The time is at least that in which the memory moves the operands and the output. The best of all
-//! tile shapes counts, since the libraries' heuristics find it. Smaller tiles reuse less of what
-//! they load, and so are less efficient. An incomplete last wave costs as much as a full one,
-//! except for what stream-K and split-K kernels recover (`quantisation`). Fitted on
+//! The time is at least that in which the memory moves the operands and the output. The fastest
+//! tile shape counts, since the libraries' heuristics are assumed to find it. Smaller tiles reuse
+//! loaded data less, and so are less efficient. An incomplete last wave costs as much as a full
+//! one, except for what stream-K and split-K kernels recover (`quantisation`). Fitted on
 //! `bf16_op_efficiency.csv` (SimuMax) with a mean error of 3.0 % over 183 shapes on A100.
 //!
 //! Products in single precision do not run on tensor cores. Arithmetic takes sixteen times as long
 //! per byte of a tile there, so small tiles are as efficient as large ones, and a tile's fixed cost
 //! counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices. The mean error is 9 % over
-//! 6,200 plain products, and 21 % over 9,000 batched ones. The values for tensor cores gave 11 %
-//! and 39 %, because batched products with a contracted dimension of 64 to 128, as attention scores
-//! have, came out half again too long.
+//! 6,200 plain products, and 21 % over 9,000 batched ones. With the values of tensor cores the
+//! errors were 11 % and 39 %, because the predicted time of batched products with a contracted
+//! dimension of 64 to 128, as in attention scores, was 50 % too long.
 
 use super::device::GpuProfile;
 use super::format::ProductFormat;
@@ -42,18 +42,18 @@ pub(super) struct Product {
 /// Tile shapes of the libraries' kernels, largest first.
 const TILES: [(usize, usize); 8] = [(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)];
 
-/// Number that the bytes of an operand's row must be a multiple of for tensor cores (NVIDIA,
-/// "Matrix Multiplication Background User's Guide": eight sixteen-bit elements).
+/// For tensor cores, the bytes of an operand's row must be a multiple of this (NVIDIA, "Matrix
+/// Multiplication Background User's Guide": eight sixteen-bit elements).
 const ALIGNMENT: f64 = 16.0;
 
 /// Share of the peak in single precision that unaligned batched products reach. BLOOM's layouts
 /// with heads of 108 and 150 features took a fifth longer than those with 112, 128 and 144,
-/// although heads are a fortieth of the arithmetic.
+/// although the heads' products are a fortieth of the arithmetic.
 const UNALIGNED: f64 = 0.7;
 
 /// Returns whether the libraries' kernels can use tensor cores. For a single product they copy
-/// operands into aligned rows. The products of a batch, such as those of heads, directly follow
-/// each other.
+/// operands into aligned rows. In a batch, such as that of heads, matrices directly follow each
+/// other, so their rows must be aligned already.
 fn is_aligned(product: &Product) -> bool {
     let is_whole = |elements: usize| (elements as f64 * product.operand_bytes) % ALIGNMENT == 0.0;
     product.batch == 1 || (is_whole(product.columns) && is_whole(product.contracted))

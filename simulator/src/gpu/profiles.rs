@@ -1,5 +1,5 @@
-//! The library of profiles, read from the YAML files that are compiled in. It must not know what a
-//! constant means: the types that it reads do.
+//! The library of profiles, read from the compiled-in YAML files. It must not know what a constant
+//! means: the types that it deserialises into do.
 
 use super::cluster::{Cluster, ClusterPaces};
 use super::defaults::one;
@@ -38,10 +38,12 @@ const ALIASES: [(&str, &str); 6] = [
     ("accelerate", "hf-trainer"),
 ];
 
-/// Largest factor between two similar devices, of peak or of memory bandwidth. An assumption.
+/// Largest ratio between the peaks, or the memory bandwidths, of two devices that count as similar.
+/// An assumption.
 const SIMILAR: f64 = 2.5;
 
-/// Interval of stacks that nothing was fitted on, until `fitted.yaml` says otherwise.
+/// Interval of a measurement over its prediction under stacks without fitted runs, unless
+/// `fitted.yaml` has one. An assumption.
 const UNSEEN: [f64; 2] = [0.7, 1.4];
 
 /// An error in the profiles or in a request for one.
@@ -76,7 +78,7 @@ struct LinksFile {
     networks: BTreeMap<String, NetworkVariant>,
 }
 
-/// What a transport changes of the usual network.
+/// What a transport changes about the usual network.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NetworkVariant {
@@ -97,10 +99,11 @@ pub struct Profiles {
     network: NetworkProfile,
     networks: BTreeMap<String, NetworkVariant>,
     stacks: BTreeMap<String, StackProfile>,
-    /// 10th and 90th percentile of a measurement over its prediction, under a stack that nothing
-    /// was fitted on.
+    /// 10th and 90th percentile of a measurement over its prediction, under a stack without fitted
+    /// runs.
     pub unseen: [f64; 2],
-    /// The same on a device that nothing was fitted on, if that is known.
+    /// 10th and 90th percentile of a measurement over its prediction, on a device without fitted
+    /// runs. `None` if unknown.
     pub unseen_device: Option<[f64; 2]>,
     /// Number of values that measured runs determined.
     fitted_values: usize,
@@ -127,8 +130,7 @@ impl Profiles {
 
     /// Returns the compiled-in profiles with the values of another `fitted.yaml`.
     ///
-    /// # Errors
-    /// [`ProfileError::Unreadable`], with the place in the text.
+    /// # Errors [`ProfileError::Unreadable`], with the position in the text.
     pub fn with_fitted(fitted: &str) -> Result<Self, ProfileError> {
         Self::read(DEVICES, LINKS, STACKS, fitted)
     }
@@ -143,11 +145,10 @@ impl Profiles {
         self.network.value(name)
     }
 
-    /// Reads the texts of the profile files. The first three have priors, and `fitted` has the
-    /// values that replace them.
+    /// Reads the texts of the profile files. `devices`, `links` and `stacks` have the priors, and
+    /// `fitted` has the values that replace some of them.
     ///
-    /// # Errors
-    /// [`ProfileError::Unreadable`], with the place in the file.
+    /// # Errors [`ProfileError::Unreadable`], with the position in the file.
     pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
         let LinksFile { links, network, networks } = parse("links.yaml", links)?;
         let stacks: BTreeMap<String, StackProfile> = parse("stacks", stacks)?;
@@ -199,8 +200,8 @@ impl Profiles {
         }
         self.fitted_values = fitted.free_values;
         self.unseen_device = fitted.unseen_device;
-        // Devices without runs have the interval of sources without, until that of devices is
-        // known.
+        // Devices without fitted runs have the interval measured on left-out devices or, if that is
+        // unknown, the one measured on left-out sources.
         let spread = self.unseen_device.or(fitted.unseen);
         self.devices.values_mut().filter(|device| device.unseen).for_each(|device| device.spread = spread);
         Ok(())
@@ -214,9 +215,10 @@ impl Profiles {
         find(&self.devices, "device", name)
     }
 
-    /// Returns the name of the device with a profile that is most like one without: the one whose
-    /// peak of half-precision products and memory bandwidth are nearest. `None` for CPUs, and if
-    /// none is within a factor of `SIMILAR` in both.
+    /// Returns the name of the device profile most like `kind`: of the profiles of the same
+    /// architecture whose efficiencies are not estimated, the one nearest in peak half-precision
+    /// rate and memory bandwidth. `None` for CPUs, and if no device is within a factor of `SIMILAR`
+    /// in both.
     pub fn similar_gpu(&self, kind: &DeviceKind) -> Option<&str> {
         let peak = |kind: &DeviceKind| {
             let rates = [DataType::Bf16, DataType::Fp16].into_iter().filter_map(|format| kind.peak_rate(format));
@@ -234,7 +236,7 @@ impl Profiles {
         candidates.min_by(|candidate, other| candidate.1.total_cmp(&other.1)).map(|(name, _)| name)
     }
 
-    /// Returns the name of the profile that stands for a stack's name, if that is another one.
+    /// Returns the name of the profile that an alias stands for. `None` if the name is no alias.
     pub fn alias(&self, name: &str) -> Option<&'static str> {
         ALIASES.iter().find(|(alias, _)| *alias == name).map(|&(_, known)| known)
     }
@@ -280,8 +282,8 @@ impl Profiles {
         self.stacks.keys().map(String::as_str).chain(ALIASES.map(|(alias, _)| alias))
     }
 
-    /// Returns a cluster of `devices` devices in nodes of `devices_per_node`. Without `link` or
-    /// `node_rate`, the usual ones of the device apply.
+    /// Returns a cluster of `devices` devices in nodes of `devices_per_node`. If `link` or
+    /// `node_rate` is `None`, the device's usual value applies.
     ///
     /// # Errors
     /// [`ProfileError::Unknown`] if the device or the link has no profile.
@@ -294,12 +296,14 @@ impl Profiles {
         node_rate: Option<BytesPerSecond>,
     ) -> Result<Cluster, ProfileError> {
         let gpu = self.gpu(device)?.clone();
-        // The usual link may be a special case of the stated one: `pcie4-host` of `pcie4`.
+        // The device's usual link may be a special case of the requested link, as `pcie4-host` is
+        // of `pcie4`.
         let link = self.link(link.filter(|link| !gpu.link.starts_with(*link)).unwrap_or(&gpu.link))?.clone();
         let network = self.network.clone();
         let node_rate = node_rate.unwrap_or(gpu.network_rate * devices_per_node.max(1) as f64);
         let joined = match link.domain {
-            // Jobs in several domains take a power of two of each, so that no group straddles two.
+            // Jobs in several domains use a power of two of devices in each, so that no group
+            // straddles two domains.
             Some(domain) if devices > domain => 1 << domain.ilog2(),
             Some(_) => devices.max(devices_per_node),
             None => devices_per_node,
@@ -320,7 +324,7 @@ fn find<'a, T>(entries: &'a BTreeMap<String, T>, kind: &'static str, name: &str)
 }
 
 impl StackLimits {
-    /// The limits of a stack; `None` for our own executor and for stacks of unknown limits.
+    /// The limits of a stack. `None` for our own executor, and for stacks whose limits are unknown.
     pub fn of(stack: &Stack) -> Option<&'static Self> {
         Profiles::library().ok()?.stack(stack.name()).ok()?.limits.as_ref()
     }

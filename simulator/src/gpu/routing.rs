@@ -1,9 +1,10 @@
 //! Skewed routing: how many tokens the fullest rank of experts receives.
 //!
-//! The way of tokens to experts, their products and the way back are synchronous in a group of
-//! ranks, so the fullest rank decides how long a layer takes for all of them. With `e` of `E`
-//! experts on a rank, it receives `E / e` times the mean of the largest sum of loads of `e`
-//! neighbours, where all loads sum to 1. With all experts on each rank that is 1.
+//! Sending tokens to experts, their products, and sending the results back are synchronous in a
+//! group of ranks. So the fullest rank determines how long a layer takes for all of them. Let each
+//! rank have `e` of the `E` experts, and let the loads of a layer sum to 1. Then the fullest rank
+//! receives `(E / e) x (the largest sum of loads of a rank's e experts)` times the mean of all
+//! ranks. With all experts on each rank that ratio is 1.
 
 use foretell_models::Model;
 use foretell_program::Routing;
@@ -12,30 +13,31 @@ use rand_chacha::ChaCha8Rng;
 use std::f64::consts::PI;
 use std::sync::Arc;
 
-/// Tokens that the fullest rank of experts receives, where none is dropped.
+/// How many tokens the fullest rank of experts receives, where none is dropped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoutingSkew {
-    /// Experts of a mixture.
+    /// Number of experts in a mixture.
     experts: usize,
-    /// For each number of experts that ranks may have, in ascending order: the fullest rank.
+    /// For each possible number of experts per rank, in ascending order: the fullest rank.
     fullest: Arc<[(usize, Fullest)]>,
 }
 
-/// The fullest rank of experts.
+/// The load of the fullest rank of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Fullest {
-    /// Its tokens over the mean of all ranks, in the mean over layers.
+    /// Its tokens over the mean of all ranks, averaged over layers.
     tokens: f64,
-    /// Its rows over its slots, in the mean over layers: at least 1 in each, since slots that stay
-    /// empty count as before.
+    /// Its rows over its slots, averaged over layers. At least 1 in each layer, since empty slots
+    /// count, too.
     rows: f64,
-    /// The same in the layer of the measured ones where it is largest; of a law, the mean.
+    /// Its rows over its slots in the measured layer where this ratio is largest. For a
+    /// distribution, the average over layers.
     most_rows: f64,
 }
 
 impl RoutingSkew {
-    /// Returns the skew of a model's routing. `None` if it is balanced, and if it has not one load
-    /// for each of the model's experts.
+    /// Returns the skew of a model's routing. `None` if the model has no experts, if its routing is
+    /// balanced, or if a measured layer does not have one load per expert.
     pub fn of(routing: &Routing, model: &Model) -> Option<Self> {
         let decoder = model.as_decoder()?;
         let mixtures = decoder.mixtures?;
@@ -61,43 +63,45 @@ impl RoutingSkew {
         Some(Self { experts, fullest })
     }
 
-    /// Returns the tokens that the fullest rank receives over the mean of all ranks, if each has so
-    /// many experts. At least 1.
+    /// Returns the tokens of the fullest rank over the mean of all ranks, with `experts` experts on
+    /// each rank. At least 1.
     pub fn fullest(&self, experts: usize) -> f64 {
         self.of_rank(experts).map_or(1.0, |fullest| fullest.tokens)
     }
 
-    /// Returns the rows of the fullest rank over the slots that the Program has for them, in the
-    /// mean over layers. At least 1: slots that stay empty count as before.
+    /// Returns the rows of the fullest rank over the slots that the Program has for them, averaged
+    /// over layers. At least 1, since empty slots count, too.
     pub fn over_slots(&self, experts: usize) -> f64 {
         self.of_rank(experts).map_or(1.0, |fullest| fullest.rows)
     }
 
-    /// Returns the same in the measured layer that has the most. Of a law it is the mean.
+    /// Returns the rows of the fullest rank over its slots, in the measured layer where this ratio
+    /// is largest. For a distribution, the average over layers.
     pub fn most_over_slots(&self, experts: usize) -> f64 {
         self.of_rank(experts).map_or(1.0, |fullest| fullest.most_rows)
     }
 
     fn of_rank(&self, experts: usize) -> Option<Fullest> {
-        // Only numbers that divide all experts occur. Fewer experts on a rank are no less skewed.
+        // The table has only divisors of the number of experts. Others use the next smaller
+        // divisor: fewer experts on a rank are at least as skewed.
         let place = self.fullest.partition_point(|&(on_rank, _)| on_rank <= experts.max(1));
         self.fullest.get(place.saturating_sub(1)).map(|&(_, fullest)| fullest)
     }
 
-    /// Returns the experts on each of so many ranks.
+    /// Returns the number of experts on each rank, if `ranks` ranks divide all experts.
     pub fn on_each_of(&self, ranks: usize) -> usize {
         (self.experts / ranks.max(1)).max(1)
     }
 }
 
-/// Returns loads that sum to 1, none above `most`. What is above it goes to the other experts, in
-/// proportion to their loads.
+/// Returns loads that sum to 1, none above `most`. The excess over `most` goes to the other
+/// experts, in proportion to their loads.
 fn limited(loads: impl Iterator<Item = f64>, most: f64) -> Vec<f64> {
     let mut loads: Vec<f64> = loads.collect();
     let all: f64 = loads.iter().sum();
     loads.iter_mut().for_each(|load| *load /= all);
     let most = most.max(1.0 / loads.len().max(1) as f64);
-    // Each pass but the last finds another expert that is full.
+    // Each pass but the last fills at least one more expert.
     for _ in 0..=loads.len() {
         let is_full = |load: f64| load >= most;
         let full = loads.iter().filter(|&&load| is_full(load)).count();
@@ -120,7 +124,7 @@ fn limited(loads: impl Iterator<Item = f64>, most: f64) -> Vec<f64> {
     loads
 }
 
-/// Returns the loads in the random orders of several layers. The seed is fixed.
+/// Returns the loads of several layers, each in another random order. The seed is fixed.
 fn shuffled(loads: Vec<f64>) -> Vec<Vec<f64>> {
     let layer = |number| {
         let mut random = ChaCha8Rng::seed_from_u64(0);
@@ -134,20 +138,22 @@ fn shuffled(loads: Vec<f64>) -> Vec<Vec<f64>> {
     (0..layers(loads.len())).map(layer).collect()
 }
 
-/// Returns the layers that a law is averaged over; in each, other experts are popular. With few
-/// experts the order decides more, so there are more of them.
+/// Returns the number of layers over which the loads of a distribution are averaged. Each layer has
+/// another random order of experts. With few experts the order matters more, so there are more
+/// layers.
 fn layers(experts: usize) -> u64 {
     (65_536 / experts.max(1)).clamp(64, 1024) as u64
 }
 
 impl Fullest {
-    /// Returns the fullest rank over some layers, if each rank has so many experts.
+    /// Returns the load of the fullest rank over some layers, with `on_rank` experts on each rank.
+    /// `slots` is an expert's number of slots over its tokens under balanced routing.
     fn of(layers: &[Vec<f64>], on_rank: usize, slots: f64, is_measured: bool) -> Self {
         let of_layer = |loads: &Vec<f64>| {
             let of_ranks = loads.chunks(on_rank).map(|loads| loads.iter().sum::<f64>());
             of_ranks.fold(0.0, f64::max) * (loads.len() as f64 / on_rank as f64)
         };
-        // Rounding in sums is no skew.
+        // Avoids a skew from the rounding of sums.
         let rounded = |value: f64| ((value * 1e9).round() / 1e9).max(1.0);
         let tokens: Vec<f64> = layers.iter().map(of_layer).collect();
         let rows: Vec<f64> = tokens.iter().map(|tokens| rounded(tokens / slots)).collect();
@@ -157,8 +163,9 @@ impl Fullest {
     }
 }
 
-/// Returns the quantile of a standard normal distribution in the middle of the part `index` of so
-/// many of equal probability: within 0.3 %, by Winitzki's formula (2008) for the error function.
+/// Returns the quantile of a standard normal distribution in the middle of part `index` of `parts`
+/// parts of equal probability. Winitzki's formula (2008) for the error function gives it within 0.3
+/// %.
 fn normal_quantile(index: usize, parts: usize) -> f64 {
     const A: f64 = 0.147;
     // The argument of the inverse error function, from -1 to 1.

@@ -18,16 +18,16 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 
-/// Power of the interval on devices without measured kernels or runs, until `fitted.yaml` has the
-/// interval of devices that a fit leaves out. An assumption.
+/// On devices without measured kernels or runs, the interval's bounds are raised to this power,
+/// until `fitted.yaml` has the interval of left-out devices. An assumption.
 const ESTIMATED_DEVICE: f64 = 1.4;
 
-/// Slow end of the interval, at least, where a profile stands in for operators that were not
-/// traced: such jobs are people's own, which nobody tuned (`UNTUNED` in `traced/machine.rs`, with
-/// kernels that were not measured).
+/// Least slow end of the interval if a profile stands in for operators that were not traced. Such
+/// jobs are users' own runs, which nobody tuned (`UNTUNED` in `traced/machine.rs`, with kernels
+/// that were not measured).
 const STAND_IN: f64 = 2.0;
 
-/// Returns the bound of an interval with two independent causes, from the bound of each.
+/// Returns the bound of an interval with two independent causes, from the bound due to each cause.
 fn wider(one: f64, other: f64) -> f64 {
     let (one, other) = (one.ln(), other.ln());
     (one.hypot(other)).copysign(one).exp()
@@ -44,11 +44,11 @@ pub struct StackProfile {
     /// Group of stacks of similar design. A fit assumes that they deviate similarly from their
     /// priors.
     pub family: String,
-    /// Name of the stack of the same software, run differently. The two deviate even more
-    /// similarly.
+    /// Name of another stack profile of the same software, run differently. The two deviate even
+    /// more similarly.
     #[serde(default)]
     pub variant_of: Option<String>,
-    /// What its current release can run; `None`: no limits are known.
+    /// What the framework's current release can run. `None` if no limits are known.
     #[serde(default)]
     pub limits: Option<StackLimits>,
     /// Settings of a run that does not state them.
@@ -57,15 +57,15 @@ pub struct StackProfile {
     /// Costs of matrix products.
     #[serde(flatten)]
     pub products: ProductCosts,
-    /// What the keys of the stack's operator tables say ([`foretell_models::operator_tables`]):
-    /// `framework`, `version`, and what else is not in a plan. Steps that were traced follow from
-    /// them; this profile stands in for all others. `None` without tables.
+    /// The keys of the stack's operator tables ([`foretell_models::operator_tables`]): `framework`,
+    /// `version`, and whatever else a plan does not state. Steps that were traced are predicted
+    /// from these tables, and all others from this profile. `None` without tables.
     #[serde(default)]
     pub tables: Option<BTreeMap<String, String>>,
     /// Implementation of attention.
     pub attention: AttentionKind,
-    /// Scale of attention whose keys or queries are a part of the sequence, if it has other
-    /// kernels: PyTorch's context parallelism runs cuDNN's.
+    /// Scale of attention whose keys or queries are a part of the sequence, if the stack has other
+    /// kernels for it: PyTorch's context parallelism runs cuDNN's.
     #[serde(default)]
     pub parted_attention: Option<f64>,
     /// Costs of kernels that are bound by memory.
@@ -79,8 +79,8 @@ pub struct StackProfile {
     pub communication: CommunicationCosts,
     /// True if context parallelism gives each rank equal work on a causal sequence in every order
     /// that a layout names: one part from the beginning and one from the end (Megatron Core,
-    /// torchtitan). Our own executor follows the layout's order; of contiguous parts its last rank
-    /// has the most work.
+    /// torchtitan). Our own executor follows the layout's order; if the parts are contiguous, its
+    /// last rank has the most work.
     #[serde(default = "yes")]
     pub balances_parts: bool,
     /// Differences between the stack's memory and the Program's.
@@ -93,24 +93,24 @@ pub struct StackProfile {
     /// True if the stack was fitted on too few measured runs.
     #[serde(default)]
     pub estimated: bool,
-    /// Keys that no field has. Serde cannot refuse them in a struct with flattened parts.
+    /// Keys that match no field. Serde cannot refuse them in a struct with flattened parts.
     #[serde(flatten)]
     unknown: BTreeMap<String, IgnoredAny>,
 }
 
 impl StackProfile {
-    /// Returns a key of the profile's text that has no meaning, if there is one.
+    /// Returns a key of the profile's text that matches no field, or `None`.
     pub(super) fn unknown_key(&self) -> Option<&str> {
         self.unknown.keys().next().map(String::as_str)
     }
 
     /// Returns the profile as it applies to a run. `unseen` is the interval of stacks without
-    /// measured runs.
+    /// fitted runs.
     #[must_use]
     pub fn applied(mut self, workload: &Workload, unseen: [f64; 2]) -> Self {
         if workload.fp8_scaling == Fp8Scaling::Row {
-            // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen
-            // bits.
+            // The scale of a row needs the whole row, so torchao's recipes gather parameters in
+            // sixteen bits.
             self.communication.narrow_gather = false;
         }
         if workload.has_unknown_stack {
@@ -122,8 +122,8 @@ impl StackProfile {
         self
     }
 
-    /// Returns the interval of a run on these clusters. It is wider on devices of which too few
-    /// runs were fitted.
+    /// Returns the interval of a run on these clusters. It is wider if too few runs were fitted on
+    /// one of their devices.
     pub fn spread_on<'a>(&self, clusters: impl Iterator<Item = &'a Cluster>) -> [f64; 2] {
         let unseen = clusters.filter(|cluster| cluster.gpu.unseen);
         unseen.fold(self.spread, |[low, high], cluster| match cluster.gpu.spread {
@@ -132,7 +132,8 @@ impl StackProfile {
         })
     }
 
-    /// Returns the share of a device's product efficiency that the stack's kernels reach.
+    /// Returns the ratio of the product efficiency that the stack's kernels reach to that in the
+    /// device's profile.
     pub fn product_share(&self, device: &str, format: ProductFormat, scaling: Fp8Scaling) -> f64 {
         let by_row = scaling == Fp8Scaling::Row && format == ProductFormat::Fp8;
         let row_share = if by_row { self.products.scaled_by_row } else { 1.0 };
@@ -145,8 +146,8 @@ impl StackProfile {
         self.products.format.get(&format).copied().unwrap_or(1.0)
     }
 
-    /// Returns the share of the Program's bytes that kernels of a category move. 0 if they are
-    /// fused away.
+    /// Returns the ratio of the bytes that the stack's kernels of a category move to the Program's
+    /// bytes. 0 if they are fused away.
     pub fn traffic_share(&self, category: Category) -> f64 {
         self.memory_bound.traffic.get(&category).copied().unwrap_or(1.0)
     }

@@ -1,9 +1,9 @@
 //! Steps of traced frameworks: memory by replaying what the framework allocates, time by
 //! its own list of kernels.
 //!
-//! The list comes from [`foretell_program::traced`]. Nothing here is fitted to runs: devices'
-//! profiles come from microbenchmarks and data sheets, and the one value of the frameworks is the
-//! host's time for an operator. On other devices the framework measures its operators itself.
+//! The list comes from [`foretell_program::traced`]. Profiles of devices come from microbenchmarks
+//! and data sheets, and the values of the frameworks are host times, a few of which were chosen on
+//! published runs. On devices without a profile, the framework measures its operators itself.
 
 mod allocator;
 mod kernels;

@@ -9,27 +9,32 @@ use foretell_program::MomentFormat;
 pub struct Workload {
     /// Experts per token. 1 in models without experts.
     pub experts_per_token: usize,
-    /// Nodes on which the experts of a token lie at most. `None` if there is no limit.
+    /// Largest number of nodes over which the experts of one token spread. `None` if there is no
+    /// limit.
     pub nodes_per_token: Option<usize>,
     /// Trained parameters.
     pub trained: TrainedParameters,
     /// Scaling of operands in fp8.
     pub fp8_scaling: Fp8Scaling,
-    /// True if the loss is computed operator by operator, under a stack that can compile it.
+    /// True if the loss is computed operator by operator, under a stack that could compile it.
     pub has_eager_loss: bool,
-    /// Share of a rank's logits that exist at a time: less than 1 if the loss is computed in parts.
+    /// Share of a rank's logits that exist at one time. Less than 1 if the loss is computed in
+    /// parts.
     pub logits_at_a_time: f64,
-    /// True if narrow parameters have no copy in single precision, and gradients are as narrow.
+    /// True if narrow parameters have no master copy in single precision, and gradients have the
+    /// same narrow format.
     pub has_no_master_copy: bool,
     /// Number format of the optimizer's moments.
     pub moments: MomentFormat,
-    /// Share of a sequence that a token's own document is, if sequences are packed.
+    /// Ratio of the length of a document to that of a sequence, if sequences are packed: the share
+    /// of attention scores that are within documents. 1 if they are not packed.
     pub attended: f64,
-    /// True if the Program has adapters: two products, a scaling and a sum beside a layer each.
+    /// True if the Program has adapters: two products, a scaling and an addition for each adapted
+    /// layer.
     pub has_adapters: bool,
     /// Tokens of the fullest rank of experts. `None` if routing is balanced.
     pub routing: Option<RoutingSkew>,
-    /// True if the stack only stands in for another one without measured runs.
+    /// True if the stack only stands in for one that has no measured runs.
     pub has_unknown_stack: bool,
 }
 
@@ -53,28 +58,31 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// Returns the rows of the fullest rank over its slots, if each rank has so many experts.
+    /// Returns the ratio of rows to slots on the fullest rank, with `experts` experts on each rank,
+    /// averaged over layers.
     pub fn rows_over_slots(&self, experts: usize) -> f64 {
         self.routing.as_ref().map_or(1.0, |routing| routing.over_slots(experts))
     }
 
-    /// The same in the layer that has the most of them, as memory needs it.
+    /// Returns the ratio of rows to slots on the fullest rank in the layer where it is largest,
+    /// which determines memory.
     pub fn most_rows_over_slots(&self, experts: usize) -> f64 {
         self.routing.as_ref().map_or(1.0, |routing| routing.most_over_slots(experts))
     }
 
-    /// Returns the rows of the fullest rank over its slots, if so many ranks have all experts
-    /// together.
+    /// Returns the ratio of rows to slots on the fullest rank, if `ranks` ranks divide all experts,
+    /// averaged over layers.
     pub fn rows_over_slots_of(&self, ranks: usize) -> f64 {
         self.routing.as_ref().map_or(1.0, |routing| routing.over_slots(routing.on_each_of(ranks)))
     }
 
-    /// Returns the bytes that an update with so many moments moves (Adam has two), over those with
-    /// a master copy and moments in single precision. `is_narrow` says whether parameters are
-    /// narrower than that.
+    /// Returns the bytes that an update with this number of moments (Adam has two) moves, over
+    /// those of an update with a master copy and moments in single precision. `is_narrow` says
+    /// whether parameters are narrower than single precision.
     pub(super) fn update_share(&self, is_narrow: bool, moments: usize) -> f64 {
         let bytes = |is_pure: bool, moment: f64| {
-            // The gradient is read; the parameter or its copy, and the moments, also written.
+            // The gradient is only read. The parameter or its master copy, and the moments, are
+            // read and written.
             let (gradient, parameter) = if is_pure { (2.0, 4.0) } else { (4.0, 8.0) };
             let rounded = if is_narrow && !is_pure { 2.0 } else { 0.0 };
             gradient + parameter + rounded + 2.0 * moments as f64 * moment
@@ -83,9 +91,9 @@ impl Workload {
     }
 }
 
-/// Returns the model with the sequences that are computed if a share of the tokens is. `None` if it
-/// stays as it is: only BERT is trained without padding, on its longest sequences (512 tokens and
-/// more).
+/// Returns the model without padding, of whose tokens only `share` are computed. `None` if nothing
+/// changes: only BERT is trained without padding, and only with its longest sequences (512 tokens
+/// and more).
 pub fn without_padding(model: &Model, share: f64) -> Option<Model> {
     let Model::Bert(bert) = model else { return None };
     if share >= 1.0 || bert.sequence < 512 {
@@ -103,7 +111,7 @@ pub enum TrainedParameters {
     #[default]
     All,
     /// Only small adapters beside them (LoRA). The other parameters have no gradients. With ZeRO 3
-    /// they are shards, which are gathered before each use all the same.
+    /// they are shards, which must still be gathered before each use.
     Adapters {
         /// Whether the other parameters are shards.
         beside_shards: bool,

@@ -1,7 +1,7 @@
 //! Steps over samples of different lengths: padded, sorted by length, or packed.
 //!
-//! The steps of a data set are drawn, since no closed form says how long the longest of a few
-//! samples is, and how the ranks of a step wait for each other. Equal seeds draw equal steps.
+//! The steps of a data set are sampled at random, since there is no closed form for the longest of
+//! a few samples, or for how the ranks of a step wait for each other. Equal seeds give equal steps.
 
 use crate::lengths::Lengths;
 use foretell_units::Seconds;
@@ -9,32 +9,32 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 
-/// Samples that stand for a distribution, as many as its quantiles.
+/// Number of samples, at equidistant quantiles, that stand for a distribution.
 const QUANTILES: usize = 4096;
 
-/// Most steps, and most samples of all steps together, that are drawn.
+/// Largest number of steps, and of samples of all steps together, that are drawn.
 const MOST_STEPS: usize = 400;
 const MOST_SAMPLES: usize = 1 << 21;
 
-/// Batches of which a sorted block has the samples: `mega_batch_mult` of transformers'
-/// `LengthGroupedSampler`.
+/// Number of batches in a block of samples that is sorted by length: `mega_batch_mult` of
+/// transformers' `LengthGroupedSampler`.
 const BATCHES_SORTED_TOGETHER: usize = 50;
 
 /// The lengths of a data set's samples, in tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SampleLengths {
-    /// The shortest first. Not empty, and none is zero.
+    /// In ascending order. Not empty, and none is zero.
     sorted: Vec<usize>,
-    /// The most that a sample can have: the longest, unless a distribution allows more.
+    /// The largest length that a sample can have: the longest, unless a distribution allows more.
     most: usize,
 }
 
 /// Which samples share a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleOrder {
-    /// Any.
+    /// Any samples.
     Shuffled,
-    /// Those of about one length (`group_by_length` of transformers).
+    /// Samples of similar length (`group_by_length` of transformers).
     ByLength,
 }
 
@@ -43,9 +43,9 @@ pub enum SampleOrder {
 pub struct BatchShape {
     /// Rows of a micro-batch.
     pub rows: usize,
-    /// Micro-batches of a rank.
+    /// Micro-batches of a rank in a step.
     pub micro_batches: usize,
-    /// Ranks that have samples of their own.
+    /// Number of ranks that have different samples.
     pub ranks: usize,
     /// When ranks wait for each other.
     pub waits_for: WaitsFor,
@@ -54,31 +54,31 @@ pub struct BatchShape {
 /// When the ranks of a step wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitsFor {
-    /// In every micro-batch: parameters are gathered there.
+    /// In every micro-batch, because parameters are gathered there.
     EveryMicroBatch,
-    /// Once, when gradients are reduced.
+    /// Once per step, when gradients are reduced.
     EveryStep,
 }
 
-/// Steps over a data set.
+/// Statistics of the steps over a data set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LengthCourse {
-    /// The mean step.
+    /// The mean step time.
     pub mean: Seconds,
-    /// The step than which one step in ten is shorter.
+    /// The 10th percentile of the step time.
     pub p10: Seconds,
-    /// The step than which one step in ten is longer.
+    /// The 90th percentile of the step time.
     pub p90: Seconds,
-    /// Samples of a step, in the mean.
+    /// Mean number of samples in a step.
     pub samples: f64,
-    /// Tokens of a step's samples, in the mean.
+    /// Mean number of tokens in a step's samples, without padding.
     pub tokens: f64,
     /// Share of the positions that hold no token.
     pub padding: f64,
 }
 
 impl LengthCourse {
-    /// Tokens of samples per second.
+    /// Tokens of samples per second, without padding.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens / self.mean.value()
     }
@@ -92,7 +92,7 @@ impl SampleLengths {
         (shortest > 0).then_some(Self { sorted: lengths, most })
     }
 
-    /// The number of samples; of a distribution, that of its quantiles.
+    /// The number of samples. For a distribution, the number of its quantiles.
     pub fn count(&self) -> usize {
         self.sorted.len()
     }
@@ -104,13 +104,13 @@ impl SampleLengths {
         Self { sorted: (0..QUANTILES).map(quantile).collect(), most }
     }
 
-    /// The lengths after samples are cut at so many positions, of which there is at least one.
+    /// The lengths after samples are truncated to `positions`, which must be at least 1.
     pub fn cut_at(&self, positions: usize) -> Self {
         let cut = |length: &usize| (*length).min(positions);
         Self { sorted: self.sorted.iter().map(cut).collect(), most: self.most.min(positions) }
     }
 
-    /// Share of the samples that are longer than so many positions.
+    /// Share of the samples that are longer than `positions`.
     pub fn share_above(&self, positions: usize) -> f64 {
         let longer = self.sorted.len() - self.sorted.partition_point(|length| *length <= positions);
         longer as f64 / self.sorted.len() as f64
@@ -121,7 +121,7 @@ impl SampleLengths {
         self.tokens() / self.sorted.len() as f64
     }
 
-    /// The length that a share of the samples has at most.
+    /// The quantile of the lengths at `share`.
     pub fn quantile(&self, share: f64) -> usize {
         let last = self.sorted.len() - 1;
         self.sorted[((share.clamp(0.0, 1.0) * last as f64).round() as usize).min(last)]
@@ -132,13 +132,13 @@ impl SampleLengths {
         self.sorted[0]
     }
 
-    /// The most tokens that a sample can have. It decides the memory of padded batches.
+    /// The largest length that a sample can have. It determines the memory of padded batches.
     pub fn longest(&self) -> usize {
         self.most
     }
 
-    /// The mean over tokens of the length of the sample that a token lies in. So many samples of
-    /// this length have as much attention within samples as all have together.
+    /// The mean over tokens of the length of the token's sample. If all samples had this length,
+    /// the same number of tokens would have the same number of attention scores within samples.
     pub fn mean_of_tokens(&self) -> f64 {
         self.sorted.iter().map(|length| (*length as f64).powi(2)).sum::<f64>() / self.tokens()
     }
@@ -147,10 +147,10 @@ impl SampleLengths {
         self.sorted.iter().map(|length| *length as f64).sum()
     }
 
-    /// Share of rows of `positions` that tokens fill when samples are packed into as few as
-    /// possible: best fit, the longest first, as TRL packs (`bfd`).
+    /// Share of the positions that tokens fill, if samples are packed into as few rows of
+    /// `positions` as possible: best fit, the longest first, as TRL packs (`bfd`).
     pub fn packed_share(&self, positions: usize) -> f64 {
-        // Rows by the positions that are left in them.
+        // Number of rows by their free positions.
         let mut open: BTreeMap<usize, usize> = BTreeMap::new();
         let mut rows = 0usize;
         for length in self.cut_at(positions).sorted.into_iter().rev() {
@@ -175,14 +175,14 @@ impl SampleLengths {
         self.cut_at(positions).tokens() / (rows.max(1) as f64 * positions as f64)
     }
 
-    /// Steps over padded samples. `step` says how long a step takes whose rows all have so many
-    /// positions; each micro-batch takes an equal part of it.
+    /// Statistics of steps over padded samples. `step` returns how long a step takes if all its
+    /// rows have that many positions. Each micro-batch takes an equal part of that time.
     pub fn padded_course(&self, shape: BatchShape, order: SampleOrder, step: &dyn Fn(f64) -> Seconds, seed: u64) -> LengthCourse {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let rows = shape.rows.max(1);
         let of_step = rows * shape.ranks.max(1) * shape.micro_batches.max(1);
         let steps = (MOST_SAMPLES / of_step).clamp(1, MOST_STEPS);
-        // A block is sorted as a whole, whatever steps it is taken apart into.
+        // A block is sorted as a whole, even if it spans several steps.
         let block = match order {
             SampleOrder::Shuffled => rows,
             SampleOrder::ByLength => BATCHES_SORTED_TOGETHER * rows * shape.micro_batches.max(1),
@@ -191,7 +191,7 @@ impl SampleLengths {
         let mut micro_batch = |random: &mut ChaCha8Rng| -> (usize, usize) {
             if drawn.len() < rows {
                 drawn = (0..block).map(|_| self.sorted[random.random_range(0..self.sorted.len())]).collect();
-                // The longest are taken first, from the end.
+                // Batches are taken from the end, so the longest come first.
                 drawn.sort_unstable();
             }
             let taken = drawn.split_off(drawn.len() - rows);
@@ -229,7 +229,7 @@ impl SampleLengths {
         }
     }
 
-    /// Steps over packed rows of `positions`, each of which takes `step`.
+    /// Statistics of steps over packed rows of `positions`, each of which takes `step`.
     pub fn packed_course(&self, shape: BatchShape, positions: usize, step: Seconds) -> LengthCourse {
         let filled = self.packed_share(positions);
         let rows = (shape.rows * shape.ranks * shape.micro_batches) as f64;

@@ -1,24 +1,24 @@
-//! A log-normal distribution of lengths that is cut off at the most tokens.
+//! A log-normal distribution of lengths, truncated at a largest length.
 //!
-//! Its spread follows from the 95th percentile, and its median from the mean, which the lengths
-//! that are cut off lower.
+//! Its spread follows from the 95th percentile. Its median follows from the mean, which truncation
+//! lowers.
 
 use foretell_program::Rollout;
 use statrs::distribution::{ContinuousCDF, Normal};
 
-/// The 95th percentile over the mean, where nothing states it. An assumption.
+/// The ratio of the 95th percentile to the mean, if nothing states it. An assumption.
 const USUAL_P95: f64 = 2.0;
 
 /// The 95th percentile of the standard normal distribution.
 const P95: f64 = 1.644_853_6;
 
-/// Parts into which a distribution is cut to find its mean.
+/// Number of parts of equal probability with which means are computed.
 const PARTS: usize = 1000;
 
 /// A distribution of lengths, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lengths {
-    /// Logarithm of the median, before the cut.
+    /// Logarithm of the median, before truncation.
     median: f64,
     spread: f64,
     most: f64,
@@ -30,7 +30,7 @@ impl Lengths {
         Self::new(rollout.response, rollout.response_p95, rollout.response_max)
     }
 
-    /// Lengths with a mean and a 95th percentile, none above `most`.
+    /// Lengths with this mean and 95th percentile, none above `most`.
     pub fn new(mean: usize, p95: Option<usize>, most: usize) -> Self {
         let (mean, most) = (mean as f64, most as f64);
         let p95 = p95.map_or((USUAL_P95 * mean).min(most), |p95| p95 as f64);
@@ -45,7 +45,7 @@ impl Lengths {
         Self { median: (low + high) / 2.0, spread, most }
     }
 
-    /// The length that a share of the responses has at most.
+    /// The quantile of the lengths at `share`.
     pub fn quantile(&self, share: f64) -> f64 {
         let normal = Normal::standard().inverse_cdf(share.clamp(1e-9, 1.0 - 1e-9));
         (self.median + self.spread * normal).exp().clamp(1.0, self.most)
@@ -57,27 +57,28 @@ impl Lengths {
         (0..PARTS).map(part).sum::<f64>() / PARTS as f64
     }
 
-    /// The mean over tokens of the length, with a prompt, of the sequence that a token lies in.
+    /// Let each sequence be a prompt of `prompt` tokens and a response. Returns the mean over
+    /// tokens of the length of the token's sequence.
     pub fn mean_of_tokens(&self, prompt: f64) -> f64 {
         let part = |index: usize| prompt + self.quantile((index as f64 + 0.5) / PARTS as f64);
         let squares: f64 = (0..PARTS).map(part).map(|length| length * length).sum();
         squares / (0..PARTS).map(part).sum::<f64>()
     }
 
-    /// The mean of the longest of so many responses.
+    /// The mean of the longest of `count` responses.
     pub fn mean_longest_of(&self, count: usize) -> f64 {
         let power = 1.0 / count.max(1) as f64;
         let part = |index: usize| self.quantile(((index as f64 + 0.5) / PARTS as f64).powf(power));
         (0..PARTS).map(part).sum::<f64>() / PARTS as f64
     }
 
-    /// The longest of so many responses, at the median.
+    /// The median of the longest of `count` responses.
     pub fn longest_of(&self, count: usize) -> f64 {
         self.quantile(0.5f64.powf(1.0 / count.max(1) as f64))
     }
 
-    /// The lengths of the responses of one of several engines, of which one has the longest of all
-    /// `total` responses. They come in an order that has long ones anywhere.
+    /// The lengths of the `count` responses of one engine: the one that has the longest of all
+    /// `total` responses. They are shuffled deterministically.
     pub fn of_engine(&self, count: usize, total: usize) -> Vec<f64> {
         let mut lengths: Vec<f64> = (0..count).map(|index| self.quantile((index as f64 + 0.5) / count as f64)).collect();
         if let Some(last) = lengths.last_mut() {

@@ -1,7 +1,7 @@
 //! Lengths of samples and responses, and how samples of different lengths share batches.
 //!
-//! It knows no plans and no kernels: whoever asks says how long a step takes whose samples all have
-//! one length.
+//! This module must not know plans or kernels: the caller says how long a step takes if all its
+//! samples have one length.
 
 mod batches;
 mod distribution;

@@ -1,6 +1,6 @@
-//! Links that stay busy after a communication has ended. A shaper or a port lets the start of a
-//! message pass at once. So a measured communication may take less time than its links' rates
-//! allow, and the next message on the link waits for the difference, the backlog.
+//! Links that stay busy after a communication has ended. A traffic shaper or a port lets the first
+//! bytes of a message pass at once. So a measured communication may take less time than its links'
+//! rates allow. The next message on the link then waits for the difference, the backlog.
 //!
 //! Nothing here depends on when communication happens.
 
@@ -15,8 +15,9 @@ use rustc_hash::FxHashMap;
 /// A backlog of less than this share of the flow time is rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// How much longer a link is busy than a communication's `flow` takes, if it is. Each flow carries
-/// `bytes`, of which every byte is `load` bytes on the link. `capacity` is in bytes per second.
+/// Returns how much longer a link is busy than a communication's `flow` takes. `None` if it is not.
+/// Each flow carries `bytes`, each of which puts `load` bytes on the link. `capacity` is in bytes
+/// per second.
 pub(crate) fn backlog(load: f64, bytes: f64, capacity: f64, flow: Seconds) -> Option<Seconds> {
     let backlog = Seconds::new(load * bytes / capacity - flow.value());
     (backlog > flow * ROUNDING).then_some(backlog)
@@ -25,7 +26,7 @@ pub(crate) fn backlog(load: f64, bytes: f64, capacity: f64, flow: Seconds) -> Op
 /// For each link of the topology, whether some communication can leave a backlog on it.
 pub(super) fn links_with_backlog(lowered: &Lowered<'_>, topology: &Topology) -> Vec<bool> {
     let Lowered { ranks, groups, channels, costs, .. } = lowered;
-    // Costs by the links' data sheets are never below their rates.
+    // Costs by the links' data sheets never imply more than the links' rates.
     let may_be_faster = (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some() || costs.profiled_gpu(kind).is_some());
     let mut found = vec![false; topology.links().len()];
     if !may_be_faster {
@@ -40,7 +41,8 @@ pub(super) fn links_with_backlog(lowered: &Lowered<'_>, topology: &Topology) -> 
             }
         }
     };
-    // Costs are found once for each key. Only looked up, so the maps' order does not matter.
+    // Costs are computed once for each key. The maps are never iterated, so their order does not
+    // matter.
     let mut known: FxHashMap<CostKey, [f64; 4]> = FxHashMap::default();
     for group in groups {
         let fastest = *known.entry(CostKey::of_group(ranks, group)).or_insert_with(|| {

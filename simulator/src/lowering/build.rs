@@ -27,7 +27,7 @@ pub enum Oversubscription {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Threads {
     All,
-    /// Only the caller's thread: for callers that already run one Program per thread. A rayon join
+    /// Only the caller's thread, for callers that already run one Program per thread: a rayon join
     /// here could pick up another such Program and nest without bound.
     Caller,
 }
@@ -38,14 +38,14 @@ pub(crate) struct Draft<'a> {
     pub(crate) topology: &'a Topology,
     costs: &'a CostModel,
     offset: JobOffset,
-    /// Devices from the first one on.
+    /// Number of devices from the job's first device on.
     devices: usize,
     lists: Vec<LoweredList>,
     /// For each list, the groups in which a kernel does more on one member than on another.
     uneven: Vec<BTreeSet<GroupId>>,
 }
 
-/// Refuses operators of traced frameworks: no cost model of ours knows kernels by their names.
+/// Refuses operators of traced frameworks: no cost model of a Program knows them by name.
 fn refuse_traced(stage: &StageProgram, list: &LoweredList) -> Result<(), SimulationError> {
     let traced =
         list.operations.first_instruction.iter().find_map(|&first| match &*stage.instructions[first as usize].operation {
@@ -103,20 +103,20 @@ impl<'a> Draft<'a> {
         if are_balanced { &[] } else { &self.uneven }
     }
 
-    /// Whether every rank has a processor of its own, and the first is on the first device.
+    /// Whether every rank has its own processor, and the job starts on the topology's first device.
     pub(crate) fn has_own_processors(&self) -> bool {
         self.processors() == self.program.mesh.world_size() && self.offset.first_device == 0
     }
 
-    /// Processors that the ranks use. The devices of a lab may be on fewer cores.
+    /// Number of processors that the ranks use. The devices of a lab may share fewer cores.
     fn processors(&self) -> usize {
         let cores = self.costs.cores.unwrap_or(usize::MAX).max(1);
         self.program.mesh.world_size().min(self.devices).min(cores)
     }
 
     /// Lowers the representatives under `rotation`. Lowers every rank if there is no rotation, or
-    /// if the flows of some group are not symmetric under it. Links keep the topology's numbers,
-    /// and processors are numbered from 0, until [`Lowered::with_resources_numbered`].
+    /// if the flows of some group are not symmetric under it. Links keep their indices in the
+    /// topology, and processors are numbered from 0, until [`Lowered::with_resources_numbered`].
     pub(crate) fn lower(
         self,
         mut rotation: Option<MeshRotation>,
@@ -128,7 +128,7 @@ impl<'a> Draft<'a> {
             let mut ranks = context.unconnected_ranks();
             match Pairing::new(&context, &self.lists, collectives, &mut ranks)? {
                 Some(pairing) => break (ranks, pairing),
-                // Only with a rotation.
+                // This happens only with a rotation.
                 None => rotation = None,
             }
         };

@@ -1,11 +1,11 @@
-//! The collectives and messages of lists, few of which are distinct.
+//! The collectives and messages of lists. Few of them are distinct.
 
 use super::list::LoweredList;
 use super::repeated::Repeated;
 use crate::cost::CollectiveCall;
 use foretell_program::{Operation, Program};
 
-/// For each list and group, the collectives of the group.
+/// For each list and each of its groups, the group's collectives.
 pub(super) struct CallsByList(Vec<Vec<Repeated<CollectiveCall>>>);
 
 impl CallsByList {
@@ -31,7 +31,7 @@ pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize,
     }))
 }
 
-/// The bytes of each of these messages of a list.
+/// The bytes of each message among these instructions of a list.
 pub(crate) fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Repeated<u64> {
     Repeated::new(instructions.iter().filter_map(|&index| match *program.lists[list].instructions[index as usize].operation {
         Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),

@@ -1,5 +1,5 @@
 //! Process groups and channels: the ranks that communicate, the links that they load, and the cost
-//! of each collective or message alone.
+//! of each collective or message without contention.
 //!
 //! [`super::pairing`] finds the members. Nothing here depends on when communication happens.
 
@@ -18,11 +18,11 @@ use std::ops::Range;
 pub(crate) struct ProcessGroup {
     /// The simulated members, each with the group's number in its list.
     pub(crate) members: Vec<(u32, u32)>,
-    /// Number of members that each simulated one stands for under a mesh rotation.
+    /// Number of members that each simulated member stands for under a mesh rotation.
     pub(crate) multiplicity: usize,
     /// Number of members.
     pub(crate) size: usize,
-    /// The number of its first collective; the others follow.
+    /// The index of its first collective among all communications. Its other collectives follow.
     pub(crate) first_communication: u32,
     /// Its collectives, in order.
     pub(crate) collectives: Repeated<CollectiveCall>,
@@ -31,13 +31,13 @@ pub(crate) struct ProcessGroup {
     pub(crate) tree: Option<Shape>,
     pub(crate) pairs: Option<Shape>,
     pub(crate) shift: Option<Shape>,
-    /// How far apart its members are, if samples cover the devices of all of them.
+    /// The reach of its ring, if samples cover the devices of all members.
     pub(crate) measured_reach: Option<Reach>,
     /// How its members spread over nodes, if the GPU profiles have the costs.
     pub(crate) spread_by_kind: SpreadByKind,
-    /// The kind of its first member's device, whose overheads count.
+    /// The kind of its first member's device, whose overheads apply.
     pub(crate) kind: usize,
-    /// The hops of its rings among [`super::Lowered::hops`]; empty unless it runs step by step.
+    /// The range of its rings' hops in [`super::Lowered::hops`]. Empty unless it runs step by step.
     pub(crate) hops: Range<u32>,
     /// Number of its rings; 0 unless it runs step by step.
     pub(crate) rings: u32,
@@ -49,31 +49,32 @@ pub(crate) struct Channel {
     /// The simulated ranks at its ends.
     pub(crate) sender: u32,
     pub(crate) receiver: u32,
-    /// The number of the peer in the sender's list, among those it sends to.
+    /// The index of the receiver among the peers that the sender's list sends to.
     pub(crate) send_peer: u32,
-    /// The number of the peer in the receiver's list, among those it receives from.
+    /// The index of the sender among the peers that the receiver's list receives from.
     pub(crate) receive_peer: u32,
-    /// The number of its first message; the others follow.
+    /// The index of its first message among all communications. Its other messages follow.
     pub(crate) first_communication: u32,
     /// The bytes of each message.
     pub(crate) bytes: Repeated<u64>,
-    /// Ranks that each send a part of a message between stages: those of the sender's `tensor`.
+    /// Number of ranks that each send a part of a message between stages: the size of `tensor` at
+    /// the sender.
     pub(crate) parts: usize,
     /// Link loads of a message.
     pub(crate) shape: Shape,
-    /// How far apart its ends are, if samples cover the devices of both.
+    /// The reach of a message, if samples cover the devices of both ends.
     pub(crate) measured_reach: Option<Reach>,
     /// How its ends spread over nodes, if the GPU profiles have the costs.
     pub(crate) spread_by_kind: SpreadByKind,
-    /// The kind of the sender's device, whose overheads count.
+    /// The kind of the sender's device, whose overheads apply.
     pub(crate) kind: usize,
 }
 
 /// How ranks spread over the nodes of a cluster, for each kind of device among them. Empty if the
-/// GPU profiles do not know some kind.
+/// GPU profiles lack one of the kinds.
 pub(crate) type SpreadByKind = Vec<(usize, NodeSpread)>;
 
-/// How `devices`, of these kinds, spread over nodes.
+/// How `devices`, which are of these kinds, spread over nodes.
 pub(super) fn spread_by_kind(costs: &CostModel, kinds: impl Iterator<Item = usize>, devices: &[DeviceId]) -> SpreadByKind {
     let mut found = SpreadByKind::new();
     for kind in kinds {
@@ -85,15 +86,15 @@ pub(super) fn spread_by_kind(costs: &CostModel, kinds: impl Iterator<Item = usiz
     found
 }
 
-/// The longest of the costs: ranks of several kinds wait for the slowest.
+/// The longest of the costs, since ranks of several kinds wait for the slowest.
 fn slowest(costs: impl Iterator<Item = CommunicationCost>) -> Option<CommunicationCost> {
     let total = |cost: &CommunicationCost| (cost.latency + cost.flow).value();
     costs.max_by(|cost, other| total(cost).total_cmp(&total(other)))
 }
 
 impl ProcessGroup {
-    /// The group of these members. With a rotation, link loads are those of the representatives;
-    /// `None` if the flows of some algorithm are not symmetric under it.
+    /// Creates the group of these members. With a rotation, link loads are those of the
+    /// representatives. Returns `None` if the flows of some algorithm are not symmetric under it.
     pub(super) fn new(
         context: &LoweringContext<'_>,
         rotation: Option<&MeshRotation>,
@@ -111,7 +112,7 @@ impl ProcessGroup {
         let flow_context = context.flow_context(rotation);
         let kind = kind_of(members.first().expect("invariant: a group has a member"));
         let spread_by_kind = spread_by_kind(costs, members.iter().map(kind_of), &devices);
-        // For two members ring and tree are the same. Collectives whose cost the GPU profiles have
+        // For two members, ring and tree are equal. Collectives whose costs come from GPU profiles
         // load links as rings do.
         let needs_tree = mode == Collectives::Flow && devices.len() > 2 && spread_by_kind.is_empty();
         let mut is_symmetric = true;
@@ -121,7 +122,7 @@ impl ProcessGroup {
             Ok::<_, TopologyError>(shape)
         };
         let tree = shape(needs_tree && uses(|kind| kind == Collective::AllReduce), Shape::double_tree)?;
-        // Step by step, rings have hops instead.
+        // A ring that runs step by step has hops instead of a shape.
         let ring = shape(mode == Collectives::Flow && uses(is_ring_collective), Shape::ring)?;
         let pairs = shape(uses(|kind| kind == Collective::AllToAll), Shape::all_pairs)?;
         let shift = shape(uses(|kind| kind == Collective::Shift), Shape::shift)?;
@@ -157,18 +158,18 @@ impl ProcessGroup {
         [&mut self.ring, &mut self.tree, &mut self.pairs, &mut self.shift].map(Option::as_mut)
     }
 
-    /// Whether the collective with this index among the distinct ones runs step by step.
+    /// Whether collective `distinct` of the distinct collectives runs step by step.
     pub(crate) fn is_stepped(&self, distinct: usize) -> bool {
         !self.hops.is_empty() && is_ring_collective(self.collectives.distinct()[distinct].kind)
     }
 
-    /// The cost alone of the collective with this index among the distinct ones, and its link
+    /// The uncontended cost of collective `distinct` of the distinct collectives, and its link
     /// loads.
     pub(crate) fn cost(&self, costs: &CostModel, distinct: usize, quantile: Quantile) -> (CommunicationCost, Option<&Shape>) {
         self.cost_of(costs, self.collectives.distinct()[distinct], quantile)
     }
 
-    /// The same for any collective of a kind that the group has.
+    /// The uncontended cost of any collective of a kind that the group has, and its link loads.
     pub(crate) fn cost_of(
         &self,
         costs: &CostModel,
@@ -184,10 +185,10 @@ impl ProcessGroup {
             Collective::AllReduce => (Exchange::AllReduce, self.ring.as_ref(), AlgorithmTerms::ring_whole(members)),
             Collective::ReduceScatter => (Exchange::ReduceScatter, self.ring.as_ref(), AlgorithmTerms::ring_half(members)),
             Collective::AllGather => (Exchange::AllGather, self.ring.as_ref(), AlgorithmTerms::ring_half(members)),
-            // Each member receives as much as in an all-gather. Profiles have no samples of its
-            // own.
+            // Each member receives as much as in an all-gather. Profiles have no samples of
+            // all-to-alls.
             Collective::AllToAll => (Exchange::AllGather, self.pairs.as_ref(), AlgorithmTerms::ALL_PAIRS),
-            // Each member sends one message. Profiles have no samples of its own.
+            // Each member sends one message. Profiles have no samples of shifts.
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), AlgorithmTerms::MESSAGE),
         };
         let fabric_seconds_per_byte = shape.map_or(0.0, |shape| shape.fabric_seconds_per_byte);
@@ -199,7 +200,7 @@ impl ProcessGroup {
             return (cost, shape);
         }
         let measured_members = if collective == Collective::Shift { 2 } else { members };
-        // Samples are of rings.
+        // Samples were measured with rings.
         if requested != CollectiveAlgorithm::Tree
             && let Some((reach, table)) = self.measured_reach.zip(costs.exchanges(self.kind))
             && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * terms.share, quantile)
@@ -226,7 +227,7 @@ impl ProcessGroup {
 }
 
 impl Channel {
-    /// The cost alone of the message with this index among the distinct ones.
+    /// The uncontended cost of message `distinct` of the distinct messages.
     pub(crate) fn cost(&self, costs: &CostModel, distinct: usize, quantile: Quantile) -> CommunicationCost {
         let bytes = self.bytes.distinct()[distinct] as f64;
         let of_kind = |(kind, spread): &(usize, NodeSpread)| {
@@ -256,7 +257,7 @@ const NO_COST: CommunicationCost = CommunicationCost {
     source: Source::Measured,
 };
 
-/// How far apart the devices of a ring are, hop by hop.
+/// The reach of a ring of devices: that of its farthest hop.
 pub(super) fn reach(topology: &Topology, devices: &[DeviceId]) -> Result<Reach, TopologyError> {
     let next = devices.iter().cycle().skip(1);
     let mut reach = Reach::Node;
@@ -270,12 +271,13 @@ pub(super) fn reach(topology: &Topology, devices: &[DeviceId]) -> Result<Reach, 
     Ok(reach)
 }
 
-/// Everything that the cost of a group's collectives or of a channel's messages follows from.
+/// Determines the cost of all of a group's collectives, or of a channel's messages: equal keys have
+/// equal costs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CostKey {
     Group {
-        /// The list of the first member and the group's number there, from which its collectives
-        /// follow.
+        /// The list of the first member and the group's index there, which determine its
+        /// collectives.
         list: usize,
         number: u32,
         size: usize,
@@ -286,8 +288,8 @@ pub(crate) enum CostKey {
         kind: usize,
     },
     Channel {
-        /// The lists of sender and receiver and the peers' numbers there, from which its messages
-        /// follow.
+        /// The lists of sender and receiver and the indices of the peers there, which determine its
+        /// messages.
         lists: [usize; 2],
         peers: [u32; 2],
         shape: ShapeBits,
@@ -301,7 +303,7 @@ pub(crate) enum CostKey {
 /// Bits of a shape's hop latency, and of its seconds per byte over all links and over the fabric.
 pub(crate) type ShapeBits = [u64; 3];
 
-/// The bits from which the uncontended cost of a shape follows.
+/// Returns the values that determine the uncontended cost of a shape, as bits.
 pub(crate) fn shape_bits(shape: &Shape) -> ShapeBits {
     [shape.hop_latency.value(), shape.seconds_per_byte, shape.fabric_seconds_per_byte].map(f64::to_bits)
 }

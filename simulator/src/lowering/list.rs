@@ -1,4 +1,4 @@
-//! An instruction list as far as it is the same for all ranks that run it: the action of each
+//! The part of an instruction list that is equal for all ranks that run it: the action of each
 //! instruction, and which instructions share an operation.
 //!
 //! Nothing here depends on devices, or on which ranks communicate.
@@ -8,7 +8,7 @@ use foretell_program::{Operation, PeerId, Phase, StageProgram};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// An instruction, as the interpreter sees it.
+/// What an instruction does, as the interpreter sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     /// A kernel.
@@ -17,15 +17,15 @@ pub(crate) enum Action {
     Load,
     /// Copies between the memories of the device and its host.
     Copy,
-    /// The `nth` collective of a group of the list.
+    /// The collective number `nth` of a group of the list.
     Collective { group: u32, nth: u32 },
-    /// The `nth` message to a peer; `peer` is an index into [`LoweredList::sends`].
+    /// The message number `nth` to a peer; `peer` is an index into [`LoweredList::sends`].
     Send { peer: u32, nth: u32 },
-    /// The `nth` message from a peer; `peer` is an index into [`LoweredList::receives`].
+    /// The message number `nth` from a peer; `peer` is an index into [`LoweredList::receives`].
     Receive { peer: u32, nth: u32 },
 }
 
-/// An instruction list. Vectors without another index are by instruction.
+/// A lowered instruction list. Vectors are indexed by instruction unless stated otherwise.
 #[derive(Debug)]
 pub(crate) struct LoweredList {
     pub(crate) actions: Vec<Action>,
@@ -35,16 +35,16 @@ pub(crate) struct LoweredList {
     pub(crate) operations: DistinctOperations,
     /// For each group, the instructions that are its collectives, in order.
     pub(crate) collectives: Vec<Vec<u32>>,
-    /// For each peer that messages are sent to, these messages in order.
+    /// For each peer that the list sends to, its messages in order.
     pub(crate) sends: Vec<Messages>,
-    /// For each peer that messages are received from, these messages in order.
+    /// For each peer that the list receives from, its messages in order.
     pub(crate) receives: Vec<Messages>,
     /// Number of micro-batches.
     pub(crate) micro_batches: u32,
     /// Whether any instruction computes, loads or copies.
     pub(crate) uses_processor: bool,
     /// Whether collectives of one group, or messages to or from one peer, are in several streams,
-    /// so that two of them may run at once.
+    /// so that two of them may run at the same time.
     pub(crate) communication_overlaps: bool,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Messages {
 }
 
 /// The distinct operations of a list. Instructions that share one [`Arc`] share an operation, so
-/// that what follows from it is computed once. Equal operations that are not shared count as
+/// that derived values are computed once. Equal operations in different [`Arc`]s count as
 /// different, and so do any two loads.
 #[derive(Debug, Default)]
 pub(crate) struct DistinctOperations {
@@ -70,10 +70,11 @@ pub(crate) struct DistinctOperations {
 #[derive(Default)]
 struct OperationIndex {
     operations: DistinctOperations,
-    /// The number of the operation at an address. Only looked up, so its order does not matter.
+    /// The index of the operation at each address. The map is never iterated, so its order does not
+    /// matter.
     known: FxHashMap<usize, u32>,
-    /// For each operation its address, and the operation that followed it last time: mostly it will
-    /// follow again.
+    /// For each operation, its address, and the operation that followed it last time. Mostly the
+    /// same one follows again.
     addresses: Vec<(usize, u32)>,
     /// The operation of the latest instruction.
     last: u32,
@@ -81,7 +82,7 @@ struct OperationIndex {
 
 impl OperationIndex {
     fn add(&mut self, instruction: u32, operation: &Arc<Operation>) {
-        // A load's duration depends on its buffers, too, so each load gets an address of its own.
+        // A load's duration also depends on its buffers, so each load gets a unique address.
         let is_load = matches!(**operation, Operation::Load { .. });
         let address = if is_load { usize::MAX - instruction as usize } else { Arc::as_ptr(operation) as usize };
         let guess = self.addresses.get(self.last as usize).map_or(0, |&(_, after)| after);
@@ -153,7 +154,7 @@ impl LoweredList {
         Ok(list)
     }
 
-    /// The action of the next instruction, which is added to its group or peer.
+    /// The action of the next instruction. Adds the instruction to its group or peer.
     fn action(&mut self, source: &StageProgram, index: usize) -> Result<Action, String> {
         let check = |peer: PeerId| match source.peers.get(peer.0 as usize) {
             Some(_) => Ok(peer),
@@ -181,7 +182,7 @@ impl LoweredList {
     }
 }
 
-/// Adds a message to those of its peer. Returns the index of the peer and of the message.
+/// Adds a message to its peer's messages. Returns the index of the peer and of the message.
 fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (u32, u32) {
     let index = known.iter().position(|messages| messages.peer == peer).unwrap_or_else(|| {
         known.push(Messages { peer, instructions: Vec::new() });

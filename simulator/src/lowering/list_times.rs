@@ -1,5 +1,5 @@
 //! Durations of a list's instructions on a kind of device, and when its host has launched them.
-//! Nothing here depends on when an instruction begins.
+//! Nothing here depends on the start times of instructions.
 
 use super::list::{Action, LoweredList};
 use crate::cost::{CostModel, HostWaits, KernelCost, Quantile, Source};
@@ -16,11 +16,11 @@ pub(crate) struct ListTimes {
     /// For each distinct operation ([`LoweredList::operations`]), its time on the processor at each
     /// quantile. Zero for collectives and messages.
     durations: Vec<[Picoseconds; 3]>,
-    /// For each instruction, when the host has launched it if it never waits, from the start of the
-    /// step. Empty if launches take no time.
+    /// For each instruction, the time from the start of the step until the host has launched it, if
+    /// the host never waits. Empty if launches take no time.
     pub(crate) launched: Vec<Picoseconds>,
-    /// For each instruction, whether the host launches nothing more before it has ended. Empty if
-    /// launches take no time.
+    /// For each instruction, whether the host waits for its end before it launches anything else.
+    /// Empty if launches take no time.
     pub(crate) host_waits: Vec<bool>,
 }
 
@@ -35,8 +35,8 @@ impl ListTimes {
     }
 }
 
-/// The groups in which some kernel of a list does more on one member than on another: causal
-/// attention of a part of the positions.
+/// The groups of a list in which some kernel costs more on one member than on another, such as
+/// causal attention over parts of the sequence.
 pub(crate) fn uneven_groups(source: &StageProgram, list: &LoweredList) -> BTreeSet<GroupId> {
     let uneven =
         list.operations.first_instruction.iter().filter_map(|&first| match *source.instructions[first as usize].operation {
@@ -46,9 +46,9 @@ pub(crate) fn uneven_groups(source: &StageProgram, list: &LoweredList) -> BTreeS
     uneven.collect()
 }
 
-/// The members whose mean work each member of an uneven group does if the parts are balanced. The
-/// work of a member grows linearly with its index, so the middle one has the mean, or the two in
-/// the middle of an even number.
+/// The members whose mean work each member of an uneven group does if the parts are balanced. A
+/// member's work grows linearly with its index, so the middle member has the mean work, or the two
+/// middle members of an even number.
 pub(crate) fn balanced_parts(members: usize) -> [usize; 2] {
     [members.saturating_sub(1) / 2, members / 2]
 }
@@ -56,8 +56,8 @@ pub(crate) fn balanced_parts(members: usize) -> [usize; 2] {
 /// Durations of a list's instructions on a kind of device. Adds uncalibrated kernels to
 /// `uncalibrated`.
 ///
-/// In an uneven group, the rank does the mean work of the two members that `members_in` returns for
-/// the group, which may be the same.
+/// In each group, the rank does the mean work of the two members that `members_in` returns for the
+/// group, which may be equal.
 pub(crate) fn list_times(
     program: &Program,
     (source, list): (&StageProgram, &LoweredList),
@@ -67,10 +67,11 @@ pub(crate) fn list_times(
     uncalibrated: &mut BTreeSet<String>,
 ) -> ListTimes {
     let parameters = costs.parameters(kind);
-    // Each distinct kernel is estimated once. Only looked up, so the map's order does not matter.
+    // Each distinct kernel is estimated once. The map is never iterated, so its order does not
+    // matter.
     let mut known: FxHashMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FxHashMap::default();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
-    // A step of kernels and loads alone is captured and launched as one.
+    // A step that consists only of kernels and loads is captured and launched as one graph.
     let kernel_launch = if source.is_alone() { Seconds::ZERO } else { parameters.launch };
     let communication_launch = costs.exchange_launch(kind);
     let more_rows = more_rows(source, list, costs, kind);
@@ -143,9 +144,9 @@ pub(crate) fn list_times(
     ListTimes { durations, launched, host_waits: host_waits(source, list, parameters.host_waits) }
 }
 
-/// For each distinct operation, the rows of experts that its kernels work on over the slots in the
-/// Program, on the fullest rank, in the mean over its instructions. 1 for products of experts,
-/// whose costs know their rows. Empty if routing is balanced.
+/// For each distinct operation, the ratio of the rows that its kernels process on the fullest rank
+/// of experts to the Program's slots, averaged over its instructions. 1 for products of experts,
+/// whose costs account for the rows. Empty if routing is balanced.
 fn more_rows(source: &StageProgram, list: &LoweredList, costs: &CostModel, kind: usize) -> Vec<f64> {
     let Some(gpu) = costs.profiled_gpu(kind).filter(|gpu| gpu.has_skewed_routing()) else { return Vec::new() };
     let experts = ExpertRows::of(source);
@@ -158,8 +159,8 @@ fn more_rows(source: &StageProgram, list: &LoweredList, costs: &CostModel, kind:
     sums.into_iter().map(|(sum, count): (f64, f64)| sum / count.max(1.0)).collect()
 }
 
-/// For each instruction, whether the host waits for its end: for messages, or for the last kernel
-/// of each pass over a micro-batch.
+/// For each instruction, whether the host waits for its end: a received message, or the last kernel
+/// of a pass over a micro-batch.
 fn host_waits(source: &StageProgram, list: &LoweredList, waits: HostWaits) -> Vec<bool> {
     let mut found: Vec<bool> = vec![false; list.actions.len()];
     let mut last: Option<(usize, (bool, Option<u32>))> = None;

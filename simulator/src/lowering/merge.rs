@@ -4,7 +4,8 @@ use super::Lowered;
 
 impl Lowered<'_> {
     /// Merges two lowered Programs that have the same costs and disjoint devices. The ranks, groups
-    /// and channels of `other` follow. Call it before [`Self::with_resources_numbered`].
+    /// and channels of `other` follow those of `self`. Call this before
+    /// [`Self::with_resources_numbered`].
     pub(crate) fn merge(mut self, mut other: Self) -> Self {
         let (lists, ranks, processors) = (self.lists.len(), self.ranks.len() as u32, self.processors as u32);
         let (groups, channels) = (self.groups.len() as u32, self.channels.len() as u32);

@@ -5,7 +5,7 @@
 //! the durations of instructions. [`Lowered::merge`] joins several jobs on one topology, and
 //! [`Lowered::with_resources_numbered`] numbers the links and processors that ranks share.
 //!
-//! Nothing here depends on when something happens. It must not know layouts or schedules either.
+//! Nothing here depends on when something happens. This module must not know layouts or schedules.
 
 mod backlog;
 mod build;
@@ -45,14 +45,15 @@ pub(crate) struct Lowered<'a> {
     pub(crate) representative_of: Vec<u32>,
     pub(crate) lists: Vec<LoweredList>,
     /// For each list, the durations of its instructions: one entry for each kind of device that
-    /// runs it and, where kernels do more on one member of a group than on another, for each
-    /// position in those groups. [`SimulatedRank::times`] is the index.
+    /// runs it and, if kernels cost more on one member of a group than on another, for each
+    /// position in such groups. [`SimulatedRank::times`] is the index.
     pub(crate) times: Vec<Vec<ListTimes>>,
     pub(crate) groups: Vec<ProcessGroup>,
     pub(crate) channels: Vec<Channel>,
     /// Hops of the rings that are simulated step by step, group by group.
     pub(crate) hops: Vec<Hop>,
-    /// Number of collectives and messages: those of the groups first, then those of the channels.
+    /// Number of collectives and messages. Those of the groups have the first indices, those of the
+    /// channels the next.
     pub(crate) communications: u32,
     /// Capacities of the shared resources: links first, then processors.
     pub(crate) capacities: Vec<f64>,
@@ -63,7 +64,7 @@ pub(crate) struct Lowered<'a> {
     pub(crate) processors: usize,
     /// Kernels that no sample covers.
     pub(crate) uncalibrated_kernels: BTreeSet<String>,
-    /// The rotation of the mesh whose representatives are lowered; `None` if every rank is.
+    /// The rotation of the mesh whose representatives are lowered. `None` if every rank is lowered.
     pub(crate) rotation: Option<MeshRotation>,
 }
 
@@ -87,9 +88,9 @@ impl Lowered<'_> {
         self.ranks.len() > self.processors
     }
 
-    /// The long-run share of its processor's time that a rank's device has, or `None` if it has all
-    /// of it. A quota belongs to a processor: ranks that share one run at their share's pace all
-    /// the time instead.
+    /// The long-run share of its processor's time that a rank's device has. `None` if it has the
+    /// whole processor, or if ranks share processors: those run at a constant pace instead, since a
+    /// quota belongs to a processor.
     pub(crate) fn quota(&self, rank: &SimulatedRank) -> Option<f64> {
         self.costs.quota(rank.kind).filter(|_| !self.shares_processors())
     }
@@ -105,18 +106,18 @@ impl Lowered<'_> {
         (&self.lists[rank.list], &self.times[rank.list][rank.times])
     }
 
-    /// Number of links among the shared resources, which is the number of the first processor.
+    /// Number of links among the shared resources, which is also the index of the first processor.
     pub(crate) fn first_processor(&self) -> usize {
         self.capacities.len() - self.processors
     }
 
     /// Whether collectives of one group, or messages to one peer, are in several streams of some
-    /// list, so that two of them may run at once.
+    /// list, so that two of them may run at the same time.
     pub(crate) fn communication_overlaps(&self) -> bool {
         self.lists.iter().any(|list| list.communication_overlaps)
     }
 
-    /// An instruction of a simulated rank, for messages to people.
+    /// Describes an instruction of a simulated rank, for messages to users.
     pub(crate) fn describe(&self, rank: usize, instruction: u32) -> String {
         let rank = &self.ranks[rank];
         let list = self.sources[rank.list];

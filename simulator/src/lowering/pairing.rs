@@ -1,7 +1,8 @@
 //! Finds which ranks communicate: the members of each group, and the two ends of each message.
 //!
-//! The nth collective of a group is the nth collective of every other member. The nth message from
-//! one rank to another is the nth message that the other receives from it.
+//! Collectives and messages pair up by order. The nth collective of a group on one member is the
+//! nth on every member. The nth message that one rank sends to another is the nth that the other
+//! receives from it.
 
 use super::calls::{CallsByList, message_bytes};
 use super::communicators::{Channel, ProcessGroup, reach, spread_by_kind};
@@ -26,8 +27,8 @@ pub(super) struct Pairing {
 }
 
 impl Pairing {
-    /// Finds the groups and channels, and tells each of `ranks` which are its own. `None` if the
-    /// flows of some group or channel are not symmetric under the context's rotation.
+    /// Finds the groups and channels, and stores in each of `ranks` which of them it uses. Returns
+    /// `None` if the flows of some group or channel are not symmetric under the context's rotation.
     pub(super) fn new(
         context: &LoweringContext<'_>,
         lists: &[LoweredList],
@@ -78,8 +79,8 @@ impl Pairing {
         Ok(true)
     }
 
-    /// Gives a group the hops of its rings, if it has collectives that go round rings. Returns
-    /// whether all hops are symmetric under the rotation.
+    /// Gives a group the hops of its rings, if it has ring collectives. Returns whether all hops
+    /// are symmetric under the rotation.
     fn add_hops(
         &mut self,
         context: &LoweringContext<'_>,
@@ -100,7 +101,7 @@ impl Pairing {
         group.hops = first..self.hops.len() as u32;
         group.rings = rings;
         if !group.spread_by_kind.is_empty() {
-            // The GPU profiles have the cost of whole collectives, from which that of a step
+            // The GPU profiles have the cost of whole collectives, from which the cost of a step
             // follows.
             let parts = group.size as f64 * f64::from(group.rings);
             let step = |call: &CollectiveCall| {
@@ -114,7 +115,8 @@ impl Pairing {
         Ok(true)
     }
 
-    /// Checks that every group has all of its members and that they run the same collectives.
+    /// Checks that every group has all of its members and that all members run the same
+    /// collectives.
     fn check_groups(&self, calls: &CallsByList, ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
         for group in &self.groups {
             let Some(&(first, _)) = group.members.first() else { continue };
@@ -232,10 +234,11 @@ impl Pairing {
     }
 }
 
-/// Stands in messages for a rank outside the mesh.
+/// Names a rank outside the mesh in error messages.
 const NO_RANK: &str = "a rank outside the mesh";
 
-/// Checks that a group across stages is one of stages of the mesh, and of the stage that lists it.
+/// Checks that the stages of a group across stages exist in the mesh, and include the stage that
+/// lists the group.
 fn check_stages(program: &Program, group: &Group, stage: usize) -> Result<(), SimulationError> {
     let stages = program.mesh.stage_count();
     let is_across = group.axes.contains(&Axis::Pipeline);

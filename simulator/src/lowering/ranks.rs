@@ -5,18 +5,18 @@ use crate::network::{FlowContext, MeshRotation};
 use foretell_program::{Group, Program, Rank};
 use foretell_topologies::{DeviceId, Topology};
 
-/// A simulated rank. It may stand for other ranks that are equivalent.
+/// A simulated rank. It may represent other, equivalent ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulatedRank {
     pub(crate) rank: Rank,
     pub(crate) device: DeviceId,
-    /// The kind of its device, as the cost model numbers them.
+    /// The index of its device's kind in the cost model.
     pub(crate) kind: usize,
     /// The index of its list.
     pub(crate) list: usize,
-    /// The index of its durations among its list's in [`super::Lowered::times`].
+    /// The index of its durations in its list's entry of [`super::Lowered::times`].
     pub(crate) times: usize,
-    /// The resource that is its processor.
+    /// The resource index of its processor.
     pub(crate) processor: u32,
     /// For each group of its list, the index in [`super::Lowered::groups`].
     pub(crate) groups: Vec<u32>,
@@ -26,13 +26,13 @@ pub(crate) struct SimulatedRank {
     pub(crate) receives: Vec<u32>,
 }
 
-/// Where on a topology a job runs, and which of the costs are its own. The offset of a single job
-/// is zero.
+/// Where a job runs on a topology, and which kinds of costs belong to it. The offset of a single
+/// job is zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JobOffset {
     /// The device of its first rank.
     pub(crate) first_device: usize,
-    /// The kind of costs that belongs to the topology's first kind of device.
+    /// The cost model's index of the topology's first kind of device.
     pub(crate) first_kind: usize,
 }
 
@@ -43,9 +43,9 @@ pub(super) struct LoweringContext<'a> {
     pub(super) topology: &'a Topology,
     pub(super) costs: &'a CostModel,
     pub(super) offset: JobOffset,
-    /// Number of devices from the first one on. Ranks go round them.
+    /// Number of devices from the first one on. If there are more ranks, they wrap around.
     pub(super) devices: usize,
-    /// The rotation whose representatives are lowered; `None` if every rank is.
+    /// The rotation whose representatives are lowered. `None` if every rank is lowered.
     pub(super) rotation: Option<&'a MeshRotation>,
 }
 
@@ -55,7 +55,7 @@ impl LoweringContext<'_> {
         DeviceId::of_rank(rank.0, DeviceId(self.offset.first_device), self.devices)
     }
 
-    /// The index among the lowered ranks of a rank's representative.
+    /// The index of a rank's representative among the lowered ranks.
     pub(super) fn index(&self, rank: Rank) -> usize {
         self.rotation.map_or(rank.0, |rotation| rotation.representative_index(rank.0))
     }
@@ -84,13 +84,14 @@ impl LoweringContext<'_> {
         }
     }
 
-    /// The rotation, if it moves the members of a group onto each other rather than onto those of
-    /// another group.
+    /// The rotation, if it maps every such group onto itself. `None` if it maps a group onto
+    /// another one.
     pub(super) fn rotation_within(&self, group: &Group) -> Option<&MeshRotation> {
         self.rotation.filter(|rotation| group.axes.contains(&rotation.axis))
     }
 
-    /// Where flows go whose members a rotation moves onto each other, if one is given.
+    /// The context of flows in a group. `rotation` is the rotation that maps the group onto itself,
+    /// if any.
     pub(super) fn flow_context<'a>(&'a self, rotation: Option<&'a MeshRotation>) -> FlowContext<'a> {
         FlowContext { topology: self.topology, links: &self.costs.links, rotation }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// A sequence of few distinct values. Cloning it is cheap.
+/// A sequence with few distinct values. Cloning it is cheap.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Repeated<T> {
     /// The distinct values, in the order of first use.

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 impl Lowered<'_> {
     /// Numbers the shared resources: first the links that some communication uses and that can
-    /// saturate, then the processors. Other links are dropped from all shapes.
+    /// saturate, then the processors. Removes all other links from all shapes.
     pub(crate) fn with_resources_numbered(mut self, topology: &Topology) -> Self {
         let used = self.shared_links(topology);
         let mut number = vec![u32::MAX; topology.links().len()];
@@ -32,10 +32,10 @@ impl Lowered<'_> {
         self
     }
 
-    /// The links that some communication uses, less those that cannot saturate.
+    /// The links that some communication uses, without those that cannot saturate.
     fn shared_links(&self, topology: &Topology) -> Vec<usize> {
         let Self { groups, channels, hops, costs, .. } = self;
-        // One channel or hop has one message at a time.
+        // A channel or hop has at most one message in flight.
         let singles = || channels.iter().map(|channel| &channel.shape).chain(hops.iter().map(|hop| &hop.shape));
         let shapes = || groups.iter().flat_map(ProcessGroup::shapes).flatten().chain(singles());
         if self.communication_overlaps() {
@@ -44,7 +44,7 @@ impl Lowered<'_> {
         let users = groups.iter().map(ProcessGroup::shapes).chain(singles().map(|shape| [Some(shape), None, None, None]));
         let users = users.map(|shapes| shapes.into_iter().flatten().flat_map(Shape::links));
         let capacity = |link| capacity(topology, &costs.links, link);
-        // A backlog slows the next user of the link even if the link could carry both.
+        // A backlog slows the next user of a link, even a link wide enough for both.
         let has_backlog = links_with_backlog(self, topology);
         let link_pairs = shapes().flat_map(|shape| &shape.link_pairs);
         let loaded = LoadedLinks::new(topology.links().len(), shapes().flat_map(Shape::links));

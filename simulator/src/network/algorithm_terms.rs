@@ -8,9 +8,9 @@ use foretell_units::Seconds;
 /// The bytes that each flow of an algorithm carries and the number of its sequential steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AlgorithmTerms {
-    /// Bytes that a flow carries per byte of the whole tensor.
+    /// Bytes that each flow carries per byte of the whole tensor.
     pub(crate) share: f64,
-    /// Number of hop latencies.
+    /// Number of hops in sequence, each of which costs the hop latency.
     pub(crate) steps: f64,
 }
 
@@ -35,8 +35,8 @@ impl AlgorithmTerms {
         Self { share: 1.0, steps: 2.0 * (members as f64).log2().ceil() }
     }
 
-    /// An all-to-all, which sends all messages at once. [`Shape::all_pairs`] accounts for their
-    /// sizes.
+    /// An all-to-all, which sends all messages at the same time. [`Shape::all_pairs`] accounts for
+    /// their sizes.
     pub(crate) const ALL_PAIRS: Self = Self { share: 1.0, steps: 1.0 };
 
     /// Returns the cost by the links' data sheets, for `bytes` of the whole tensor.

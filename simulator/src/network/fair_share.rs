@@ -33,7 +33,7 @@ pub struct FairShare {
     /// Limit of each activity. A separate array, since the solver mostly reads limits.
     limits: Vec<Limit>,
     free: Vec<ActivityId>,
-    /// Resources to recompute.
+    /// Resources whose levels must be recomputed.
     changed: Vec<ResourceId>,
     /// Activities whose rate may differ from the reported one.
     touched: Vec<ActivityId>,
@@ -102,8 +102,8 @@ const BOUND: ResourceId = ResourceId::MAX;
 /// Relative difference below which two levels are equal. It is far above rounding errors.
 const SAME: f64 = 1e-12;
 
-/// A resource with less than this share left is recomputed whenever its use changes. The share is
-/// far above the rounding error of [`MOST_ADDITIONS`] additions.
+/// A resource with less than this share of its capacity left is recomputed whenever its use
+/// changes. The share is far above the rounding error of [`MOST_ADDITIONS`] additions.
 const NEARLY_USED_UP: f64 = 1e-9;
 const MOST_ADDITIONS: u32 = 1 << 20;
 
@@ -187,7 +187,7 @@ fn add_up(demands: &mut Vec<(ResourceId, f64)>) {
 }
 
 impl FairShare {
-    /// Creates resources of these capacities without activities.
+    /// Creates resources of these capacities, without activities.
     pub fn new(capacities: impl IntoIterator<Item = f64>) -> Self {
         let resource = |capacity| Resource { capacity, level: f64::INFINITY, ..Resource::default() };
         Self { resources: capacities.into_iter().map(resource).collect(), ..Self::default() }

@@ -24,16 +24,16 @@ pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<
 /// every member's links equally, whatever the fabric.
 pub(super) fn along_rails<Member: Copy>(members: &[Member], size: usize, rotation: usize) -> Vec<Member> {
     let count = members.len() / size;
-    // A ring leaves a node `back` positions before the one by which it enters. If possible, `back`
-    // is such that the ring ends on the rail where it began.
+    // A ring leaves a node `back` positions before the position at which it enters. If possible,
+    // `back` is such that the ring ends on the rail where it began.
     let common = greatest_common_divisor(count, size);
     let back = if common > 1 { size / common } else { 1 };
     let mut order = Vec::with_capacity(members.len());
     let mut entry = rotation;
     for (node, members) in members.chunks_exact(size).enumerate() {
-        // The last node's exit is fixed to the rail where the ring began, so it cannot be the entry
-        // too. The first node's exit shifts to avoid that. No ring over an odd number of two-member
-        // nodes keeps to its rails everywhere.
+        // The last node's exit is fixed to the rail where the ring began, so it cannot also be the
+        // entry. The first node's exit shifts to avoid that. No ring over an odd number of
+        // two-member nodes keeps to its rails everywhere.
         let would_meet = node == 0 && common == 1 && size > 2 && (count - 1).is_multiple_of(size);
         let exit = if node + 1 == count { rotation } else { (entry + size - if would_meet { 2 } else { back }) % size };
         let places = (0..size).map(|step| (entry + step) % size);

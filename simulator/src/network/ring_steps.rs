@@ -31,7 +31,7 @@ pub(crate) struct Hop {
     /// Indices of the simulated ranks at both ends.
     pub(crate) sender: u32,
     pub(crate) receiver: u32,
-    /// Numbers of the previous and the next hop of the ring.
+    /// Indices of the previous and the next hop of the ring.
     pub(crate) before: u32,
     pub(crate) after: u32,
     pub(crate) shape: Shape,
@@ -51,10 +51,10 @@ pub(crate) fn steps(collective: Collective, members: usize) -> u32 {
     if collective == Collective::AllReduce { 2 * once } else { once }
 }
 
-/// Returns the hops of a group's rings and the number of rings.
-/// Hops are numbered from `first`. `index_of` maps a rank to its simulated rank. With a rotation,
-/// these are the representatives' hops. Returns `None` if the rotation does not map every ring onto
-/// itself, or if two links of one hop share a representative.
+/// Returns the hops of a group's rings and the number of rings. Hop indices start at `first`.
+/// `index_of` maps a rank to its simulated rank. With a rotation, these are the representatives'
+/// hops. Returns `None` if the rotation does not map every ring onto itself, or if two links of one
+/// hop share a representative.
 pub(crate) fn hops(
     context: FlowContext<'_>,
     group: u32,
@@ -151,8 +151,8 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let (latency, seconds_per_byte) = if determinant > 1e-9 * sum_xx * sum_ww {
         ((sum_w * sum_xx - sum_x * sum_xw) / determinant, (sum_x * sum_ww - sum_w * sum_xw) / determinant)
     } else {
-        // With one size, the latency and the time per byte cannot be told apart: all of it counts
-        // as the latter.
+        // With only one size, the latency and the time per byte cannot be separated: all of the
+        // time counts as time per byte.
         (0.0, sum_x / sum_xx)
     };
     Some(match (latency < 0.0, seconds_per_byte < 0.0) {

@@ -1,10 +1,10 @@
-//! A rotation of the mesh: a cyclic shift of all ranks along one axis, the last to the front. Maps
-//! ranks and links to the representatives of their orbits.
+//! A rotation of the mesh: a cyclic shift of all ranks along one axis, the last to the front.
+//! [`MeshRotation`] maps ranks and links to the representatives of their orbits.
 //!
-//! Ranks run on the devices of their numbers, and whole nodes move with them. So ranks, and links
-//! inside nodes, form orbits of [`MeshRotation::period`] members each. The representative of an
-//! orbit is its member in the first node. [`crate::equivalence`] decides whether a rotation is a
-//! symmetry of a Program; [`super::Shape`] and [`super::hops`] check the flows of each collective.
+//! Rank `r` runs on device `r`, and whole nodes move with their ranks. So ranks, and links inside
+//! nodes, form orbits of [`MeshRotation::period`] members each. The representative of an orbit is
+//! its member in the first node. [`crate::equivalence`] decides whether a rotation is a symmetry of
+//! a Program; [`super::Shape`] and [`super::hops`] check the flows of each collective.
 
 use foretell_program::{Axis, Mesh, Rank};
 use foretell_topologies::InterchangeableNodes;
@@ -14,7 +14,7 @@ use foretell_topologies::InterchangeableNodes;
 pub(crate) struct MeshRotation {
     /// The axis along which ranks move.
     pub(crate) axis: Axis,
-    /// Distance between a rank and the one that it moves to.
+    /// Distance between a rank and the rank that it moves to.
     step: usize,
     /// Ranks rotate in blocks of this size: within its block, rank `r` moves to `r + step` modulo
     /// `block`.
@@ -42,7 +42,7 @@ impl MeshRotation {
             .all(|block| block.iter().skip(self.step).eq(block.iter().take(block.len().saturating_sub(self.step))))
     }
 
-    /// Number of ranks in an orbit: after as many rotations every rank is back.
+    /// Number of ranks in an orbit. After this many rotations every rank is back where it started.
     pub(crate) fn period(&self) -> usize {
         self.block / self.step
     }
@@ -63,7 +63,8 @@ impl MeshRotation {
         self.index_and_rotations(rank).0
     }
 
-    /// The same, and the number of rotations that move the representative to the rank.
+    /// The index of a rank's representative among all representatives, and the number of rotations
+    /// that move the representative to the rank.
     pub(crate) fn index_and_rotations(&self, rank: usize) -> (usize, usize) {
         let block = rank / self.block;
         let within = rank - block * self.block;
@@ -86,7 +87,8 @@ impl MeshRotation {
         rank % self.block / self.step
     }
 
-    /// Where a rank is after this number of rotations backwards, which is less than the period.
+    /// The rank that `rotations` rotations move to `rank`. `rotations` must be less than the
+    /// period.
     pub(crate) fn rotate_back(&self, rank: Rank, rotations: usize) -> Rank {
         let Self { step, block, .. } = *self;
         Rank(rank.0 / block * block + (rank.0 % block + block - rotations * step) % block)
@@ -98,7 +100,8 @@ impl MeshRotation {
         Some(self.link_at(self.representative(device), link))
     }
 
-    /// Where a neighbour of a link is after the rotations that move the link to its representative.
+    /// Applies to `neighbour` the rotations that move `link` to its representative. Returns
+    /// `neighbour` itself if either link is outside nodes.
     pub(crate) fn relative_link(&self, link: usize, neighbour: usize) -> usize {
         let devices = self.device_of(link).zip(self.device_of(neighbour));
         devices.map_or(neighbour, |(own, other)| self.link_at(self.rotate_back(Rank(other), self.rotations_to(own)).0, neighbour))

@@ -13,7 +13,7 @@
 use super::rotation::MeshRotation;
 use super::shape::{LinkPair, ROUTE_END};
 
-/// The loaded links of a topology, in ascending order, and each one's index among them.
+/// The loaded links of a topology, in ascending order, and the index of each among them.
 pub(crate) struct LoadedLinks {
     links: Vec<usize>,
     /// Index by link of the topology; `u32::MAX` for links without load.
@@ -42,10 +42,10 @@ impl LoadedLinks {
 
 /// Returns the loaded links that can saturate, in ascending order.
 ///
-/// `parties` has each party's links. `consecutive` has every pair of links that follow each other
-/// on some route, with [`ROUTE_END`] before the first and after the last. Links for which `always`
-/// is true are kept. With a rotation, parties load representative links, and routes are those of
-/// the representative ranks.
+/// `parties` has the links of each group, channel and hop. `consecutive` has every pair of links
+/// that follow each other on some route, with [`ROUTE_END`] before the first and after the last.
+/// Links for which `always` is true are kept. With a rotation, parties load representative links,
+/// and routes are those of the representative ranks.
 pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
     loaded: &LoadedLinks,
     parties: impl Iterator<Item = Links>,
@@ -56,9 +56,9 @@ pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
 ) -> Vec<usize> {
     let has_one_user = are_of_one(loaded, parties);
     let representative_of = |link: usize| rotation.and_then(|rotation| rotation.representative_link(link)).unwrap_or(link);
-    // Reason a link is left out. A link left out for its predecessors relies on them, and they may
-    // rely on theirs. It cannot serve in the other direction, or two links would rely on each
-    // other.
+    // The reason why each link is left out. A link left out because of its predecessors relies on
+    // their limits, and they may rely on those of their own predecessors. So it cannot be the
+    // reason to leave out a predecessor, or two links would rely on each other.
     let mut why: Vec<Option<Reason>> = vec![None; loaded.links.len()];
     for (number, why) in why.iter_mut().enumerate() {
         if has_one_user[number] && !always(loaded.links[number]) {
@@ -84,10 +84,10 @@ pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
     loaded.links.iter().zip(why).filter(|(_, why)| why.is_none()).map(|(&link, _)| link).collect()
 }
 
-/// Returns for each link whether a single party loads it.
+/// Returns for each link whether only one party loads it.
 fn are_of_one<Links: Iterator<Item = usize>>(loaded: &LoadedLinks, parties: impl Iterator<Item = Links>) -> Vec<bool> {
     let mut one = vec![true; loaded.links.len()];
-    // The party that loaded each link last, so that a party counts once.
+    // For each link, the party that loaded it last, so that each party counts once.
     let mut last = vec![usize::MAX; loaded.links.len()];
     for (party, links) in parties.enumerate() {
         for number in links.filter_map(|link| loaded.number(link)) {
@@ -114,8 +114,8 @@ impl Neighbours {
         rotation: Option<&MeshRotation>,
     ) -> Self {
         let pairs = consecutive.map(|pair| if side == Reason::Successors { (pair.from, pair.to) } else { (pair.to, pair.from) });
-        // A representative link gets the neighbours of all links of its orbit, moved along with
-        // them.
+        // A representative link gets the neighbours of all links of its orbit, rotated in the same
+        // way.
         let pairs = pairs.filter(|&(link, _)| link != ROUTE_END).map(|(link, neighbour)| match rotation {
             Some(rotation) => (rotation.representative_link(link).unwrap_or(link), rotation.relative_link(link, neighbour)),
             None => (link, neighbour),
@@ -155,14 +155,14 @@ impl Neighbours {
     }
 }
 
-/// Relative difference below which capacities are equal, since their sums are rounded.
+/// Relative difference below which capacities count as equal, since sums of capacities are rounded.
 const SAME: f64 = 1e-9;
 
-/// Reason a link cannot be full.
+/// Reason why a link cannot saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
     SingleUser,
-    /// Its predecessors, or its successors, on every route have no more capacity in all.
+    /// On every route, its predecessors (or its successors) together have at most its capacity.
     Predecessors,
     Successors,
 }

@@ -17,16 +17,16 @@ use foretell_units::{BytesPerSecond, Seconds};
 pub(crate) struct Shape {
     /// The mean latency of a hop.
     pub(crate) hop_latency: Seconds,
-    /// Links in ascending order, with the bytes that pass each per byte of a flow.
+    /// Links in ascending order, each with the bytes that cross it per byte of a flow.
     pub(crate) loads: Vec<(usize, f64)>,
-    /// Seconds a byte without contention.
+    /// Seconds per byte without contention.
     pub(crate) seconds_per_byte: f64,
-    /// Seconds a byte by what profiles of a node's links do not know. A fabric may be narrower than
-    /// the nodes that it joins, and its routes may collide; pairs of a node may have fewer wires
-    /// than others.
+    /// Seconds per byte due to limits that the profiles of a node's links do not cover. A fabric
+    /// may be narrower than the nodes that it joins, its routes may collide, and some pairs in a
+    /// node may have fewer wires than others.
     pub(crate) fabric_seconds_per_byte: f64,
-    /// Pairs of consecutive links on its routes, each once. [`super::saturation`] uses them; they
-    /// are dropped afterwards.
+    /// Pairs of consecutive links on its routes, without duplicates. [`super::saturation`] uses
+    /// them; then they are dropped.
     pub(crate) link_pairs: Vec<LinkPair>,
 }
 
@@ -37,11 +37,11 @@ pub(crate) struct LinkPair {
     pub(crate) to: usize,
 }
 
-/// Marks the place before the first link of a route and after the last.
+/// Stands for the neighbour before the first link of a route and after the last.
 pub(crate) const ROUTE_END: usize = usize::MAX;
 
 impl LinkPair {
-    /// Returns the pairs of consecutive links of a route.
+    /// Returns the pairs of consecutive links of a route, including its two ends ([`ROUTE_END`]).
     pub(crate) fn of_route(links: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
         let mut from = ROUTE_END;
         links
@@ -60,8 +60,8 @@ impl Shape {
         self.loads.iter().map(|&(link, _)| link)
     }
 
-    /// A single flow. With a rotation it loads the representative links; `None` if two of its links
-    /// have one representative.
+    /// A single flow. With a rotation it loads the representative links. `None` if two of its links
+    /// have the same representative.
     pub(crate) fn point_to_point(context: FlowContext<'_>, from: DeviceId, to: DeviceId) -> Result<Option<Self>, TopologyError> {
         let FlowContext { topology, links, rotation } = context;
         let mut parts = LinkLoads::default();
@@ -112,7 +112,7 @@ impl Shape {
         Ok(Self::of_flows(context, &flows)?.map(|shape| shape.within_wires(context.topology, members)))
     }
 
-    /// Every member sends every other an equal part.
+    /// Every member sends an equal part to every other member.
     pub(crate) fn all_pairs(context: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let part = 1.0 / members.len() as f64;
         let others = |from: DeviceId| members.iter().filter(move |&&to| to != from).map(move |&to| (from, to, part));
@@ -136,14 +136,14 @@ impl Shape {
         Ok(Some(shape.within_pairs(context.topology, &flows)))
     }
 
-    /// The shape, no faster than the wires of the pairs of devices between which its flows go.
+    /// The shape, limited by the rate of the wires between the pairs of devices of its flows.
     fn within_pairs(self, topology: &Topology, flows: &[Flow]) -> Self {
         let of_flow = |&(from, to, part): &Flow| topology.rate_of_wires(from, &[to]).map(|rate| part / rate.value());
         self.no_faster_than(flows.iter().filter_map(of_flow).reduce(f64::max))
     }
 
-    /// The shape of rings or trees, no faster than the wires that members have to each other: NCCL
-    /// makes as many rings as there are wires, in orders that follow them.
+    /// The shape of rings or trees, limited by the rate of the wires of each member to the others:
+    /// NCCL makes as many rings as there are wires, in orders that follow the wires.
     fn within_wires(self, topology: &Topology, members: &[DeviceId]) -> Self {
         let of_member = |&member: &DeviceId| topology.rate_of_wires(member, members).map(|rate| 1.0 / rate.value());
         self.no_faster_than(members.iter().filter_map(of_member).reduce(f64::max))
@@ -157,8 +157,8 @@ impl Shape {
         self
     }
 
-    /// Combines flows. With a rotation, only flows of representative ranks count; `None` if the
-    /// rotation is no symmetry of the flows.
+    /// Combines flows into a shape. With a rotation, only flows from representative ranks count.
+    /// Returns `None` if the rotation does not map the set of flows onto itself.
     fn of_flows(context: FlowContext<'_>, flows: &[Flow]) -> Result<Option<Self>, TopologyError> {
         let FlowContext { topology, links, rotation } = context;
         if rotation.is_some_and(|rotation| !maps_flows(rotation, flows)) {
@@ -177,7 +177,7 @@ impl Shape {
 }
 
 /// The topology, its links' efficiency and the mesh rotation that flows are built for. With a
-/// rotation ([`super::rotation`]), ranks run on the devices of their numbers.
+/// rotation ([`super::rotation`]), rank `r` runs on device `r`.
 #[derive(Clone, Copy)]
 pub(crate) struct FlowContext<'a> {
     pub(crate) topology: &'a Topology,
@@ -193,7 +193,7 @@ impl FlowContext<'_> {
 
 /// Returns whether a rotation maps the set of flows onto itself.
 fn maps_flows(rotation: &MeshRotation, flows: &[Flow]) -> bool {
-    // Each flow rotated back so that its representative is the sender, and the number of rotations.
+    // Each flow, rotated back so that its sender is a representative, and the number of rotations.
     let seen = |&(from, to, part): &Flow| {
         let turns = rotation.rotations_to(from.0);
         ((rotation.representative(from.0), rotation.rotate_back(Rank(to.0), turns), part.to_bits()), turns)
@@ -225,7 +225,7 @@ impl LinkLoads {
         Ok(route.single_flow_limit)
     }
 
-    /// Replaces links by their representatives. Returns false if a link has none.
+    /// Replaces links by their representatives. Returns `false` if a link has no representative.
     fn fold(&mut self, rotation: Option<&MeshRotation>) -> bool {
         let Some(rotation) = rotation else { return true };
         self.parts.iter_mut().all(|(link, _)| rotation.representative_link(*link).map(|first| *link = first).is_some())
@@ -237,7 +237,7 @@ impl LinkLoads {
         let Self { mut parts, latency, mut link_pairs } = self;
         link_pairs.sort_unstable();
         link_pairs.dedup();
-        // Stable, so that parts are summed in the order of flows.
+        // A stable sort, so that parts are summed in the order of flows.
         parts.sort_by_key(|&(link, _)| link);
         let loads: Vec<(usize, f64)> = parts
             .chunk_by(|part, other| part.0 == other.0)
@@ -257,7 +257,7 @@ impl LinkLoads {
     }
 }
 
-/// Returns the bandwidth that communication gets of a link, in bytes a second.
+/// Returns the bandwidth that communication gets on a link, in bytes per second.
 pub(crate) fn capacity(topology: &Topology, links: &LinkEfficiency, link: usize) -> f64 {
     let link = &topology.links()[link];
     link.bandwidth.value() * links.of(link.class)

@@ -1,5 +1,5 @@
-//! A plan on changed hardware: by its framework's own operators if these predict it, else by its
-//! Program.
+//! A plan on changed hardware: predicted from its framework's own operators if these were traced,
+//! else from its Program.
 
 use super::costs::plan_costs;
 use super::error::PlanPredictionError;
@@ -15,15 +15,14 @@ pub struct ChangeablePlan<'a> {
     model: &'a Model,
     topology: &'a Topology,
     costs: CostModel,
-    /// `None` where the framework's own operators predict the step.
+    /// `None` if the framework's own operators predict the step.
     program: Option<Program>,
 }
 
 impl<'a> ChangeablePlan<'a> {
-    /// Prepares a plan of a model with a name.
+    /// Prepares a plan for the model called `name`.
     ///
-    /// # Errors
-    /// [`PlanPredictionError`] if it has no costs or cannot be compiled.
+    /// # Errors [`PlanPredictionError`] if the plan has no costs or cannot be compiled.
     pub fn new(
         (model, name): (&'a Model, &str),
         plan: &'a Plan,
@@ -38,8 +37,9 @@ impl<'a> ChangeablePlan<'a> {
 
     /// Predicts the step after a change.
     ///
-    /// # Errors
-    /// [`PlanPredictionError`] if nothing is known of the change.
+    /// # Errors [`PlanPredictionError`] if the changed plan cannot be predicted.
+    /// [`PlanPredictionError::Measured`] if the framework measured its operators on the unchanged
+    /// devices.
     pub fn predict(&self, what_if: &WhatIf) -> Result<Prediction, PlanPredictionError> {
         let (topology, costs) = (what_if.topology(self.topology)?, what_if.costs(&self.costs));
         match &self.program {

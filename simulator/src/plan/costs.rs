@@ -1,6 +1,6 @@
-//! The cost model of a plan: from a profile where that has the device kind, else from the GPU
-//! profiles and the plan's stack, else from the data sheet. It refuses what no costs are known of,
-//! and says what it assumes.
+//! The cost model of a plan. The costs of a device kind come from the profile if that has the kind,
+//! else from the GPU profiles and the plan's stack, else from the data sheet. Settings with unknown
+//! costs are refused, and assumptions are listed.
 
 use super::remarks;
 use crate::answers::traced_plan;
@@ -21,37 +21,37 @@ pub enum PlanCostError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Profile(#[from] ProfileError),
-    /// No device of a kind multiplies in the plan's number format, as far as is known.
+    /// No known rate in the plan's number format for a kind of device.
     #[error("`precision: fp8`: no fp8 rate is known for {kinds}")]
     #[diagnostic(code(plan::unknown_rate), help("use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`"))]
     UnknownRate {
         /// The device kinds.
         kinds: String,
     },
-    /// The costs of a device kind are those of our own kernels, which know no skewed routing.
+    /// The costs of a device kind are those of our own kernels, which compute every slot, so that
+    /// skewed routing has no effect.
     #[error("`workload.routing`: costs on `{kind}` are those of our own kernels, which compute every slot of an expert")]
     #[diagnostic(code(plan::unknown_routing), help("leave `routing` out, or use GPUs of the catalogue without `--profile`"))]
     UnknownRouting {
         /// The device kind.
         kind: String,
     },
-    /// A setting that only traced operators know, where a job has none.
+    /// The plan has a setting whose costs only traced operators have, and the job has none.
     #[error("{setting}: {reason}")]
     #[diagnostic(code(plan::unknown_operators), help("{hint}"))]
     UnknownOperators {
         /// The setting, with the field of a plan file and the option that state it.
         setting: &'static str,
-        /// Why its operators are not known.
+        /// Why its operators are unknown.
         reason: String,
         /// What to change.
         hint: &'static str,
     },
 }
 
-/// Makes the cost model of a plan. Its remarks say what it assumes.
+/// Makes the cost model of a plan. Its remarks list the assumptions.
 ///
-/// # Errors
-/// [`PlanCostError`] if the plan sets something whose costs nothing knows.
+/// # Errors [`PlanCostError`] if the plan has a setting with unknown costs.
 pub fn plan_costs(
     profile: Option<&Profile>,
     topology: &Topology,
@@ -83,8 +83,8 @@ pub fn plan_costs(
     Ok(costs)
 }
 
-/// Refuses a number format for which a topology's devices state no peak rate. CPUs have no fp8
-/// arithmetic either, but compute the same numbers, so that a GPU's training can be tried.
+/// Refuses fp8 if a device's data sheet has no fp8 rate. CPUs are exempt: they have no fp8
+/// arithmetic, but compute the same values, so that the training of a GPU can be tried on them.
 ///
 /// # Errors
 /// [`PlanCostError::UnknownRate`], with the device kinds.
@@ -98,13 +98,13 @@ pub fn require_products(topology: &Topology, format: DataType) -> Result<(), Pla
     if names.is_empty() { Ok(()) } else { Err(PlanCostError::UnknownRate { kinds: names.join(", ") }) }
 }
 
-/// Whether the framework's own operators predict a plan.
+/// Whether the framework's own traced operators predict a plan.
 fn is_traced(costs: &CostModel, plan: &Plan, model: &Model) -> bool {
     (0..costs.kind_count()).any(|kind| traced_plan(plan, model, costs, kind).is_ok())
 }
 
-/// What stands in for a framework's own operators, one sentence each. Refuses what only operator
-/// tables know where there is none.
+/// Returns what stands in for a framework's own operators, one sentence each. Refuses settings that
+/// need operator tables if there is no table.
 fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, PlanCostError> {
     let stack = plan.stack.name();
     let unknown = |setting: &'static str, reason: String, hint: &'static str| {
@@ -126,8 +126,8 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
             None => Ok(Vec::new()),
         };
     };
-    // A profile knows no other attention kernel than its own, and no weights of four bits. Dropout
-    // on adapters' inputs takes little time.
+    // A stack's profile has only one attention kernel and no four-bit weights. Dropout on the
+    // inputs of adapters takes little time.
     let needs_table = plan.workload.stated_kernels().filter(|field| !matches!(*field, "loss" | "adapter_dropout"));
     match (traced_plan(plan, model, costs, kind), needs_table) {
         (Ok(traced), _) => Ok(traced.assumptions),
@@ -146,7 +146,8 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     }
 }
 
-/// A setting of a plan's `workload`, as its reader or the user of `plan` knows it.
+/// Describes a setting of a plan's `workload`, with the field of a plan file and the option that
+/// state it.
 fn setting_of(field: &str) -> &'static str {
     match field {
         "preference" => "training on preferences (`workload.preference`, `--method dpo` and its like)",
@@ -161,5 +162,5 @@ fn setting_of(field: &str) -> &'static str {
     }
 }
 
-/// What is said of dropout that no table has.
+/// The assumption for dropout that no table has.
 const WITHOUT_DROPOUT: &str = "`workload.adapter_dropout` is left out: the adapters are predicted without dropout";

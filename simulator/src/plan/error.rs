@@ -19,7 +19,7 @@ pub enum PlanPredictionError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Plan(#[from] PlanError),
-    /// A changed topology is not sound.
+    /// A changed topology is invalid.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Topology(#[from] TopologyError),
@@ -27,11 +27,12 @@ pub enum PlanPredictionError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Simulation(#[from] SimulationError),
-    /// The operators do not predict the step.
+    /// The framework's own operators do not predict the step.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Untraced(#[from] Untraced),
-    /// The framework measured its operators on these devices, and nothing says what others do.
+    /// The framework measured its operators on these devices, so nothing is known about other
+    /// devices.
     #[error("the framework measured its own operators on these devices, and nothing is known of changed ones")]
     #[diagnostic(code(what_if::measured), help("leave out `--profile`"))]
     Measured,
@@ -46,10 +47,10 @@ pub enum PlanPredictionError {
         ranks: usize,
         /// Name of the topology.
         topology: String,
-        /// Its devices.
+        /// Number of its devices.
         devices: usize,
     },
-    /// A straggler is no rank of the layout.
+    /// A straggler is not a rank of the layout.
     #[error("`--straggler` names {rank}, but the layout has ranks 0 to {last}")]
     #[diagnostic(code(plan::no_such_rank), help("name one of these"))]
     NoSuchRank {
@@ -58,7 +59,7 @@ pub enum PlanPredictionError {
         /// The last rank.
         last: usize,
     },
-    /// Nothing can disturb a step that is predicted by its framework's operators.
+    /// Jitter and stragglers cannot be simulated for a step that its framework's operators predict.
     #[error("the plan is predicted by its framework's own operators, which nothing can disturb yet")]
     #[diagnostic(code(plan::undisturbed), help("leave out `--jitter` and `--straggler`, or ask under `stack: fsdp`"))]
     Undisturbed,

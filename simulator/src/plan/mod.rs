@@ -1,7 +1,8 @@
-//! What is known of a plan: what its prices depend on, its costs, its step, and its step on changed
-//! hardware; by its framework's own operators where these were traced, else by its Program.
+//! The predictions of a plan: the inputs of its costs, its costs, its step, and its step on changed
+//! hardware. A plan is predicted from its framework's own operators if these were traced, else from
+//! its Program.
 //!
-//! It knows plans and layouts, as the layers before it must not.
+//! This module knows plans and layouts. The modules that it imports must not.
 
 mod changed;
 mod costs;

@@ -20,11 +20,11 @@ use serde::{Deserialize, Serialize};
 /// What a prediction says of the input pipeline.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PredictedInput {
-    /// The part that limits the step.
+    /// The part of the input pipeline that limits the step.
     pub bound: InputBound,
-    /// The time per step that waits for samples.
+    /// Time per step spent waiting for samples.
     pub wait_seconds: f64,
-    /// Workers of each rank.
+    /// Number of workers of each rank.
     pub workers: usize,
 }
 
@@ -32,38 +32,39 @@ pub struct PredictedInput {
 pub struct PlanPrediction {
     /// The training and the evaluation Program.
     pub compiled: Compiled,
-    /// The prediction's figures. How long it took is left to whoever has a clock.
+    /// The figures of the prediction. The caller adds how long the prediction took.
     pub prediction: Prediction,
-    /// The timeline of [`PlanPrediction::program`]; where steps differ, that of the first one.
+    /// The timeline of [`PlanPrediction::program`]. If steps differ, that of the first step.
     pub timeline: Timeline,
-    /// The framework's own step, if its operators predict it and its spans are recorded.
+    /// The framework's own step. `None` unless its operators predict the step and its spans are
+    /// recorded.
     traced_program: Option<Box<Program>>,
-    /// The step time without jitter and stragglers, if some were simulated.
+    /// The step time without jitter and stragglers. `None` if none were simulated.
     pub undisturbed: Option<Seconds>,
     /// What the prediction assumes, one sentence each.
     pub remarks: Vec<String>,
-    /// The energy of the devices, if the framework's own operators predict the step and the power
-    /// of the devices is known.
+    /// The energy of the devices. `None` unless the framework's own operators predict the step and
+    /// the power of the devices is known.
     pub traced_energy: Option<Joules>,
     /// The memory that the run needs.
     pub memory: MemoryUse,
-    /// What a checkpoint costs.
+    /// The cost of a checkpoint.
     pub checkpoint: CheckpointCost,
-    /// The rate at which checkpoints are written and read, if it is known.
+    /// The rate at which checkpoints are written and read. `None` if unknown.
     pub storage: Option<BytesPerSecond>,
-    /// What limits the input pipeline, if somebody says how samples are read.
+    /// What limits the input pipeline. `None` if nothing states how samples are read.
     pub input: Option<PredictedInput>,
 }
 
 impl PlanPrediction {
-    /// The Program of the timeline: that of the framework's own operators where these predict the
-    /// step, else the training Program.
+    /// The Program of the timeline: that of the framework's own operators if they predict the step,
+    /// else the training Program.
     pub fn program(&self) -> &Program {
         self.traced_program.as_deref().unwrap_or(&self.compiled.training)
     }
 }
 
-/// Predicts the step of a plan of a model with a name.
+/// Predicts the step of a plan for the model called `name`.
 ///
 /// # Errors
 /// [`PlanPredictionError`] if the plan contradicts itself, its model or the topology.
@@ -114,7 +115,7 @@ pub fn predict_plan(
     let undisturbed = undisturbed.transpose()?;
     let checkpoint = checkpoint_cost(&compiled.saving, topology, &costs);
     let storage = costs.storage_rate(topology);
-    // Other stacks write theirs in their own ways.
+    // Other stacks write their own formats of checkpoints.
     if plan.stack == Stack::default() {
         prediction = prediction.with_checkpoint(checkpoint);
     }
@@ -160,7 +161,7 @@ fn undisturbed_step(
     compiled.step_programs().into_iter().zip(&compiled.cycle.counts()).map(share).sum()
 }
 
-/// Says how workers that go at their own pace do.
+/// Describes asynchronous workers that each run at their own pace.
 fn paces_in_words(paces: &PacedPrediction) -> String {
     let PacedPrediction { staleness, server_load, worker_seconds: [fastest, slowest], .. } = paces;
     format!(

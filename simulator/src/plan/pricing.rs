@@ -1,7 +1,7 @@
-//! What prices depend on, of a plan: the number format of its products, its workload, its state.
+//! The inputs of a plan's costs: the number format of its products, its workload, its state.
 //!
-//! This is the one place where prices meet plans. A Program whose workload is known is priced
-//! without its plan.
+//! This is the only place where costs depend on plans. The costs of a Program whose workload is
+//! known do not need its plan.
 
 use crate::cost::CostModel;
 use crate::gpu::{Fp8Scaling, ProductFormat, ProfileError, RoutingSkew, StateKind, TrainedParameters, Workload};
@@ -9,12 +9,13 @@ use foretell_models::Model;
 use foretell_program::{LossKernel, OperandFormat, Plan, Trained, Training};
 use foretell_topologies::Topology;
 
-/// Tokens whose loss is computed at a time, where it is in parts: TRL's default.
+/// Number of tokens whose loss is computed together if the loss is computed in parts: TRL's
+/// default.
 const CHUNK_OF_LOSS: f64 = 1024.0;
 
 impl CostModel {
-    /// Adds a plan's software stack, with what the plan states about the run, to the kinds of
-    /// device that have a GPU profile and were not calibrated.
+    /// Adds a plan's software stack, and what the plan states about the run, to the device kinds
+    /// that have a GPU profile and were not calibrated.
     ///
     /// # Errors
     /// As [`CostModel::with_stack`].
@@ -72,7 +73,8 @@ impl ProductFormat {
 }
 
 impl StateKind {
-    /// Returns the state of a plan's run.
+    /// Returns what [`MemoryRates`](crate::gpu::MemoryRates) need to know about the state of a
+    /// plan's run.
     pub fn of_plan(plan: &Plan) -> Self {
         let has_frozen = plan.training.frozen != Training::default().frozen || plan.training.lora.is_some();
         Self { storage: plan.storage(), may_be_frozen: has_frozen, moments: plan.optimizer_states() }

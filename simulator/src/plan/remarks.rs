@@ -1,5 +1,5 @@
-//! What a prediction assumes of a plan under another software stack, in sentences for the user. It
-//! must not know any predicted time.
+//! Sentences for the user about what a prediction assumes under another software stack. It must not
+//! know any predicted time.
 
 use crate::gpu::{AttentionKind, Profiles, RoutingSkew};
 use foretell_models::{Model, Moe};
@@ -15,7 +15,7 @@ pub(super) fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model, is_trace
         remarks.push(format!("`stack: {named}` is predicted as `{name}`"));
     }
     let Ok(stack) = profiles.stack(named) else { return remarks };
-    // The interval of traced operators is none of a fit.
+    // The interval of traced operators does not come from a fit.
     if stack.estimated && !plan.stack.is_own() && !is_traced {
         remarks.push(format!(
             "the stack `{named}` was fitted on too few runs or none: its interval is that of sources left out of the fit"
@@ -40,7 +40,7 @@ pub(super) fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model, is_trace
     remarks
 }
 
-/// Returns a sentence if a framework stands on devices that it is not known to train on.
+/// Returns a sentence if a framework is not known to train on these devices.
 pub(super) fn on_devices(plan: &Plan, kinds: &[DeviceKind]) -> Option<String> {
     let stack = plan.stack.name();
     if plan.stack.is_own() {
@@ -54,7 +54,7 @@ pub(super) fn on_devices(plan: &Plan, kinds: &[DeviceKind]) -> Option<String> {
     Some(one_line(&Mistake::new(message, hint)))
 }
 
-/// Returns what a skewed routing makes of a layout.
+/// Describes the effect of skewed routing on a layout. `None` if routing is balanced.
 fn on_routing(plan: &Plan, model: &Model) -> Option<String> {
     let (routing, layout) = (&plan.workload.routing, &plan.layout);
     let skew = RoutingSkew::of(routing, model)?;
@@ -75,7 +75,7 @@ fn on_routing(plan: &Plan, model: &Model) -> Option<String> {
     })
 }
 
-/// Returns the settings of a layout that change nothing.
+/// Returns a sentence for each setting of a layout that has no effect.
 fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
     let mut remarks = Vec::new();
     if let Model::Moe(Moe { shared_ffn: None, .. }) = model
@@ -98,7 +98,7 @@ fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
     remarks
 }
 
-/// Returns a sentence if passes that should overlap with each other do not.
+/// Returns a sentence if passes cannot overlap each other although the plan asks for it.
 pub(super) fn on_woven_passes(plan: &Plan) -> Option<String> {
     let (layout, overlap) = (&plan.layout, &plan.overlap);
     if !overlap.passes {
@@ -109,7 +109,7 @@ pub(super) fn on_woven_passes(plan: &Plan) -> Option<String> {
         let hint = format!("use {}", plan.weaving_layouts());
         return Some(one_line(&Mistake::new(message, hint)));
     }
-    // Experts may lie along `tensor` as well.
+    // Experts may also be divided along `tensor`.
     let along_tensor = if layout.expert_tensor == Some(1) { layout.tensor } else { 1 };
     let experts = layout.expert * along_tensor;
     let exchanges = [(experts, overlap.expert), (layout.tensor, overlap.tensor), (layout.context, overlap.context)];

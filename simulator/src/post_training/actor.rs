@@ -1,8 +1,8 @@
-//! The actor's own training: a plan of the usual form, over the responses of an update, which the
-//! simulator predicts as any other. Its layout is the plan's.
+//! The actor's own training: an ordinary plan over the responses of an update, which the simulator
+//! predicts like any other. Its layout is that of the user's plan.
 //!
-//! Responses are packed into sequences of the greatest length, or padded to the longest of a
-//! micro-batch. It must not know engines.
+//! Responses are packed into sequences of the greatest length, or padded to the longest in a
+//! micro-batch. This module must not know engines.
 
 use super::error::PostTrainingError;
 use crate::answers::{Options, Prediction, memory_use, predict_step, predict_with_memory, traced_prediction};
@@ -13,26 +13,27 @@ use foretell_program::{Compiled, Plan, Rollout, compile};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 
-/// Multiple of tokens to which sequences are padded, so that ranks can shard them.
+/// Sequences are padded to a multiple of this many tokens, so that ranks can shard them.
 const GRANULE: usize = 128;
 
-/// Sequences of one length, and the plan that trains on them.
+/// Training sequences of one length, and the plan that trains on them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActorJob {
-    /// The model, with samples of the training's length.
+    /// The model, with samples of the length that is trained on.
     pub model: Model,
-    /// The plan, whose global batch counts such sequences.
+    /// The plan. Its global batch counts sequences of this length.
     pub plan: Plan,
-    /// The model with samples of the greatest length, which decides memory.
+    /// The model with samples of the greatest length, which determines the memory.
     pub longest: Model,
-    /// Updates of a step.
+    /// Number of updates in a step.
     pub updates: usize,
 }
 
 impl ActorJob {
-    /// The training of a plan whose global batch counts the responses of an update. If the search
-    /// is to choose the layout, give `multiple`: the sequences of an update are then a multiple of
-    /// it. Else the layout decides.
+    /// The training job of a plan whose global batch counts the responses of an update. The number
+    /// of sequences of an update is rounded up to a multiple of `multiple`, or of the layout's
+    /// samples at once if `multiple` is `None`. Pass `multiple` if the search is to choose the
+    /// layout.
     ///
     /// # Errors
     /// [`PostTrainingError`] if the model's samples are not sequences, or the rollout contradicts
@@ -59,16 +60,16 @@ impl ActorJob {
     }
 }
 
-/// What the actor takes, of its devices and of their time.
+/// The time and memory of an actor's training.
 #[derive(Clone, Debug)]
 pub struct ActorCosts {
     /// Prediction of an update.
     pub update: Prediction,
-    /// A forward pass over the responses of an update, without gradients.
+    /// Time of a forward pass over the responses of an update, without gradients.
     pub forward: Seconds,
-    /// Updates of a step.
+    /// Number of updates in a step.
     pub updates: usize,
-    /// What stands in for what is not known, one sentence each.
+    /// The assumptions, one sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -86,7 +87,8 @@ impl ActorCosts {
         let mut remarks = Vec::new();
         let traced = |model: &Model| traced_prediction(&job.plan, model, topology, costs).ok();
         if let Some(traced) = traced(&job.model) {
-            // Both are by the stack's profile, whose error is taken to be that of the update.
+            // `forward` and the step come from the stack's profile. Both are assumed to have the
+            // same relative error.
             forward = forward * (traced.prediction.step_seconds / update.step_seconds);
             update = traced.prediction;
         }
@@ -120,8 +122,8 @@ impl ActorCosts {
     }
 }
 
-/// The time of a forward pass over the samples of a training step. An evaluation runs some of its
-/// micro-batches, behind each other through all stages.
+/// The time of a forward pass over the samples of a training step, from the simulated evaluation:
+/// its micro-batches follow one another through all stages.
 fn forward(compiled: &Compiled, topology: &Topology, costs: &CostModel) -> Result<Seconds, PostTrainingError> {
     let evaluation = &compiled.evaluation;
     let step = predict_step(evaluation, topology, costs, &Options::default())?;
@@ -131,7 +133,7 @@ fn forward(compiled: &Compiled, topology: &Topology, costs: &CostModel) -> Resul
     Ok(step * ((at_once(compiled.training.samples) + behind) / (passes + behind)))
 }
 
-/// Micro-batches of the evaluation.
+/// Number of micro-batches of the evaluation.
 fn evaluation_passes(compiled: &Compiled) -> usize {
     let numbers = compiled.evaluation.lists.iter().flat_map(|list| &list.instructions).filter_map(|list| list.micro_batch);
     numbers.max().map_or(1, |last| last as usize + 1)

@@ -1,12 +1,12 @@
 //! The rollout engine: how many sequences it holds, and how long it generates.
 //!
-//! A roofline: with each token step all sequences that run gain a token. The step reads the weights
-//! that they use and the keys and values of what they have, or takes as long as its products do
-//! where that is more; tensor parallelism adds two all-reduces a layer, and the host its share.
-//! Sequences that end make space for waiting ones (continuous batching; Yu et al. 2022, "Orca").
-//! The longest response ends the phase.
+//! A roofline model: in each token step, every running sequence gains one token. The step takes the
+//! time to read the weights and the cached keys and values of these sequences, or the time of its
+//! products, whichever is longer. Tensor parallelism adds two all-reduces per layer, and the host
+//! adds a fixed overhead. When a sequence ends, a waiting one starts (continuous batching; Yu et
+//! al. 2022, "Orca"). The longest response ends the phase.
 //!
-//! It must not know frameworks, and no training.
+//! It must not know frameworks or training.
 
 use super::token_work::TokenWork;
 use crate::gpu::{Cluster, NodeSpread, ProductFormat};
@@ -16,23 +16,24 @@ use foretell_units::{Bytes, Seconds};
 
 /// Time of a token step outside of kernels: scheduling, sampling, reading results back, and passing
 /// them on. vLLM's authors found 38 % of the time in kernels, with Llama-3 8B on an H100 ("vLLM
-/// v0.6.0", September 2024). Reading its weights takes the kernels 5.3 ms, so the rest is 9 ms. Of
-/// it, scheduling alone is 4 ms; the rows of `rl.csv` that are not held out decided for all.
+/// v0.6.0", September 2024). Reading its weights takes the kernels 5.3 ms, so the rest is 9 ms.
+/// Scheduling is 4 ms of these 9 ms; the rows of `rl.csv` that are not held out fit better with all
+/// 9 ms.
 pub const STEP_OVERHEAD: Seconds = Seconds::new(9e-3);
 
-/// Time of an all-reduce of an engine that spans nodes, over NCCL's alone. There, engines launch it
-/// from the host, without the kernels of their own that they have inside of nodes. Chosen by the
-/// rows of `rl.csv` that are not held out (NeMo RL 0.4: engines of 16 and 32 devices).
+/// Ratio of the time of an all-reduce to NCCL's, for an engine that spans nodes. There, engines
+/// launch it from the host, while within nodes they use their own kernels. Chosen on the rows of
+/// `rl.csv` that are not held out (NeMo RL 0.4: engines of 16 and 32 devices).
 const BETWEEN_NODES: f64 = 4.0;
 
-/// Tokens that an engine computes at once: vLLM's `max_num_batched_tokens`.
+/// Number of tokens that an engine processes together: vLLM's `max_num_batched_tokens`.
 const TOKENS_AT_ONCE: usize = 8192;
 
-/// Activations of a token in an engine, over the features of a position: the residual, its norm,
-/// queries, keys and values, and the two inner products of the feed-forward network.
+/// Elements of activations per token in an engine, over the features of a position: the residual,
+/// its norm, queries, keys and values, and the two inner products of the feed-forward network.
 const FEATURES_OF_TOKEN: usize = 12;
 
-/// Bytes of an element: engines cache and exchange bf16 or fp16.
+/// Bytes of an element: engines cache and communicate bf16 or fp16.
 const ELEMENT: f64 = 2.0;
 
 /// A rollout engine on some devices of a cluster.
@@ -41,33 +42,34 @@ pub struct Engine {
     work: TokenWork,
     cluster: Cluster,
     format: ProductFormat,
-    /// Bytes of a weight: two, or one in eight bits.
+    /// Bytes per weight: two, or one in eight bits.
     weight: f64,
-    /// How its devices lie.
+    /// How its devices are spread over nodes.
     spread: NodeSpread,
-    /// Memory that it takes of each of them, in bytes.
+    /// Memory that it uses on each device, in bytes.
     memory: f64,
     concurrency: usize,
     prompt: f64,
     samples: usize,
 }
 
-/// What an engine does in a step.
+/// The generation phase of an engine in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Generation {
     /// From the first prompt to the end of the longest response.
     pub duration: Seconds,
-    /// Of that, the prompts' forward passes.
+    /// The part of `duration` for the prompts' forward passes.
     pub prefill: Seconds,
-    /// Most sequences at once.
+    /// Largest number of sequences generated together.
     pub concurrent: usize,
-    /// Sequences at once, over the time.
+    /// Number of sequences generated together, averaged over time.
     pub mean_concurrent: f64,
 }
 
 impl Engine {
-    /// The engine of a rollout, which computes in the format of the actor's products, with 16 bits
-    /// at most. Its devices are consecutive, and begin a node.
+    /// The engine of a rollout. It computes in `format`, the format of the actor's products, but in
+    /// bf16 if that is wider than 16 bits. Its devices are consecutive, and the first is the first
+    /// of a node.
     pub fn new(work: TokenWork, rollout: &Rollout, format: ProductFormat, cluster: &Cluster) -> Self {
         let format = if format.bytes() > ELEMENT { ProductFormat::Bf16 } else { format };
         Self {
@@ -87,13 +89,13 @@ impl Engine {
         self.spread.members as f64
     }
 
-    /// The weights on each device.
+    /// Bytes of weights on each device.
     pub fn weights(&self) -> Bytes {
         Bytes::new((self.weight * self.work.parameters / self.devices()) as u64)
     }
 
-    /// What one pass over 8,192 tokens needs on each device, and the logits of all
-    /// sequences in single precision.
+    /// Bytes per device for one pass over 8,192 tokens, and for the logits of all sequences in
+    /// single precision.
     pub fn workspace(&self) -> Bytes {
         let activations = ELEMENT * (TOKENS_AT_ONCE * FEATURES_OF_TOKEN * self.work.hidden) as f64;
         Bytes::new((activations + 4.0 * (self.concurrency * self.work.vocabulary) as f64) as u64)
@@ -104,29 +106,29 @@ impl Engine {
         ELEMENT * self.work.cached / self.devices().min(self.work.cache_heads as f64)
     }
 
-    /// Tokens whose keys and values an engine has memory for.
+    /// Number of tokens for whose keys and values an engine has memory.
     pub fn cached_tokens(&self) -> f64 {
         let left = self.memory - self.weights().value() - self.workspace().value();
         (left / self.cached_token()).max(0.0)
     }
 
-    /// The memory that it takes of each device.
+    /// The memory that it uses on each device.
     pub fn memory(&self) -> Bytes {
         Bytes::new(self.memory as u64)
     }
 
-    /// The least memory of each device with which it holds one sequence of so many tokens.
+    /// The least memory per device with which the engine can hold one sequence of `longest` tokens.
     pub fn least_memory(&self, longest: usize) -> Bytes {
         self.weights() + self.workspace() + Bytes::new((self.cached_token() * longest as f64) as u64)
     }
 
-    /// Time of a token step in which `sequences` have `context` tokens together.
+    /// Time of a token step of `sequences` sequences that have `context` tokens in total.
     pub fn token_step(&self, sequences: f64, context: f64) -> Seconds {
         let (fixed, of_context) = self.token_step_parts(sequences);
         Seconds::new(fixed + of_context * context)
     }
 
-    /// The seconds of a token step without its context, and for each token of it.
+    /// The seconds of a token step without its context, and the seconds per token of context.
     fn token_step_parts(&self, sequences: f64) -> (f64, f64) {
         let gpu = &self.cluster.gpu;
         let bandwidth = gpu.memory_bandwidth.value() * gpu.memory_efficiency;
@@ -138,7 +140,7 @@ impl Engine {
         (weights.max(products) + 2.0 * self.work.layers as f64 * exchange + STEP_OVERHEAD.value(), cache.max(scores))
     }
 
-    /// The seconds of an all-reduce of the features of so many tokens.
+    /// The seconds of an all-reduce of the features of `tokens` tokens.
     fn all_reduce(&self, tokens: f64) -> f64 {
         let bytes = ELEMENT * tokens * self.work.hidden as f64;
         let factor = if self.spread.nodes > 1 { BETWEEN_NODES } else { 1.0 };
@@ -150,7 +152,8 @@ impl Engine {
         self.cluster.gpu.peak(self.format).value() * self.cluster.gpu.product_efficiency(self.format)
     }
 
-    /// The forward pass over the prompts of so many responses. The responses to a prompt share it.
+    /// The seconds of the forward pass over the prompts of `responses` responses. All responses to
+    /// a prompt share its forward pass.
     fn prefill(&self, responses: usize) -> f64 {
         let tokens = self.prompt * responses.div_ceil(self.samples) as f64;
         let flops = self.work.product_flops() + self.work.score_flops * self.prompt / 2.0;
@@ -159,39 +162,42 @@ impl Engine {
         tokens * flops / self.devices() / self.product_rate() + exchanges * exchange
     }
 
-    /// Sequences that run at once, of those whose prompt and mean response fit into the cache.
+    /// Number of sequences generated together: as many as the cache has room for, with prompt and
+    /// mean response, but at most the engine's concurrency.
     pub fn concurrent(&self, lengths: &Lengths) -> usize {
         (self.cached_tokens() / (self.prompt + lengths.mean())).floor().min(self.concurrency as f64) as usize
     }
 
-    /// How long an engine generates `responses` of the `total` ones of a step. `None` if it has no
-    /// memory for one.
+    /// The time in which an engine generates `responses` of the `total` responses of a step. `None`
+    /// if it has no memory for a sequence, or there are no responses.
     pub fn generate(&self, lengths: &Lengths, responses: usize, total: usize) -> Option<Generation> {
         let most = self.concurrent(lengths);
         if most == 0 || responses == 0 {
             return None;
         }
         let mut waiting = lengths.of_engine(responses, total).into_iter();
-        // What is left of each sequence that runs, the shortest last, counted from a common zero.
+        // The token step, counted from the start of the phase, at which each running sequence ends.
+        // Descending, so the next to end is last.
         let mut running: Vec<f64> = waiting.by_ref().take(most).collect();
         let order = |left: &f64, right: &f64| right.total_cmp(left);
         running.sort_by(order);
         let (mut passed, mut seconds, mut sequence_seconds) = (0.0f64, 0.0f64, 0.0f64);
         let mut context = self.prompt * running.len() as f64;
         let concurrent = running.len();
-        // The tokens that each running sequence has, as its length when it began.
+        // End and start, in token steps, of each sequence that was started later.
         let mut begun: Vec<(f64, f64)> = Vec::new();
         while let Some(&next) = running.last() {
             let (steps, sequences) = ((next - passed).max(0.0), running.len() as f64);
             let (fixed, of_context) = self.token_step_parts(sequences);
-            // The context grows by a token for each sequence and step.
+            // In each step, the context grows by one token per sequence.
             let taken = steps * fixed + of_context * (steps * context + sequences * steps * (steps + 1.0) / 2.0);
             seconds += taken;
             sequence_seconds += taken * sequences;
             context += sequences * steps;
             passed = next;
             running.pop();
-            // A sequence that began at `from` leaves with its prompt and response.
+            // When a sequence that started at `from` ends, its prompt and response leave the
+            // context.
             let from = begun.iter().position(|(end, _)| *end == next).map(|index| begun.swap_remove(index).1);
             context -= self.prompt + next - from.unwrap_or(0.0);
             if let Some(length) = waiting.next() {

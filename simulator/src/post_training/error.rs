@@ -22,22 +22,22 @@ pub enum PostTrainingError {
         /// What is wrong with its devices.
         reason: String,
     },
-    /// Actor and engines do not have the devices of the topology.
+    /// The topology does not have enough devices for actor and engines.
     #[error("the actor has {actor} ranks and engines {engines} devices of their own, but `{topology}` has {devices} devices")]
     #[diagnostic(code(post_training::too_few_devices), help("{hint}"))]
     TooFewDevices {
         /// Ranks of the actor.
         actor: usize,
-        /// Devices of engines alone.
+        /// Devices used only by engines.
         engines: usize,
         /// The name of the topology.
         topology: String,
-        /// Its devices.
+        /// Number of its devices.
         devices: usize,
         /// How to fix it.
         hint: String,
     },
-    /// Engines do not divide the devices that they share with the actor.
+    /// The devices of an engine do not divide the actor's devices, which they share.
     #[error("engines of {tensor} devices do not divide the actor's {devices}")]
     #[diagnostic(code(post_training::indivisible), help("use a `tensor` in `rollout` that divides the actor's ranks"))]
     Indivisible {

@@ -1,7 +1,7 @@
-//! Memory of a device in each phase: what the roles hold, and what holds the most.
+//! Memory of a device in each phase: what each role holds, and the phase that needs the most.
 //!
-//! Log-probabilities are computed without gradients, with the same state, and need less than
-//! training. So training stands for both.
+//! The computation of log-probabilities has the same state as training but no gradients, and needs
+//! less memory. So the training phase stands for both.
 
 use super::engine::Engine;
 use foretell_program::{Footprint, Rollout, RolloutOffload, RolloutPlacement};
@@ -9,25 +9,25 @@ use foretell_units::Bytes;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// What a role holds of a device.
+/// Memory that a role holds on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct RoleMemory {
-    /// Who holds it, and what it is, such as `actor: optimizer state`.
+    /// The role and the contents, such as `actor: optimizer state`.
     pub holder: String,
     /// Its size.
     pub bytes: u64,
 }
 
-/// Memory of a device of a group in a phase.
+/// Memory of one device of a group in a phase.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PhaseMemory {
     /// Index of the group of devices.
     pub group: usize,
     /// The phase: `generation` or `training`.
     pub phase: String,
-    /// What the roles hold, the largest first.
+    /// The contents by role, the largest first.
     pub holders: Vec<RoleMemory>,
-    /// All of it.
+    /// The sum over all holders.
     pub bytes: u64,
 }
 
@@ -39,7 +39,7 @@ impl PhaseMemory {
         Self { group, phase: phase.into(), bytes: holders.iter().map(|holder| holder.bytes).sum(), holders }
     }
 
-    /// What holds the most, in words.
+    /// Describes the phase and its three largest holders.
     pub fn peak_in_words(&self) -> String {
         let largest: Vec<String> =
             self.holders.iter().take(3).map(|holder| format!("{} {}", holder.holder, Bytes::new(holder.bytes))).collect();
@@ -47,16 +47,16 @@ impl PhaseMemory {
     }
 }
 
-/// What roles other than the engine hold of a device of the actor, between phases.
+/// What roles other than the engine hold on a device of the actor, between phases.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Residents {
-    /// The fullest rank of the actor, while it trains.
+    /// The memory of the actor's fullest rank while it trains.
     pub actor: Footprint,
-    /// A frozen model of the actor's size: its shard on a rank, in two bytes a parameter.
+    /// A rank's shard of a frozen model of the actor's size, at two bytes per parameter.
     pub frozen: Bytes,
-    /// How many such models there are: reference and reward model.
+    /// The names of these models: reference and reward model.
     pub frozen_models: Vec<&'static str>,
-    /// Whether a critic is trained, which has the state of another actor.
+    /// Whether a critic is trained. It has as much state as the actor.
     pub has_critic: bool,
 }
 
@@ -72,14 +72,14 @@ impl Residents {
         ]
     }
 
-    /// Bytes that a device sends to its host before engines generate, and gets back after it.
+    /// Bytes that a device copies to its host before engines generate, and back afterwards.
     pub fn offloaded(&self, offload: RolloutOffload) -> Bytes {
         let all = |offload| self.kept(offload).into_iter().map(|(_, bytes)| bytes).sum::<Bytes>();
         let trained = if self.has_critic { 2 } else { 1 };
         Bytes::new((all(RolloutOffload::None).count() - all(offload).count()) * trained)
     }
 
-    /// What stays beside colocated engines while they generate.
+    /// What stays on a device with colocated engines while they generate.
     fn beside_engines(&self, offload: RolloutOffload) -> Vec<(String, Bytes)> {
         let mut held = Vec::new();
         for role in ["actor", "critic"].into_iter().take(if self.has_critic { 2 } else { 1 }) {
@@ -90,13 +90,13 @@ impl Residents {
         held
     }
 
-    /// Frozen models: they leave with the parameters.
+    /// The frozen models that stay on a device. They are offloaded together with the parameters.
     fn frozen_in(&self, offload: RolloutOffload) -> Vec<(String, Bytes)> {
         let bytes = if offload == RolloutOffload::All { Bytes::ZERO } else { self.frozen };
         self.frozen_models.iter().map(|role| ((*role).to_owned(), bytes)).collect()
     }
 
-    /// The bytes that colocated engines leave to others.
+    /// Bytes that other roles hold on a device while colocated engines generate.
     pub fn beside(&self, offload: RolloutOffload) -> Bytes {
         self.beside_engines(offload).into_iter().map(|(_, bytes)| bytes).sum()
     }

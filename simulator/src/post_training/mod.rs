@@ -1,11 +1,12 @@
-//! RL post-training: how long a step is, and what its roles hold of their devices.
+//! RL post-training: how long a step takes, and what memory its roles need on their devices.
 //!
 //! The nouns: the *actor* trains, and is an [`ActorJob`], a plan like any other. *Rollout engines*
 //! generate responses: an [`Engine`] does the [`TokenWork`] of each token for responses of some
-//! [`Lengths`](crate::Lengths). Frozen models and a critic compute beside the actor.
-//! [`RoleSetting`] puts them on devices, and predicts the [`crate::Phase`]s of a step.
+//! [`Lengths`](crate::Lengths). Frozen models and a critic run on the actor's devices.
+//! [`RoleSetting`] places all roles on devices, and predicts the [`crate::Phase`]s of a step.
 //!
-//! It knows no frameworks: what they can place is the planner's.
+//! This module must not know frameworks. The planner knows which placements each framework
+//! supports.
 
 mod actor;
 mod engine;

@@ -1,7 +1,7 @@
-//! A step of RL post-training: its phases on the actor's and the engines' devices, in order, or one
-//! step apart, and the memory of both.
+//! A step of RL post-training: its phases on the actor's and the engines' devices, one after
+//! another or overlapping with the next step, and the memory of both.
 //!
-//! It must not know frameworks, and nothing of how an actor's step is laid out.
+//! It must not know frameworks, or how an actor's step is laid out.
 
 use super::actor::{ActorCosts, ActorJob};
 use super::engine::{Engine, Generation};
@@ -21,104 +21,104 @@ use foretell_units::{Bytes, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The actor's devices.
+/// Index of the group of the actor's devices.
 const ACTOR: usize = 0;
 
-/// The engines' devices, if they are others.
+/// Index of the group of the engines' devices, if these are different devices.
 const ENGINES: usize = 1;
 
-/// Devices that phases take.
+/// A group of devices that phases occupy.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct DeviceGroup {
     /// The roles on them.
     pub roles: String,
-    /// How many there are.
+    /// Number of devices.
     pub devices: usize,
 }
 
 /// The rollout engines of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct EngineAnswer {
-    /// Engines.
+    /// Number of engines.
     pub engines: usize,
-    /// Devices of each.
+    /// Devices per engine.
     pub tensor: usize,
-    /// Responses that each generates in a step.
+    /// Responses that each engine generates in a step.
     pub responses: usize,
-    /// Tokens whose keys and values each has memory for.
+    /// Tokens for whose keys and values each engine has memory.
     pub cached_tokens: u64,
-    /// Most sequences that each generates at once.
+    /// Largest number of sequences that each engine generates together.
     pub concurrent: usize,
-    /// Sequences at once, over the time of generation.
+    /// Number of sequences generated together, averaged over the time of generation.
     pub mean_concurrent: f64,
     /// Tokens of the longest response, which ends the phase.
     pub longest_response: usize,
-    /// Tokens that all engines generate in a second of generation.
+    /// Tokens that all engines together generate per second of generation.
     pub tokens_per_second: f64,
 }
 
 /// The prediction of a step of RL post-training.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct PostTrainingPrediction {
-    /// The step: from the end of one to the end of the next.
+    /// The step time: from the end of one step to the end of the next.
     pub step_seconds: f64,
     /// Seconds in which engines generate.
     pub generation_seconds: f64,
-    /// Of them, the prompts' forward passes.
+    /// The part of `generation_seconds` for the prompts' forward passes.
     pub prefill_seconds: f64,
     /// Seconds of forward passes for log-probabilities, values and rewards.
     pub forward_seconds: f64,
-    /// Seconds of updates, of actor and critic.
+    /// Seconds of updates of actor and critic.
     pub training_seconds: f64,
-    /// Seconds in which weights go to engines, and state to hosts and back.
+    /// Seconds in which weights are sent to engines, and state to hosts and back.
     pub transfer_seconds: f64,
-    /// Responses a second.
+    /// Responses per second.
     pub samples_per_second: f64,
-    /// Tokens of prompts and responses that are trained on, a second.
+    /// Tokens of prompts and responses that are trained on, per second.
     pub tokens_per_second: f64,
-    /// The devices.
+    /// The groups of devices.
     pub groups: Vec<DeviceGroup>,
-    /// Phases of a steady step.
+    /// The phases of a step in the steady state.
     pub phases: Vec<PhaseSpan>,
-    /// The engines. `None` if they have no memory for a sequence.
+    /// The engines. `None` if they have too little memory for one sequence.
     pub engine: Option<EngineAnswer>,
     /// Memory of a device in each phase, by what holds it.
     pub memory: Vec<PhaseMemory>,
-    /// Memory of a device.
+    /// Memory that a device has.
     pub device_memory_bytes: u64,
-    /// Memory of the fullest device.
+    /// Memory that the fullest device needs.
     pub peak_memory_bytes: u64,
-    /// What holds it.
+    /// The phase and the largest holders of that memory.
     pub memory_peak: String,
-    /// Whether the roles fit, in all phases.
+    /// Whether all roles fit into memory in all phases.
     pub fits: bool,
     /// The prediction of one update of the actor.
     pub update: Prediction,
-    /// What is assumed, one sentence each.
+    /// The assumptions, one sentence each.
     pub assumptions: Vec<String>,
 }
 
-/// Roles on devices: everything of a step but its rollout, which may be varied.
+/// The roles on devices: everything of a step that does not depend on the rollout's settings.
 #[derive(Clone, Debug)]
 pub struct RoleSetting<'a> {
-    /// How it trains.
+    /// The training method.
     pub method: PolicyMethod,
     /// The actor's plan.
     pub plan: &'a Plan,
-    /// Ranks of the actor.
+    /// Number of ranks of the actor.
     pub ranks: usize,
-    /// What the actor takes.
+    /// The time and memory of the actor.
     pub actor: &'a ActorCosts,
-    /// Work of a token of the model.
+    /// The work of one token of the model.
     pub work: TokenWork,
     /// The devices.
     pub topology: &'a Topology,
-    /// Costs on them.
+    /// The cost model of these devices.
     pub costs: &'a CostModel,
 }
 
 impl<'a> RoleSetting<'a> {
-    /// Puts the actor on the first devices.
+    /// Places the actor on the first devices.
     ///
     /// # Errors
     /// [`PostTrainingError`] if the devices are of several kinds or have no profile, or the model
@@ -143,7 +143,7 @@ impl<'a> RoleSetting<'a> {
         Ok(Self { method, plan, ranks, actor, work: TokenWork::of(model)?, topology, costs })
     }
 
-    /// What lies on the actor's devices beside engines.
+    /// What other roles hold on the actor's devices beside engines.
     pub fn residents(&self, rollout: &Rollout) -> Residents {
         let footprints = self.actor.update.memory_by_component.iter();
         let actor = footprints.copied().max_by_key(|footprint| footprint.total()).expect("invariant: a plan has a stage");
@@ -159,7 +159,7 @@ impl<'a> RoleSetting<'a> {
         }
     }
 
-    /// The engine of a rollout here.
+    /// The engine of a rollout in this setting.
     pub fn engine(&self, rollout: &Rollout) -> Engine {
         let cluster = self.costs.cluster(0).expect("invariant: a setting has devices with a profile");
         Engine::new(self.work, rollout, ProductFormat::of_plan(self.plan), cluster)
@@ -300,8 +300,9 @@ impl StepTimes {
             after,
         };
         let both = if engines == ACTOR { vec![ACTOR] } else { vec![ACTOR, ENGINES] };
-        // Generation waits for the last transfer. The transfer takes the weights of the update
-        // before it, which overlapped with this step's generation where steps are one apart.
+        // Generation waits for the last transfer of weights. The transfer sends the weights of the
+        // previous update. With off-policy steps, that update overlapped with this step's
+        // generation.
         let mut phases = Vec::new();
         let (generation, transfer) = if rollout.off_policy == 0 { (1, 0) } else { (0, 1) };
         let generate = |after| phase("generation", "rollout engine", &[engines], self.generation, after);
@@ -326,7 +327,7 @@ impl StepTimes {
     }
 }
 
-/// Predicts a step of RL post-training, with the actor's training of `job`.
+/// Predicts a step of RL post-training in which the actor trains as `job` says.
 ///
 /// # Errors
 /// [`PostTrainingError`] if actor or engines cannot be predicted.

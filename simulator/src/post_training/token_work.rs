@@ -1,15 +1,15 @@
-//! The work of one token in generation, read from a model's graph: the parameters that it reads,
-//! and the keys and values that it leaves in the cache.
+//! The work of one token in generation, from a model's graph: the parameters that it reads, and the
+//! keys and values that it adds to the cache.
 //!
 //! It must not know engines or devices.
 
 use foretell_models::{Graph, GraphOptions, Kernel, Model, ModelError, Role, TensorId};
 use std::collections::BTreeSet;
 
-/// The dimension of a parameter that each expert has one index of.
+/// Name of the dimension over experts.
 const EXPERTS: &str = "experts";
 
-/// The dimension over the features of a position.
+/// Name of the dimension over the features of a position.
 const HIDDEN: &str = "hidden";
 
 /// The work of one token in generation.
@@ -17,19 +17,21 @@ const HIDDEN: &str = "hidden";
 pub struct TokenWork {
     /// All parameters of the model.
     pub parameters: f64,
-    /// Parameters that every token reads: all but experts, and tables of which it reads a row.
+    /// Parameters that every token reads: all except experts, and except tables of which a token
+    /// reads only one row.
     pub dense: f64,
     /// Parameters of all experts.
     pub experts: f64,
-    /// Share of the experts that a token goes to; 1 without experts.
+    /// Share of the experts that a token is routed to; 1 without experts.
     pub expert_share: f64,
-    /// Keys and values of a token, in elements, over all layers.
+    /// Elements of a token's keys and values, over all layers.
     pub cached: f64,
-    /// Heads among which ranks can share the keys and values: 1 if all heads have the same ones.
+    /// Number of heads over which ranks can shard the keys and values. 1 if all heads share one
+    /// set.
     pub cache_heads: usize,
-    /// Floating-point operations of attention, for each token that is attended to.
+    /// Floating-point operations of attention per attended token.
     pub score_flops: f64,
-    /// Layers with attention.
+    /// Number of layers with attention.
     pub layers: usize,
     /// Features of a position.
     pub hidden: usize,
@@ -53,7 +55,7 @@ impl TokenWork {
         for (id, tensor) in graph.parameters() {
             let elements = tensor.elements() as f64;
             work.parameters += elements;
-            // The router has a row for each expert, too, and every token reads all of it.
+            // The router, too, has a row for each expert, but every token reads all of it.
             let is_of_experts =
                 tensor.dimensions.len() > 2 && tensor.dimensions.iter().any(|dimension| dimension.name == EXPERTS);
             match is_of_experts {
@@ -70,7 +72,8 @@ impl TokenWork {
             let Kernel::Attention(sizes) = operator.kernel(&operator.extents()) else { continue };
             let values = sizes.value_dimension.map_or(sizes.head_dimension, |value| value.get() as usize);
             work.layers += 1;
-            // Engines cache what keys and values of all heads are made from (DeepSeek-AI 2024).
+            // With latent attention, engines cache the latent vector from which the keys and values
+            // of all heads are computed (DeepSeek-AI 2024).
             work.cached += latent.unwrap_or(sizes.key_heads * (sizes.head_dimension + values)) as f64;
             work.cache_heads = if latent.is_some() { 1 } else { sizes.key_heads };
             work.score_flops += 2.0 * (sizes.key_heads * sizes.group * (sizes.head_dimension + values)) as f64;
@@ -78,18 +81,18 @@ impl TokenWork {
         Ok(work)
     }
 
-    /// Floating-point operations of a token's products with parameters.
+    /// Floating-point operations of one token's products with parameters.
     pub fn product_flops(&self) -> f64 {
         2.0 * (self.dense + self.experts * self.expert_share)
     }
 
-    /// Parameters that so many tokens read together, if they choose experts evenly.
+    /// Number of parameters that `tokens` tokens read together, if they choose experts uniformly.
     pub fn read_by(&self, tokens: f64) -> f64 {
         self.dense + self.experts * (1.0 - (1.0 - self.expert_share).powf(tokens))
     }
 }
 
-/// The parameters of which a token reads one row alone.
+/// The parameters of which a token reads only one row: those that only embeddings read.
 fn tables(graph: &Graph) -> BTreeSet<TensorId> {
     let is_parameter = |id: &TensorId| matches!(graph.tensor(*id).role, Role::Parameter(_));
     let read_by = |is_table: bool| -> BTreeSet<TensorId> {

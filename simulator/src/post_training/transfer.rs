@@ -1,20 +1,21 @@
 //! The transfer of new weights from the actor to the engines.
 //!
-//! Ranks that hold one copy of the model together gather it, and take of it what their engine
-//! needs. Engines on devices of their own receive it from a rank. So the weights pass the slowest
-//! link of the ranks once. It must not know how long an engine generates.
+//! The ranks that together hold one copy of the model gather it, and keep what their engine needs.
+//! Engines on other devices receive the weights from a rank. So the weights cross the slowest link
+//! of the ranks once. This module must not know how long an engine generates.
 
 use crate::gpu::{Cluster, NodeSpread};
 use foretell_program::{Collective, Layout, RolloutPlacement};
 use foretell_units::{Bytes, Seconds};
 
-/// Ranks that hold one copy of the parameters together.
+/// Number of ranks that together hold one copy of the parameters.
 fn ranks_of_copy(layout: &Layout) -> usize {
     let shards = if layout.zero == 3 { layout.shard_group.unwrap_or(layout.data) } else { 1 };
     layout.tensor * layout.pipeline * layout.expert * shards
 }
 
-/// Time in which all engines have the actor's weights. Ranks of a copy are taken to be neighbours.
+/// Time until all engines have the actor's weights. The ranks of a copy are assumed to be
+/// neighbours.
 pub fn transfer(weights: Bytes, layout: &Layout, ranks: usize, placement: RolloutPlacement, cluster: &Cluster) -> Seconds {
     let passed = |devices: usize| {
         let spread = NodeSpread::of_devices(0..devices, cluster);

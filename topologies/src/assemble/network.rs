@@ -13,8 +13,8 @@ use crate::text::{At, Scalar, Scalars};
 use crate::topology::NetworkPlaces;
 use foretell_units::{BytesPerSecond, suggest};
 
-/// Lays a network over the base's, field by field, so that `network: {latency: 2us}` keeps the
-/// base's kind. A network of another kind replaces the base's.
+/// Overlays a network on that of the base, field by field, so that `network: {latency: 2us}` keeps
+/// the base's kind. A network of a stated kind replaces the base's.
 pub(super) fn over(
     network: At<ShortOrFull<NetworkSpec>>,
     base: Option<At<ShortOrFull<NetworkSpec>>>,
@@ -168,7 +168,7 @@ impl Assembler<'_> {
         }))
     }
 
-    /// Values per level, lowest first. Higher levels may be left to their default.
+    /// Values per level, lowest level first. Higher levels may be left to their default.
     fn levels(&self, values: Option<&At<Scalars>>, field: &str, levels: usize) -> Result<Vec<At<Scalar>>, TopologyError> {
         let Some(values) = values else { return Ok(Vec::new()) };
         let each = values.each();
@@ -225,7 +225,7 @@ impl Assembler<'_> {
         }
         let dimensions = if is_list { Dimensions::Sizes(sizes) } else { Dimensions::Count(count) };
         for group in groups {
-            // A user must not believe that these fields have an effect.
+            // Refused because these fields have no effect here.
             let other = if group.nics.is_some() { Some("nics") } else { group.link.map(|_| "link") };
             if let Some(field) = other {
                 let what = format!("node `{}` has `{field}`, which nothing crosses where a torus joins the devices", group.name);
@@ -303,8 +303,8 @@ impl Assembler<'_> {
         Err(TopologyError::at(written.place, TopologyProblem::UnknownName { what, name: written.value.clone(), hint }))
     }
 
-    /// Returns the stated routes and their places in the file. That such paths exist is checked
-    /// when links are numbered.
+    /// Returns the stated routes and their places in the file. Whether these paths exist is checked
+    /// later, when links are numbered.
     fn stated(&self, routing: Routing, groups: &[NodeGroup]) -> Result<(Vec<StatedRoute>, Vec<Option<Place>>), TopologyError> {
         let Some(routes) = &self.spec.routes else { return Ok((Vec::new(), Vec::new())) };
         if !matches!(routing, Routing::Ecmp | Routing::Minimal) {
@@ -333,14 +333,14 @@ impl Assembler<'_> {
     }
 }
 
-/// Most dimensions of a torus, as in the largest machines (Fugaku's Tofu has 6).
+/// Largest number of dimensions of a torus, as in the largest machines (Fugaku's Tofu has 6).
 const MOST_DIMENSIONS: usize = 6;
 
-/// Most switches at the top of a tree: a three-level tree of 256-port switches has a quarter of 256
-/// squared.
+/// Largest number of switches at the top of a tree: a three-level tree of 256-port switches has a
+/// quarter of 256 squared.
 const MOST_CORE_SWITCHES: usize = 1 << 14;
 
-/// Finds a node's number by its name.
+/// Returns the index of the node called `name`.
 fn number_of(name: &str, groups: &[NodeGroup]) -> Option<usize> {
     let mut first = 0;
     for group in groups {

@@ -58,7 +58,7 @@ pub(super) fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &D
     Ok(NodeLink { kind, bandwidth, latency, tree: pcie_tree(full, kind, bandwidth)? })
 }
 
-/// Builds the PCIe switches of a link, if it describes some. An uplink defaults to the width of a
+/// Builds the PCIe switches of a link, if it describes some. By default, an uplink is as fast as a
 /// device's lanes.
 fn pcie_tree(link: &LinkSpec, kind: NodeLinkKind, lanes: BytesPerSecond) -> Result<Option<PcieTree>, TopologyError> {
     let LinkSpec { devices_per_switch, uplink, switches_per_socket, socket_link, .. } = link;
@@ -104,11 +104,11 @@ fn pcie_tree(link: &LinkSpec, kind: NodeLinkKind, lanes: BytesPerSecond) -> Resu
     }))
 }
 
-/// More links than any device has.
+/// Largest number of links between two devices: more than any device has.
 const MOST_WIRES: usize = 64;
 
-/// Builds the wires of a node's link, if it states them. `slot` is the rate of a device's PCIe
-/// slot, over which devices without a wire reach each other unless the file says otherwise.
+/// Builds the wires of a node's link, if the file states them. Devices without a wire between them
+/// use PCIe, at the rate `slot` unless the file states another.
 pub(super) fn wires(
     link: &LinkSpec,
     kind: NodeLinkKind,

@@ -1,5 +1,6 @@
-//! Dragonflies (Kim, Dally, Scott and Abts 2008): routers in groups. Within a group every router
-//! has a link to every other. Global links join each group evenly to every other.
+//! Dragonflies (Kim, Dally, Scott and Abts 2008): routers in groups. Within a group, each router
+//! has a link to each other router. Global links join each group to each other group, equally many
+//! per pair.
 
 use super::routing::{Choice, Routing};
 use super::{End, MOST_LINKS, NodePorts, SWITCH_HOP_LATENCY};
@@ -45,8 +46,8 @@ impl Dragonfly {
     }
 }
 
-/// A dragonfly with numbered links. Links are numbered group by group: first the local links router
-/// by router, then the global ports.
+/// A dragonfly with numbered links. Links are numbered group by group: first the local links,
+/// router by router, then the links of the global ports.
 ///
 /// Port `round x (groups - 1) + offset - 1` of a group leads to the group `offset` further on. The
 /// reverse direction leaves that group by its port of the same round and the opposite offset. The
@@ -60,7 +61,7 @@ pub(super) struct DragonflyLayout {
     groups: usize,
     /// Global ports per router.
     ports: usize,
-    /// Links between each two groups.
+    /// Number of links between each two groups.
     rounds: usize,
     first_link: usize,
 }
@@ -118,7 +119,7 @@ impl DragonflyLayout {
             self.minimal(from, to, choice, links);
             return;
         }
-        // A third group.
+        // The intermediate group: neither the first nor the last.
         let mut middle = choice.among(self.groups - 2);
         for other in [first.min(last), first.max(last)] {
             middle += usize::from(middle >= other);
@@ -157,14 +158,14 @@ impl DragonflyLayout {
         }
     }
 
-    /// Local hops on the path over a global link of this round: to its near end, and from its far
-    /// end if `to` is given.
+    /// Number of local hops on a path over the group's global link of this round: to its near end,
+    /// and from its far end if `to` is given.
     fn local_hops(&self, from: usize, to: Option<usize>, round: usize, offset: usize) -> usize {
         let [exit, entry] = self.ends(from / self.routers, round, offset);
         usize::from(exit != from) + to.map_or(0, |to| usize::from(entry != to))
     }
 
-    /// Chooses among the links to a group that need the fewest hops.
+    /// Chooses one of the links to a group that need the fewest local hops.
     fn round(&self, from: usize, to: Option<usize>, offset: usize, choice: Choice) -> usize {
         let hops = |round: &usize| self.local_hops(from, to, *round, offset);
         let fewest = (0..self.rounds).map(|round| hops(&round)).min().expect("invariant: each two groups have a link");

@@ -1,18 +1,19 @@
-//! Chooses a flow's path among several: by a hash of its ends, as stated, or by spreading over all.
+//! Chooses a flow's path among several: by a hash of the flow's ends, as stated in the file, or by
+//! spreading over all paths.
 
 /// The routing rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Routing {
-    /// Every flow spreads evenly over all shortest paths, as with ideal adaptive routing. Parallel
-    /// links are then one resource. Also the rule of fabrics with one path per pair.
+    /// Every flow spreads evenly over all shortest paths, as with ideal adaptive routing, so that
+    /// parallel links are one resource. Fabrics with one path per pair have this rule, too.
     Spread,
     /// A hash of its ends assigns each flow to one shortest path (equal-cost multi-path, RFC 2992).
     /// Flows may collide on a link while other links are idle.
     Ecmp,
     /// In a torus: along the first dimension, then the second, and so on.
     DimensionOrder,
-    /// In a dragonfly: straight to the other group, over one of the links with the fewest hops, by
-    /// hash.
+    /// In a dragonfly: directly to the other group. The hash chooses among the links with the
+    /// fewest hops.
     Minimal,
     /// In a dragonfly: through a third group, chosen by hash (Valiant 1982). The load doubles but
     /// spreads over all global links.
@@ -58,8 +59,8 @@ impl Choice {
     pub(super) fn among(self, count: usize) -> usize {
         match self {
             Choice::Stated(path) => path.min(count.saturating_sub(1)),
-            // The upper half of the product is as uniform as the hash, and cheaper than a
-            // remainder.
+            // The upper half of the product is distributed as uniformly as the hash, and cheaper to
+            // compute than a remainder.
             Choice::Hash(hash) => ((u128::from(hash) * count as u128) >> 64) as usize,
         }
     }
@@ -73,7 +74,7 @@ impl Choice {
     }
 }
 
-/// Makes the choice of a flow from the hash of its two devices.
+/// Derives the choice of a flow from a hash of the seed and its two devices.
 pub(super) fn choice(seed: u64, from: usize, to: usize) -> Choice {
     Choice::Hash(mix(mix(mix(seed) ^ from as u64) ^ to as u64))
 }

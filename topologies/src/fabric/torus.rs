@@ -1,20 +1,20 @@
 //! Tori and meshes of devices (Dally and Seitz 1986; TPU v4, Jouppi et al. 2023): each device has a
-//! link each way to its two neighbours in each dimension.
+//! link in each direction to its two neighbours in each dimension.
 
 use super::routing::{Choice, Routing};
 use super::{End, NodePorts};
 use crate::link::{Junction, Link, LinkClass, LinkId, NewLinks};
 use foretell_units::{BytesPerSecond, Seconds};
 
-/// A grid of devices, filled in the order of their numbers, the last dimension fastest.
+/// A grid of devices in the order of their indices. The last dimension varies fastest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Torus {
     /// Sizes of the dimensions.
     pub dimensions: Dimensions,
     /// Rate of a link, one way.
     pub bandwidth: BytesPerSecond,
-    /// Whether the ends of each row are joined. A row of two never is: its devices would be
-    /// neighbours twice.
+    /// Whether the ends of each row are joined. The ends of a row of two never are: its devices
+    /// would be neighbours twice.
     pub wraps_around: bool,
 }
 
@@ -23,7 +23,7 @@ pub struct Torus {
 pub enum Dimensions {
     /// Stated sizes, whose product is the number of devices.
     Sizes(Vec<usize>),
-    /// A number of dimensions, as equal in size as the number of devices allows.
+    /// A number of dimensions, whose sizes are as equal as the number of devices allows.
     Count(usize),
 }
 
@@ -53,8 +53,8 @@ impl Torus {
     }
 }
 
-/// Splits `number` into `count` factors, smallest first. Each is the largest divisor that does not
-/// exceed the corresponding root of the rest.
+/// Splits `number` into `count` factors. Each factor is the largest divisor of the remaining
+/// quotient that does not exceed its `n`-th root, where `n` factors remain.
 fn near_equal_factors(number: usize, count: usize) -> Vec<usize> {
     let mut left = number.max(1);
     let mut sizes = Vec::with_capacity(count);
@@ -78,9 +78,9 @@ pub(super) struct TorusLayout {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Dimension {
     size: usize,
-    /// Difference between the numbers of neighbours in this dimension.
+    /// Difference between the indices of neighbours in this dimension.
     stride: usize,
-    /// Edges of a row: as many as devices if it wraps around, else one fewer.
+    /// Edges of a row: as many as devices if the row wraps around, else one fewer.
     edges: usize,
     first_link: usize,
 }
@@ -126,8 +126,8 @@ impl TorusLayout {
         }
         let mut at = from.device;
         for dimension in &self.dimensions {
-            // Of two equally long directions, even positions take the upward one and odd positions
-            // the downward one, so that both are used.
+            // If both directions are equally long, even positions go upward and odd positions
+            // downward, so that both are used.
             let way = dimension.way(at, to.device, dimension.place(at).is_multiple_of(2));
             for _ in 0..way.hops {
                 at = dimension.step(at, way.is_upward, links);
@@ -135,8 +135,8 @@ impl TorusLayout {
         }
     }
 
-    /// Chooses each next hop's dimension in proportion to the hops left in it, so that all shortest
-    /// paths are equally likely.
+    /// Chooses the dimension of each hop with a probability proportional to the remaining hops in
+    /// it, so that all shortest paths are equally likely.
     fn any_order(&self, from: usize, to: usize, choice: Choice, links: &mut Vec<LinkId>) {
         let mut choice = choice;
         let mut ways = Vec::with_capacity(self.dimensions.len());
@@ -173,8 +173,8 @@ impl TorusLayout {
             if way.hops > 0 && 2 * way.hops == dimension.edges {
                 paths = paths.saturating_mul(2);
             }
-            // Number of ways to interleave this dimension's hops with those before it: a binomial
-            // coefficient.
+            // Number of ways to interleave this dimension's hops with those of the previous
+            // dimensions: a binomial coefficient.
             let mut orders = 1u128;
             for hop in 1..=way.hops as u64 {
                 orders = orders.saturating_mul(u128::from(hops + hop)) / u128::from(hop);
@@ -191,7 +191,7 @@ impl Dimension {
         device / self.stride % self.size
     }
 
-    /// Row of a device: its number without this dimension.
+    /// Row of a device: its index if this dimension is removed.
     fn row(&self, device: usize) -> usize {
         device / (self.stride * self.size) * self.stride + device % self.stride
     }
@@ -200,7 +200,8 @@ impl Dimension {
         (row / self.stride * self.size + place) * self.stride + row % self.stride
     }
 
-    /// The shorter direction between two positions; of two equally long ones the requested one.
+    /// The shorter direction between two positions. If both are equally long, `is_upward_if_equal`
+    /// decides.
     fn way(&self, from: usize, to: usize, is_upward_if_equal: bool) -> Way {
         let (from, to) = (self.place(from), self.place(to));
         if self.edges < self.size {
@@ -215,7 +216,7 @@ impl Dimension {
         }
     }
 
-    /// Takes one hop and returns the device that it leads to.
+    /// Takes one hop and returns the device at its end.
     fn step(&self, at: usize, is_upward: bool, links: &mut Vec<LinkId>) -> usize {
         let (row, place) = (self.row(at), self.place(at));
         let next = if is_upward { (place + 1) % self.size } else { (place + self.size - 1) % self.size };

@@ -1,7 +1,9 @@
-//! The transport between nodes: RDMA over InfiniBand or Ethernet, a cloud's own, or TCP.
+//! The transport between nodes: RDMA over InfiniBand or Ethernet, a cloud provider's own transport,
+//! or TCP.
 //!
-//! The kind of fabric says where links are. The transport says how much of a link's rate messages
-//! reach and how long a hop takes; the simulator's profiles of networks have those figures by name.
+//! The kind of fabric determines the links. The transport determines how much of a link's rate
+//! messages reach and how long a hop takes. The simulator's profiles of networks have these figures
+//! by the transport's name.
 
 use foretell_units::Seconds;
 
@@ -58,13 +60,13 @@ impl Transport {
         }
     }
 
-    /// Latency between NICs under one switch, where a file states none. Sockets pass both hosts'
-    /// kernels: the smallest all-reduce of two nodes takes 45 to 50 us over TCP
+    /// Latency between NICs under one switch, if a file states none. TCP sockets go through both
+    /// hosts' kernels: the smallest all-reduce of two nodes takes 45 to 50 us
     /// (`collectives_nccl_logs.csv`).
     pub(crate) const fn usual_latency(self) -> Seconds {
         match self {
             Transport::Tcp => Seconds::new(50e-6),
-            // GPUDirect-TCPX and TCPXO bypass the hosts' copies of data.
+            // GPUDirect-TCPX and TCPXO do not copy data through the hosts.
             Transport::InfiniBand
             | Transport::Roce
             | Transport::Slingshot

@@ -1,5 +1,5 @@
 //! Fat trees of two and three levels (Leiserson 1985; Al-Fares et al. 2008), and rail-optimised
-//! trees, in which a leaf switch takes one rail of many nodes.
+//! trees, in which a leaf switch joins one rail of many nodes.
 
 use super::routing::{Choice, Routing};
 use super::{End, Leaf, MOST_LINKS, NodePorts, SWITCH_HOP_LATENCY};
@@ -9,16 +9,17 @@ use foretell_units::BytesPerSecond;
 /// Default maximum of nodes per leaf switch: a scalable unit of NVIDIA's DGX H100 SuperPOD.
 const NODES_PER_LEAF: usize = 32;
 
-/// Leaf switches under a spine; or in pods, with aggregation switches above the leaves of a pod and
-/// core switches above all. Consecutive nodes share a leaf. Each way, a level's uplinks carry the
-/// rate that enters from below, divided by its oversubscription.
+/// Leaf switches under a spine; or leaf switches in pods, with aggregation switches above the
+/// leaves of a pod and core switches above all pods. Consecutive nodes share a leaf. In each
+/// direction, a level's uplinks carry the rate that enters the level from below, divided by its
+/// oversubscription.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FatTree {
-    /// Which interfaces lead to one leaf switch.
+    /// Which network interfaces connect to one leaf switch.
     pub leaf_switches: LeafSwitches,
-    /// Nodes per leaf. Default: 32, or half of the nodes of a smaller cluster, since a tree has at
-    /// least two leaves. A rail-optimised tree has several leaves anyway, so its default is all
-    /// nodes up to 32.
+    /// Nodes per leaf. By default 32, or half of the nodes in a smaller cluster, since a tree has
+    /// at least two leaves. A rail-optimised tree has a leaf per rail anyway, so its default is all
+    /// nodes, at most 32.
     pub nodes_per_leaf: Option<usize>,
     /// Uplinks of a leaf.
     pub uplinks: Uplinks,
@@ -26,13 +27,13 @@ pub struct FatTree {
     pub pods: Option<Pods>,
 }
 
-/// Which interfaces lead to a leaf switch.
+/// Which network interfaces connect to a leaf switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeafSwitches {
     /// All interfaces of its nodes.
     OfNodes,
     /// The interface of one rail of each node, so that devices with the same index in their nodes
-    /// meet in one switch.
+    /// are under one switch.
     OfRails(CrossRail),
 }
 
@@ -59,9 +60,9 @@ impl CrossRail {
 /// The links from a switch to the level above it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Uplinks {
-    /// Rate entering from below over the rate of the uplinks; 1 is non-blocking.
+    /// Rate that enters from below over the rate of the uplinks; 1 is non-blocking.
     pub oversubscription: f64,
-    /// Number of uplinks, each to its own switch; `None` if only their total rate is known.
+    /// Number of uplinks, each to a different switch. `None` if only their total rate is known.
     pub count: Option<usize>,
 }
 
@@ -101,16 +102,16 @@ impl FatTree {
 }
 
 /// A tree with numbered links: leaf by leaf, then pod by pod and aggregation switch by aggregation
-/// switch. Of each uplink the upward direction comes first.
+/// switch. For each uplink, the upward direction comes first.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TreeLayout {
     leaf_switches: LeafSwitches,
     nodes_per_leaf: usize,
-    /// Leaves shared by the same nodes: 1, or the number of rails.
+    /// Number of leaves that the same nodes share: 1, or the number of rails.
     rails: usize,
     leaves: usize,
     first_link: usize,
-    /// Uplinks of a leaf; 1 if flows spread over all of them.
+    /// Uplinks of a leaf. 1 if flows spread over all uplinks.
     leaf_uplinks: usize,
     pods: Option<PodLayout>,
 }
@@ -119,7 +120,7 @@ pub(super) struct TreeLayout {
 struct PodLayout {
     leaves: usize,
     first_link: usize,
-    /// Uplinks of an aggregation switch; 1 if flows spread over all of them.
+    /// Uplinks of an aggregation switch. 1 if flows spread over all uplinks.
     uplinks: usize,
 }
 
@@ -174,7 +175,7 @@ impl TreeLayout {
         layout
     }
 
-    /// The leaf at the end of a node's rail.
+    /// The index of the leaf that a node's rail connects to.
     pub(super) fn leaf(&self, node: usize, rail: usize) -> usize {
         let first = node / self.nodes_per_leaf * self.rails;
         if self.leaf_switches == LeafSwitches::OfNodes { first } else { first + rail }
@@ -189,8 +190,8 @@ impl TreeLayout {
         self.leaf_switches == LeafSwitches::OfRails(CrossRail::Forward)
     }
 
-    /// The spine, or the pod's aggregation switch, at the end of a numbered uplink. Switches are
-    /// numbered level by level.
+    /// The spine switch, or the pod's aggregation switch, at the end of a leaf's uplink number
+    /// `uplink`. Switches are numbered level by level.
     fn above_leaf(&self, pod: Option<usize>, uplink: usize) -> Junction {
         Junction::Switch(self.leaves + pod.unwrap_or(0) * self.leaf_uplinks + uplink)
     }
@@ -251,7 +252,8 @@ impl TreeLayout {
 const UP: usize = 0;
 const DOWN: usize = 1;
 
-/// Names of an uplink's two directions, such as `leaf-3/up`, or `leaf-3/up-1` if there are several.
+/// The parts of an uplink's name before and after its direction, as in `leaf-3/up`, or
+/// `leaf-3/up-1` if there are several uplinks.
 fn numbered(of: String, uplink: usize, count: usize) -> (String, String) {
     if count > 1 { (of, format!("-{uplink}")) } else { (of, String::new()) }
 }

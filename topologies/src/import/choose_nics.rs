@@ -1,29 +1,30 @@
-//! Which NICs of a machine carry the training network. Hosts also have ports for storage and
-//! management, and virtual functions of the ports that count.
+//! Chooses the NICs of a machine that belong to the training network. Hosts also have ports for
+//! storage and management, and virtual functions of the chosen ports.
 
 /// A NIC as a tool lists it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Nic {
     /// Its name.
     pub(super) name: String,
-    /// Rate in Gbit/s, if it is stated.
+    /// Rate in Gbit/s. `None` if it is not stated.
     pub(super) rate: Option<f64>,
-    /// Whether it shares a PCIe switch with a GPU; `None` if that is not stated.
+    /// Whether it shares a PCIe switch with a GPU. `None` if that is not stated.
     pub(super) is_beside_gpu: Option<bool>,
-    /// Whether it is a virtual function of another.
+    /// Whether it is a virtual function of another NIC.
     pub(super) is_virtual: bool,
 }
 
-/// The NICs that count, and their rate.
+/// The chosen NICs, and the rate of each.
 pub(super) struct Chosen {
     pub(super) count: usize,
     /// Rate in Gbit/s.
     pub(super) rate: Option<f64>,
-    /// What was left out.
+    /// A note on NICs that were left out.
     pub(super) note: Option<String>,
 }
 
-/// Chooses the physical NICs that lie beside a GPU, if some do, and of those the fastest.
+/// Chooses the physical NICs (if any), of these the ones beside a GPU (if any), and of these the
+/// fastest.
 pub(super) fn choose(nics: &[Nic]) -> Chosen {
     let narrowed = |nics: Vec<&'_ Nic>, keep: &dyn Fn(&Nic) -> bool| -> Vec<usize> {
         let kept: Vec<usize> = (0..nics.len()).filter(|&index| nics.get(index).is_some_and(|nic| keep(nic))).collect();

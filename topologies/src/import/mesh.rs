@@ -1,20 +1,20 @@
-//! How GPUs are joined, from the number of NVLinks between each two.
+//! Determines how GPUs are joined, from the number of NVLinks between each two.
 
 use super::Joined;
 
-/// Whether links may lead into switches, of which the numbers say nothing.
+/// Whether links may lead into switches. The numbers of links between GPUs do not show that.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Switches {
-    /// They may, and a device of the kind has so many links, if that is known.
+    /// They may.
     Possible {
-        /// Links of a device.
+        /// Number of links of a device of this kind, if known.
         links: Option<usize>,
     },
     /// Every link leads to a GPU.
     None,
 }
 
-/// How GPUs with so many links between each two are joined.
+/// Determines how GPUs are joined. `wires` has the number of links between each two of them.
 pub(super) fn joined(wires: &[Vec<usize>], switches: Switches, notes: &mut Vec<String>) -> Joined {
     let gpus = wires.len();
     let of_gpu = |row: &Vec<usize>| row.iter().sum::<usize>();
@@ -23,8 +23,8 @@ pub(super) fn joined(wires: &[Vec<usize>], switches: Switches, notes: &mut Vec<S
     if pair == 0 {
         return Joined::Pcie;
     }
-    // Through a switch all links of a GPU reach every other GPU, so the matrix counts them for
-    // each.
+    // If links lead into switches, each link reaches every other GPU, so the matrix counts it once
+    // for each.
     if let Switches::Possible { links } = switches
         && gpus > 2
         && links.is_none_or(|links| most > links)
@@ -57,7 +57,7 @@ pub(super) fn joined(wires: &[Vec<usize>], switches: Switches, notes: &mut Vec<S
     Joined::Pcie
 }
 
-/// The group of each GPU: those that NVLinks join, directly or over others.
+/// The group of each GPU: the GPUs that NVLinks join, directly or through other GPUs.
 fn islands(wires: &[Vec<usize>]) -> Vec<usize> {
     let mut groups: Vec<Option<usize>> = vec![None; wires.len()];
     let mut count = 0;

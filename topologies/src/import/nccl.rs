@@ -11,7 +11,7 @@ use roxmltree::Node;
 const TOOL: &str = "NCCL's topology dump";
 /// PCI class of an NVSwitch in `tclass`. A GPU's class is 0x030200.
 const SWITCH_CLASS: &str = "0x068000";
-/// The most links that one `<nvlink>` stands for. A GPU of 2026 has 18.
+/// Largest number of links that one `<nvlink>` may stand for. A GPU of 2026 has 18.
 const MOST_LINKS: usize = 1024;
 
 /// Library names of GPUs by PCI device number (The PCI ID Repository, vendors 10de and 1002).
@@ -46,14 +46,14 @@ const DEVICES: [(&str, &str); 33] = [
     ("0x740f", "mi210"),
     ("0x740c", "mi250"),
     ("0x74a1", "mi300x"),
-    // A virtual function of the same.
+    // A virtual function of the same GPU.
     ("0x74b5", "mi300x"),
     ("0x74a5", "mi325x"),
     ("0x75a3", "mi355x"),
 ];
 
-/// GPUs of AMD by the architecture that RCCL writes (`gcn`), for dumps without a PCI number: the
-/// name in the library, if it has the GPU, and what it is called.
+/// AMD's GPUs by the architecture that RCCL writes (`gcn`), for dumps without a PCI number: the
+/// library's name, if it has the GPU, and the product name.
 const ARCHITECTURES: [(&str, Option<&str>, &str); 3] =
     [("906", None, "MI50 or MI60"), ("908", Some("mi100"), "MI100"), ("942", Some("mi300x"), "MI300X")];
 
@@ -68,7 +68,8 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let (mut of_gpu, mut most): (usize, usize) = (0, 0);
     let (mut pci, mut device, mut pcie) = (None, None, None);
     let mut architecture = None;
-    // PCI addresses of GPUs, and links of a GPU with the address that they lead to.
+    // PCI addresses of GPUs. For each link: the GPU, the address that it leads to, and the number
+    // of links.
     let (mut bus, mut buses) = (String::new(), Vec::new());
     let mut ends: Vec<(usize, String, usize)> = Vec::new();
     let mut has_impossible = false;
@@ -135,7 +136,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
                 let wires: Vec<Vec<usize>> = wires.into_iter().enumerate().map(others).collect();
                 joined(&wires, Switches::None, &mut notes)
             }
-            // Some lead out of the dump.
+            // Some links lead to something outside the dump.
             None => Joined::Mesh(most),
         },
     };
@@ -165,7 +166,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     })
 }
 
-/// The links between each two GPUs. `None` if a link leads elsewhere.
+/// The number of links between each two GPUs. `None` if a link leads elsewhere.
 fn wires(buses: &[String], ends: &[(usize, String, usize)]) -> Option<Vec<Vec<usize>>> {
     let mut wires = vec![vec![0; buses.len()]; buses.len()];
     for (from, target, count) in ends {
@@ -175,40 +176,41 @@ fn wires(buses: &[String], ends: &[(usize, String, usize)]) -> Option<Vec<Vec<us
     Some(wires)
 }
 
-/// Rate of a PCI device's way to the processor, one way, less packet overhead. A card's inner link,
-/// or one behind a switch, may be faster than what lies above it.
+/// Rate between a PCI device and the processor, one way, without packet overhead: that of the
+/// slowest link between them. A link inside a card, or behind a switch, may be faster than the
+/// links above it.
 fn slot_of(pci: Node<'_, '_>) -> Option<String> {
     let links = pci.ancestors().filter(|ancestor| ancestor.tag_name().name() == "pci");
     let rate = links.filter_map(|link| rate_of(&link)).reduce(f64::min)?;
     Some(format!("{rate:.1}GB/s"))
 }
 
-/// Rate of a PCI link in GB/s.
+/// Rate of a PCI link in GB/s, one way, without packet overhead.
 fn rate_of(pci: &Node<'_, '_>) -> Option<f64> {
-    // `16 GT/s`, `16.0 GT/s PCIe`: 2.5, 5, 8 and so on by generation.
+    // The value is `16 GT/s` or `16.0 GT/s PCIe`: 2.5, 5, 8 and so on by generation.
     let speed: f64 = pci.attribute("link_speed")?.split_whitespace().next()?.parse().ok()?;
     let lanes: f64 = pci.attribute("link_width")?.parse().ok().filter(|lanes| (1.0..=32.0).contains(lanes))?;
     let generation = [2.5, 5.0, 8.0, 16.0, 32.0, 64.0].iter().position(|rate| *rate == speed)?;
     Some(OF_A_LANE.get(generation)? * lanes * LEFT_BY_THE_PROTOCOL)
 }
 
-/// Beginnings of the names of interfaces that software makes.
+/// First parts of the names of interfaces that software creates.
 const SOFTWARE: [&str; 13] =
     ["veth", "br-", "cali", "tunl", "docker", "virbr", "vnet", "cni", "flannel", "vxlan", "tap", "dummy", "podman"];
 
-/// Megabits per second of the fastest NIC that is sold, twice over.
+/// Largest plausible rate of a NIC, in Mbit/s: twice that of the fastest NIC sold.
 const FASTEST_NIC: f64 = 1.6e6;
 
 /// A NIC. `None` if its rate is not stated.
 fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
-    // NCCL states megabits per second. No NIC is as fast as what some drivers claim.
+    // NCCL states Mbit/s. Some drivers state a rate that no NIC has.
     let rate = net.attribute("speed")?.parse::<f64>().ok().filter(|rate| *rate > 0.0)?;
     let is_possible = rate <= FASTEST_NIC;
     let pci = net.ancestors().find(|ancestor| ancestor.tag_name().name() == "pci");
     let number = pci.and_then(|pci| pci.attribute("device")).unwrap_or_default();
     let name = format!("{} (port {})", net.attribute("name").unwrap_or("a NIC"), net.attribute("port").unwrap_or("1"));
     let dev = net.attribute("dev").unwrap_or_default();
-    // Clouds have real NICs without a PCI device, such as `eth0`.
+    // Clouds have physical NICs without a PCI device, such as `eth0`.
     let begins = |name: &str| SOFTWARE.iter().any(|start| name.starts_with(start));
     let is_of_software = pci.is_none() && net.attribute("name").is_some_and(begins);
     Some(Nic {

@@ -6,7 +6,8 @@ use super::nccl::device_of;
 use super::{Discovered, Joined, Machine};
 use crate::device::LEFT_BY_THE_PROTOCOL;
 
-/// Converts the facts to a machine. All GPUs are assumed equal; a note says if their links differ.
+/// Converts the facts to a machine. All GPUs are assumed to be equal. Notes say if their names or
+/// links differ.
 pub(super) fn read(found: &Discovered) -> Machine {
     let mut notes = vec!["found by NVML".to_owned()];
     let first = found.gpus.first();

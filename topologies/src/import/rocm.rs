@@ -1,4 +1,5 @@
-//! Reads `rocm-smi --showtopo`: tables of the links between AMD's GPUs. It must not run the tool.
+//! Reads the output of `rocm-smi --showtopo`: tables of the links between AMD's GPUs. It must not
+//! run the tool.
 
 use super::mesh::{Switches, joined};
 use super::{ImportError, Joined, Machine};
@@ -7,7 +8,7 @@ const TOOL: &str = "`rocm-smi --showtopo`";
 /// The table with the kinds of the links.
 const TABLE: &str = "Link Type between two GPUs";
 
-/// Reads the tables. xGMI links join GPUs directly, each pair by one.
+/// Reads the tables. xGMI links join GPUs directly, with one link per pair.
 pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let wrong = |reason: &str| ImportError::Form {
         tool: TOOL,

@@ -1,5 +1,5 @@
-//! Reads `scontrol show node`: the nodes of a Slurm cluster, with what they have and what is in
-//! use. It must not run the tool.
+//! Reads the output of `scontrol show node`: the nodes of a Slurm cluster, their resources and
+//! which of these are in use. It must not run the tool.
 
 use super::ImportError;
 use std::collections::BTreeMap;
@@ -14,28 +14,28 @@ pub struct SlurmNode {
     pub name: String,
     /// Its states, such as `ALLOCATED` or `IDLE+DRAIN`.
     pub state: String,
-    /// CPUs that jobs have, and all of them.
+    /// Number of CPUs that jobs use, and of all CPUs.
     pub cpus: (usize, usize),
-    /// The load of its operating system: how many CPUs were busy over a minute. `None` if it does
-    /// not report.
+    /// The load average of its operating system: how many CPUs were busy, on average over a minute.
+    /// `None` if it is not reported.
     pub load: Option<f64>,
-    /// MiB of memory that jobs have, and all of them.
+    /// MiB of memory that jobs use, and of all memory.
     pub memory: (u64, u64),
-    /// Generic resources: GPUs of jobs, and all resources, such as `gpu:h100:8`.
+    /// Generic resources, such as `gpu:h100:8`: the GPUs that jobs use, and all resources.
     pub resources: (String, String),
 }
 
 /// GPUs of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlurmGpus<'a> {
-    /// Their type, if Slurm was told it.
+    /// Their type, if Slurm's configuration states it.
     pub kind: Option<&'a str>,
     /// Their number.
     pub count: usize,
 }
 
 impl SlurmNode {
-    /// Reads all nodes of a text, on one line each or on several.
+    /// Reads all nodes of a text, with each node on one line or on several.
     ///
     /// # Errors
     /// [`ImportError::Form`] if the text names no node.
@@ -66,20 +66,21 @@ impl SlurmNode {
                 hint: HINT,
             })
         };
-        // `AllocTRES=cpu=4,mem=8G,gres/gpu=2,gres/gpu:h100=2`: the total beside those of types.
-        // Some clusters count only one of the two.
+        // `AllocTRES=cpu=4,mem=8G,gres/gpu=2,gres/gpu:h100=2`: the total, then the number of each
+        // type. Some clusters list only one of the two.
         let allocated = entries(text("AllocTRES"));
         let total = allocated.iter().find(|(key, _)| *key == "gres/gpu").map(|(_, count)| format!("gpu:{count}"));
         let resources = total.unwrap_or_else(|| of_tres(text("AllocTRES")));
-        // Lists on one line leave fields out that the configured resources have.
+        // Listings with one line per node leave out fields that the configured resources
+        // (`CfgTRES`) have.
         let configured = entries(text("CfgTRES"));
         let of_configured = |key: &str| configured.iter().find(|(known, _)| *known == key).map(|(_, count)| *count);
         let cpus = number("CPUTot").or_else(|error| of_configured("cpu").and_then(|count| count.parse().ok()).ok_or(error));
-        // GPUs that Gres lacks may be configured as trackable resources alone:
+        // GPUs missing from `Gres` may still be configured as trackable resources:
         // `CfgTRES=cpu=192,gres/gpu=4,gres/gpu:nvidia_b200=4`.
         let generic = text("Gres").replace("(null)", "");
         let all = if gpu_types(&generic).is_empty() { of_tres(text("CfgTRES")) } else { generic };
-        // Only nodes without GPUs have devices of their CPUs.
+        // CPUs are devices only in nodes without GPUs, so only these must state their number.
         let cpus = if gpu_types(&all).is_empty() { cpus? } else { cpus.unwrap_or(0) };
         let or_none = |key: &str| if text(key).is_empty() { Ok(0) } else { number(key) };
         Ok(Self {
@@ -92,7 +93,7 @@ impl SlurmNode {
         })
     }
 
-    /// All GPUs, if there are any. They have a type if it is one for all.
+    /// All GPUs of the node. `None` if it has none. They have a type only if all have the same.
     pub fn gpus(&self) -> Option<SlurmGpus<'_>> {
         let types = self.gpu_types();
         let kind = if let [only] = types[..] { only.kind } else { None };
@@ -104,16 +105,16 @@ impl SlurmNode {
         gpu_types(&self.resources.1)
     }
 
-    /// The GPUs that jobs have.
+    /// Number of GPUs that jobs use.
     pub fn allocated_gpus(&self) -> usize {
         count(&gpu_types(&self.resources.0))
     }
 
-    /// Whether jobs can run on it, now or after others. A node that is down, drained, failed or not
-    /// there yet takes none.
+    /// Whether the node runs jobs, now or later. A node that is down, drained, failed or not yet
+    /// installed does not.
     pub fn takes_jobs(&self) -> bool {
-        // `DOWN*`, `IDLE+DRAIN`: a sign at the end says more about a state. A node that is
-        // `POWERED_DOWN` starts when a job needs it.
+        // `DOWN*`, `IDLE+DRAIN`: a sign at the end qualifies a state. A node that is `POWERED_DOWN`
+        // starts when a job needs it.
         let is_out = |state: &str| {
             let state = state.trim_end_matches(|sign: char| !sign.is_ascii_alphabetic());
             matches!(state, "DOWN" | "DRAIN" | "DRAINED" | "DRAINING" | "FAIL" | "FAILING" | "FUTURE")
@@ -122,12 +123,13 @@ impl SlurmNode {
     }
 }
 
-/// The entries of a list of trackable resources.
+/// The keys and values of a list of trackable resources.
 fn entries(list: &str) -> Vec<(&str, &str)> {
     list.split(',').filter_map(|field| field.rsplit_once('=')).collect()
 }
 
-/// The GPUs of a list of trackable resources as generic resources: by type, if types are stated.
+/// Converts the GPUs in a list of trackable resources to generic resources: by type, if types are
+/// stated.
 fn of_tres(list: &str) -> String {
     let entries = entries(list);
     let of_types: Vec<String> =
@@ -136,10 +138,10 @@ fn of_tres(list: &str) -> String {
     if of_types.is_empty() { total.unwrap_or_default() } else { of_types.join(",") }
 }
 
-/// The GPUs of each type of a list of generic resources.
+/// The GPUs of each type in a list of generic resources.
 fn gpu_types(resources: &str) -> Vec<SlurmGpus<'_>> {
     let mut types: Vec<SlurmGpus<'_>> = Vec::new();
-    // `gpu:h100:8(S:0-1)` or `gpu:8`; other resources stand beside it.
+    // `gpu:h100:8(S:0-1)` or `gpu:8`. The list may have other resources, too.
     for of_gpus in resources.split(',').filter_map(|resource| resource.strip_prefix("gpu:")) {
         let plain = of_gpus.split('(').next().unwrap_or_default();
         let (kind, count) = plain.rsplit_once(':').map_or((None, plain), |(kind, count)| (Some(kind), count));

@@ -7,13 +7,13 @@ use super::{ImportError, ImportOptions, library_device, library_devices, plain, 
 use crate::topology::Topology;
 use std::collections::BTreeSet;
 
-/// Makes the text of a topology file from the output of `scontrol show node`. Nodes of equal
-/// devices are one group. Slurm does not say how devices and nodes are joined: links are those of
-/// the device's kind, and a note says so. Nodes that take no jobs are left out, and a note has
-/// their number.
+/// Makes the text of a topology file from the output of `scontrol show node`. Nodes with equal
+/// devices form one group. Slurm does not say how devices and nodes are joined, so the links are
+/// those of the device's kind, and a note says so. Nodes that run no jobs are left out, and a note
+/// states their number.
 ///
-/// # Errors
-/// As [`super::from_smi_topo`]; also if a node has GPUs of several types, or no node takes jobs.
+/// # Errors As [`super::from_smi_topo`]; also if a node has GPUs of several types, or if no node
+/// runs jobs.
 pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
     let all = SlurmNode::parse_all(&plain(text))?;
     let nodes: Vec<&SlurmNode> = all.iter().filter(|node| node.takes_jobs()).collect();
@@ -25,7 +25,7 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
         let types: Vec<&str> = node.gpu_types().iter().map(|kind| kind.kind.unwrap_or("one without a name")).collect();
         return Err(ImportError::SeveralTypes { node: node.name.clone(), types: types.join(", ") });
     }
-    // Each with its number of nodes, and the least memory of one.
+    // Groups: a representative node, the number of nodes, and the least memory of any of them.
     let mut groups: Vec<(&SlurmNode, usize, u64)> = Vec::new();
     let mut has_unequal_memory = false;
     for &node in &nodes {
@@ -65,7 +65,7 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
         };
         let device = library_device(&kind)?;
         let link = match device.link {
-            // AMD's links join each two devices of a node.
+            // AMD's GPUs have a direct link between each two devices of a node.
             Some(link) if device.name.starts_with("mi") => {
                 let share = (devices.saturating_sub(1) as f64 / peers_of(&device) as f64).clamp(0.0, 1.0);
                 if devices > 1 {
@@ -88,15 +88,17 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
     Ok(text)
 }
 
-/// A kind of GPUs in the form of the library's names: `nvidia_b200` is `b200`.
+/// Normalises Slurm's type of GPUs to the form of the library's names: `nvidia_b200` becomes
+/// `b200`.
 fn normal(kind: Option<&str>) -> String {
     let kind = kind.unwrap_or_default().to_ascii_lowercase().replace(['_', ' ', '.'], "-");
     let makers = ["nvidia-", "amd-", "tesla-", "geforce-"];
     makers.iter().fold(kind, |kind, maker| kind.strip_prefix(maker).map_or(kind.clone(), str::to_owned))
 }
 
-/// Whether NVML's name of a GPU, as Slurm finds it (`a100-sxm4-80gb`, `h100-80gb-hbm3`), or one
-/// that an administrator wrote (`rtx4090`) is that of a device of the library.
+/// Whether `kind` names the library's device `library`. `kind` is either NVML's name of a GPU, as
+/// Slurm detects it (`a100-sxm4-80gb`, `h100-80gb-hbm3`), or a name that an administrator wrote
+/// (`rtx4090`).
 fn is_named(kind: &str, library: &str) -> bool {
     let plain = |name: &str| name.replace('-', "").trim_start_matches("rtx").to_owned();
     let normal = |part: &str| match part {
@@ -106,7 +108,7 @@ fn is_named(kind: &str, library: &str) -> bool {
     };
     let parts: Vec<String> = kind.split('-').map(normal).collect();
     let of_library: Vec<&str> = library.split('-').collect();
-    // Nothing but memory and form may be left open.
+    // Only memory size and form factor may be missing in `kind`.
     let is_open = |part: &str| {
         let is_memory = part.strip_suffix('g').is_some_and(|size| size.chars().all(|digit| digit.is_ascii_digit()));
         is_memory || matches!(part, "sxm" | "pcie")
@@ -116,7 +118,8 @@ fn is_named(kind: &str, library: &str) -> bool {
     plain(kind) == plain(library) || (has_all && is_same)
 }
 
-/// What `--device` says of GPUs of a kind: one device for all, or a list that maps kinds.
+/// The device that `--device` states for GPUs of this type: one device for all types, or a list
+/// that maps types.
 fn stated_device(kind: &str, options: &ImportOptions, kinds: &BTreeSet<String>) -> Result<Option<String>, ImportError> {
     let Some(stated) = &options.device else { return Ok(None) };
     if stated.contains('=') {
@@ -129,8 +132,8 @@ fn stated_device(kind: &str, options: &ImportOptions, kinds: &BTreeSet<String>) 
     Ok(None)
 }
 
-/// The library's name of GPUs whose type Slurm states, such as `h100`. `kinds` are those of all
-/// nodes.
+/// The library's name of GPUs of the type that Slurm states, such as `h100`. `kinds` are the types
+/// of all nodes.
 fn device_of_slurm(kind: Option<&str>, options: &ImportOptions, kinds: &BTreeSet<String>) -> Result<String, ImportError> {
     let seen = kind.unwrap_or_default();
     let kind = normal(kind);
@@ -151,7 +154,7 @@ fn device_of_slurm(kind: Option<&str>, options: &ImportOptions, kinds: &BTreeSet
     match (found.iter().collect::<Vec<_>>()[..].first(), found.len()) {
         (Some(name), 1) => Ok((**name).to_owned()),
         (None, _) => Err(unknown_device(if kind.is_empty() { String::new() } else { format!(" (Slurm says `{seen}`)") })),
-        // Their memories differ, and Slurm does not say them.
+        // The candidates differ in memory, which Slurm does not state.
         (Some(first), _) => match &options.device {
             Some(device) if !device.contains('=') => {
                 let others = kinds.iter().find(|other| device.starts_with(other.as_str()));

@@ -1,4 +1,5 @@
-//! Reads `nvidia-smi topo -m`: a matrix of the links between GPUs and NICs, and a legend.
+//! Reads the output of `nvidia-smi topo -m`: a matrix of the links between GPUs and NICs, and a
+//! legend.
 
 use super::choose_nics::{Nic, choose};
 use super::mesh::{Switches, joined};
@@ -6,11 +7,11 @@ use super::{ImportError, Machine};
 
 const TOOL: &str = "`nvidia-smi topo -m`";
 
-/// What `nvidia-smi topo -m` says of a pair beside `NV` and a number.
+/// Cells of the matrix other than `NV` and a number.
 const CELLS: [&str; 8] = ["X", "SYS", "NODE", "PHB", "PXB", "PIX", "SOC", "N/A"];
 
-/// NVLinks between two GPUs, if a cell says so. A GPU has some 18 links, so 16 bits are enough, and
-/// no sum overflows.
+/// Number of NVLinks that a cell states. `None` if it states none. A GPU has about 18 links, so
+/// larger numbers than 16 bits hold are read as 0, and no sum overflows.
 fn links_of_cell(cell: &str) -> Option<usize> {
     cell.strip_prefix("NV")?.parse::<u128>().ok().map(|count| usize::from(u16::try_from(count).unwrap_or(0)))
 }
@@ -20,7 +21,7 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
     let wrong = |reason: String| ImportError::Form { tool: TOOL, reason, hint: "give the output of `nvidia-smi topo -m`" };
     let mut lines = text.lines().skip_while(|line| !line.split_whitespace().any(|word| word == "GPU0"));
     let header = lines.next().ok_or_else(|| wrong("no line names GPU0".into()))?;
-    // The columns after those of devices describe CPUs.
+    // Columns after those of devices describe CPUs.
     let columns: Vec<&str> = header.split_whitespace().take_while(|word| *word != "CPU").collect();
     let is_gpu = |name: &str| name.strip_prefix("GPU").is_some_and(|number| number.parse::<usize>().is_ok());
     let is_nic = |name: &str| name.starts_with("NIC") || name.starts_with("mlx") || name.starts_with("ib");
@@ -58,7 +59,7 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
     if gpus == 0 || wires.len() != gpus {
         return Err(wrong("there is not a line for each GPU".into()));
     }
-    // `topo -mp` shows the ways over PCIe alone, and its legend has no NVLinks.
+    // `topo -mp` shows only PCIe paths, and its legend has no NVLinks.
     let has_wires = wires.iter().flatten().any(|&count| count > 0);
     if !has_wires && gpus > 1 && links.is_some() && text.contains("Legend") && !text.contains("NV#") {
         return Err(wrong("it is that of `topo -mp`, which leaves out NVLinks, and the GPUs have some".into()));

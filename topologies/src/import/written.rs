@@ -24,7 +24,7 @@ pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String,
     }
     let of_links = |links: usize| {
         let rate = links as f64 * link_rate(&kind);
-        // More links than the device has means that some were counted twice.
+        // If there are more links than the device has, some were counted twice.
         let rate = kind.link.map_or(rate, |link| rate.min(link.value()));
         format!("{}GB/s", rate / 1e9)
     };
@@ -61,7 +61,7 @@ pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String,
         },
         Joined::Islands { size, links } => {
             assume_slot();
-            // The lanes of a group's devices lead out of it together.
+            // All devices of a group use their PCIe lanes together to reach other groups.
             let rate = slot.trim_end_matches("GB/s").parse::<f64>().expect("invariant: a slot's rate is in GB/s") * size as f64;
             notes.push(format!(
                 "groups of {size} GPUs are joined by NVLink, and by PCIe to others: a group stands as a switch whose lanes have NVLink's rate"
@@ -95,7 +95,7 @@ pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String,
     Ok(text)
 }
 
-/// The notes of a topology file; nothing if there are none.
+/// The `notes` field of a topology file. Empty if there are no notes.
 pub(super) fn noted(notes: &[String]) -> String {
     let lines = notes.iter().map(|note| format!("  - '{}'\n", note.replace('\'', "''")));
     if notes.is_empty() { String::new() } else { format!("notes:\n{}", lines.collect::<String>()) }

@@ -1,4 +1,4 @@
-//! The schema of `network` in a topology file, and its written form.
+//! The schema of `network` in a topology file, and the conversion of a [`Network`] back to it.
 
 use crate::fabric::{Dimensions, Fabric, FatTree, LeafSwitches, Network, Routing, Transport, Uplinks};
 use crate::layout::node_name;
@@ -17,19 +17,19 @@ pub(crate) struct NetworkSpec {
     /// The protocol of the NICs, such as `infiniband` or `roce`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transport: Option<At<String>>,
-    /// Rate of a node's port, or of a torus's link.
+    /// Rate of a node's port, or of a torus's link, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
-    /// Rate of a leaf's nodes over that of its uplinks; a list for leaves and pods.
+    /// Rate of a leaf's nodes over that of its uplinks. A list of two for leaves and pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) oversubscription: Option<At<Scalars>>,
-    /// Uplinks of a leaf; a list for leaves and pods.
+    /// Number of uplinks of a leaf. A list of two for leaves and pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplinks: Option<At<Scalars>>,
-    /// Nodes of a leaf switch.
+    /// Nodes per leaf switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nodes_per_leaf: Option<At<Scalar>>,
-    /// Leaf switches of a pod.
+    /// Leaf switches per pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) leaves_per_pod: Option<At<Scalar>>,
     /// How data reach another rail: `spine` or `forward`.
@@ -38,22 +38,22 @@ pub(crate) struct NetworkSpec {
     /// Sizes of a torus, or the number of its dimensions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dimensions: Option<At<Scalars>>,
-    /// Whether a torus's rows are rings.
+    /// Whether the ends of a torus's rows are joined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wrap_around: Option<At<bool>>,
-    /// Nodes of a dragonfly's router.
+    /// Nodes per router of a dragonfly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nodes_per_router: Option<At<Scalar>>,
-    /// Routers of a dragonfly's group.
+    /// Routers per group of a dragonfly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) routers_per_group: Option<At<Scalar>>,
-    /// Links of a router to other groups.
+    /// Links of a router to other groups, in a dragonfly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) global_links: Option<At<Scalar>>,
-    /// Rate of links within a group.
+    /// Rate of links within a group of a dragonfly, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) local_bandwidth: Option<At<Scalar>>,
-    /// Rate of links between groups.
+    /// Rate of links between groups of a dragonfly, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) global_bandwidth: Option<At<Scalar>>,
     /// `spread`, `ecmp`, `dimension-order`, `minimal` or `valiant`.
@@ -62,10 +62,10 @@ pub(crate) struct NetworkSpec {
     /// Seed of the hash that chooses paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seed: Option<At<Scalar>>,
-    /// Time of an empty message between two NICs.
+    /// Latency of an empty message between two NICs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<At<Scalar>>,
-    /// Stated paths between pairs of nodes, in place of the hash.
+    /// Stated paths between pairs of nodes. They override the hash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) routes: Option<At<Vec<At<RouteSpec>>>>,
 }
@@ -75,17 +75,17 @@ pub(crate) struct NetworkSpec {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Route")]
 pub(crate) struct RouteSpec {
-    /// A node, such as `node-0`.
+    /// The sending node, such as `node-0`.
     pub(crate) from: At<String>,
-    /// The other node.
+    /// The receiving node.
     pub(crate) to: At<String>,
-    /// The number of the path, from 0.
+    /// The index of the path.
     pub(crate) path: At<Scalar>,
 }
 
 impl NetworkSpec {
-    /// Fills the fields that this spec leaves out from `base`. The kind is that of `base`; the
-    /// caller replaces `base` altogether if this spec states a kind.
+    /// Fills the fields that this spec leaves out from `base`. The kind is that of `base`: if this
+    /// spec states a kind, the caller does not use `base` at all.
     pub(crate) fn with_defaults_from(self, base: NetworkSpec) -> Self {
         NetworkSpec {
             kind: base.kind,
@@ -110,7 +110,7 @@ impl NetworkSpec {
         }
     }
 
-    /// The spec that describes `network`; fields with default values are left out.
+    /// Returns the spec that describes `network`. Leaves out most fields with default values.
     pub(crate) fn from_network(network: &Network, groups: &[NodeGroup]) -> Self {
         let mut spec = NetworkSpec {
             kind: Some(network.fabric.name().to_owned().into()),
@@ -163,7 +163,7 @@ impl NetworkSpec {
     }
 }
 
-/// Returns a node's name.
+/// Returns the name of the node with index `node`.
 fn name_of(node: usize, groups: &[NodeGroup]) -> String {
     let mut first = 0;
     for group in groups {

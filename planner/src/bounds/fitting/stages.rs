@@ -6,7 +6,7 @@ use crate::space::most_shards;
 use foretell_program::{Layout, Recompute};
 use std::sync::Arc;
 
-/// Which of a stage's devices count, where its replicas lie on several kinds.
+/// Which of a stage's devices count if its replicas are on several kinds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum DevicesOfStage {
     /// The slowest and the smallest, for a choice that suits all replicas.
@@ -24,12 +24,12 @@ pub(super) struct StageCost {
     pub(super) round_trip: f64,
     /// Part of `round_trip` that overlaps with no pass of the stages after it.
     pub(super) serial: f64,
-    /// How many of the blocks are recomputed.
+    /// Number of recomputed blocks.
     pub(super) recomputed: usize,
 }
 
-/// The stages of a layout whose blocks are to be chosen. Kinds of devices are counted by their
-/// place among the kinds in use.
+/// The stages of a layout whose blocks are to be chosen. Kinds of devices are numbered among the
+/// kinds in use.
 pub(super) struct FittedStages {
     /// Truncated model on each kind.
     pub(super) models: Vec<Arc<TruncatedModel>>,
@@ -96,7 +96,7 @@ impl FittedStages {
         Some(enough)
     }
 
-    /// Returns the cost of a stage with so many blocks, or `None` if it does not fit.
+    /// Returns the cost of a stage with `blocks` blocks, or `None` if it does not fit.
     fn cost(&self, stage: usize, blocks: usize, devices: DevicesOfStage) -> Option<StageCost> {
         let mut fewest = self.kinds[stage].iter().map(|&kind| self.fewest_recomputed(kind, stage, blocks));
         let recomputed = match devices {
@@ -117,8 +117,8 @@ impl FittedStages {
         };
         let on_kind = |&kind: &usize| match devices {
             DevicesOfStage::All => times(kind, recomputed),
-            // Recomputation before the gradient arrives is in no chain, so chains may be shorter
-            // with all blocks recomputed than with some.
+            // Recomputation that runs before the gradient arrives is in no chain. So chains may be
+            // shorter with all blocks recomputed than with some, and the smaller of both counts.
             DevicesOfStage::Any => {
                 let all = self.chunk(stage, blocks, 0).equal_blocks;
                 let (few, all) = (times(kind, recomputed), times(kind, all));
@@ -133,7 +133,7 @@ impl FittedStages {
     }
 
     /// Returns the cost of each stage by its number of blocks, from 0 on. `None` where the stage
-    /// does not fit, or has another number of blocks than `cuts`, if these are given.
+    /// does not fit, or where `cuts` are given and have another number of blocks.
     pub(super) fn costs(&self, cuts: &Option<Vec<usize>>, devices: DevicesOfStage) -> Vec<Vec<Option<StageCost>>> {
         let stages = self.layout.pipeline;
         let of_stage = |stage: usize| {
@@ -160,8 +160,8 @@ pub(super) fn cuts_with_one_block_moved(cuts: &[usize]) -> Vec<Vec<usize>> {
 /// allowed.
 ///
 /// `add` returns the total of a stage and of those after it, given its cost and the total of those
-/// after it; `None` forbids that. It must not decrease as the total after it grows. After the last
-/// stage the total is `none`.
+/// after it; `None` forbids the combination. The total must not decrease as that of the later
+/// stages grows. `none` is the total after the last stage.
 pub(super) fn least_cuts(
     costs: &[Vec<Option<StageCost>>],
     blocks: usize,

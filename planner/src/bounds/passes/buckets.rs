@@ -29,8 +29,9 @@ impl<'a> BucketedInstructions<'a> {
         Self { list, is_tail, is_whole, reductions_overlap: !is_whole && (!is_tail || timed.overlap.gradients) }
     }
 
-    /// Returns `true` if an instruction depends on the buckets: a reduction that overlaps, what
-    /// waits for one, a copy, or a kernel that clears gradients.
+    /// Returns `true` if an instruction depends on the buckets: a reduction that overlaps, a kernel
+    /// that waits for one, and, unless the range is the whole list, a copy or a kernel that zeroes
+    /// memory.
     pub(super) fn contains(&self, index: usize) -> bool {
         let instruction = &self.list.instructions[index];
         match *instruction.operation {

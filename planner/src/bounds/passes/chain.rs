@@ -9,14 +9,14 @@ use std::ops::Range;
 /// Least time of a pass, in picoseconds, from each event that it may wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::bounds) struct PassTime {
-    /// From when the previous pass leaves the compute stream to this one.
+    /// From the end of the previous pass's kernels.
     pub(in crate::bounds) from_compute: Chain,
-    /// From when the message that the pass receives has arrived. Zero if it receives none.
+    /// From the arrival of the message that the pass receives. Zero if it receives none.
     pub(in crate::bounds) from_arrival: Chain,
-    /// From when the previous pass leaves the stream of tensor-parallel collectives to this one. A
-    /// pass's last collective may still run after its last kernel.
+    /// From the end of the previous pass's tensor-parallel collectives. A pass's last collective
+    /// may still run after its last kernel.
     pub(in crate::bounds) from_collective: Chain,
-    /// Time in which the host launches the pass.
+    /// Time that the host takes to launch the pass.
     pub(in crate::bounds) launch: f64,
     /// Part of `launch` for sends.
     pub(in crate::bounds) send_launch: f64,
@@ -88,8 +88,8 @@ impl PassTime {
     }
 }
 
-/// The event from which a chain is measured. Streams that the event does not free contribute
-/// nothing: it is not known when they are free.
+/// The event from which a chain is measured. Other streams contribute nothing, since it is not
+/// known when they become free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     /// The compute stream becomes free.
@@ -152,7 +152,7 @@ impl TimedList<'_> {
         let handoff = times.handoff.0 as f64;
         let tensor_stream = tensor_stream(list);
         // When each instruction of the range, and each stream's latest one, ends at the earliest;
-        // `None` if the origin does not tell.
+        // `None` if no chain from the origin leads to it.
         let mut ends: Vec<Option<f64>> = Vec::with_capacity(range.len());
         let mut stream_ends: Vec<Option<f64>> = vec![None; list.streams.len()];
         for (stream, end) in stream_ends.iter_mut().enumerate() {
@@ -179,8 +179,8 @@ impl TimedList<'_> {
                 // Optimizer state is copied bucket by bucket.
                 Operation::Copy { .. } if !bucketed.is_whole => None,
                 _ if bucketed.is_overlapping_reduction(index) => {
-                    // However the last pass's gradients are bucketed, their reductions follow one
-                    // another from that pass on.
+                    // However the last pass's gradients are bucketed, their reductions run one
+                    // after another from that pass on.
                     if bucketed.is_tail && matches!(origin, Origin::Compute | Origin::Step) {
                         reductions_end[stream] += durations[index].0 as f64;
                         chain.end = chain.end.max(reductions_end[stream]);

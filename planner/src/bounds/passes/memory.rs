@@ -3,7 +3,8 @@
 use foretell_program::{Buffer, BufferId, BufferRole, MemoryKind, Phase, StageProgram};
 use foretell_simulator::MemoryRates;
 
-/// Bytes of device memory that a software stack keeps from step to step, by what ZeRO may shard.
+/// Bytes of device memory that a software stack keeps from step to step, by the kinds that ZeRO may
+/// shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::bounds) struct PersistentMemory {
     pub(in crate::bounds) parameters: f64,
@@ -12,7 +13,7 @@ pub(in crate::bounds) struct PersistentMemory {
     pub(in crate::bounds) gradients: f64,
     pub(in crate::bounds) optimizer_state: f64,
     pub(in crate::bounds) other: f64,
-    /// Bytes of the Program's optimizer state: what a host holds where it is offloaded.
+    /// Bytes of the Program's optimizer state: the host holds these if the state is offloaded.
     pub(in crate::bounds) state_of_program: f64,
 }
 
@@ -32,7 +33,8 @@ impl PersistentMemory {
         }
         Self {
             parameters: memory.parameters * rates.parameters,
-            // It is subtracted from gathered parameters, which may count as transient.
+            // At the larger rate: it is subtracted from gathered parameters, which may count as
+            // transient memory.
             forward_only: forward_only(list) * rates.parameters.max(rates.transient),
             gradients: memory.gradients * rates.gradients,
             optimizer_state: memory.optimizer_state * rates.optimizer_state,
@@ -48,8 +50,8 @@ impl PersistentMemory {
     /// Returns the least that remains on each rank if ZeRO shards the memory over `ranks`.
     pub(in crate::bounds) fn sharded(self, zero: usize, ranks: usize) -> Self {
         let share = |from: usize| if zero >= from { 1.0 / ranks as f64 } else { 1.0 };
-        // Parameters that are gathered once a step are freed after their last pass. Those of
-        // forward passes may be gone when the rank holds the most.
+        // Parameters that are gathered once a step are freed after their last pass. Those that only
+        // forward passes read may be freed before the rank's memory peaks.
         let freed = if gathers_parameters_once(zero, ranks) { self.forward_only } else { 0.0 };
         Self {
             forward_only: 0.0,
@@ -103,12 +105,13 @@ fn forward_only(list: &StageProgram) -> f64 {
 /// Bytes of device memory of one micro-batch under a software stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::bounds) struct MicroBatchMemory {
-    /// Saved by the forward pass for the backward pass over the same blocks.
+    /// Bytes saved by the forward pass for the backward pass over the same blocks.
     pub(in crate::bounds) saved: f64,
-    /// The part of `saved` that is activations: outputs of operators for others. In the Program's
-    /// bytes, since copies to the host move those.
+    /// The part of `saved` in activations: results of operators that other operators read. Counted
+    /// in the Program's bytes, which copies to the host move.
     pub(in crate::bounds) saved_activations: f64,
-    /// Saved by the input-gradient pass for the weight-gradient pass, if these are apart.
+    /// Bytes saved by the input-gradient pass for the weight-gradient pass, if the two are
+    /// separate.
     pub(in crate::bounds) saved_for_weights: f64,
     /// Most bytes at any time of the forward pass, `saved` included.
     pub(in crate::bounds) forward_peak: f64,
@@ -117,11 +120,11 @@ pub(in crate::bounds) struct MicroBatchMemory {
 }
 
 impl MicroBatchMemory {
-    /// Returns the memory of the first micro-batch of a list, with `rate` bytes for each of the
-    /// Program's.
+    /// Returns the memory of the first micro-batch of a list, with `rate` bytes for each byte of
+    /// the Program.
     ///
-    /// Buffers that other instructions touch, too, do not count. Neither do copies of weights: they
-    /// grow neither with samples nor with micro-batches.
+    /// Buffers that instructions outside these passes also touch do not count. Neither do copies of
+    /// weights: they grow neither with samples nor with micro-batches.
     pub(in crate::bounds) fn of(list: &StageProgram, rate: f64) -> Self {
         let mut passes = list.passes.iter().filter(|pass| pass.task.micro_batch == 0);
         let (Some(forward), Some(backward)) = (passes.next(), passes.next()) else { return Self::default() };
@@ -139,7 +142,7 @@ impl MicroBatchMemory {
                 touched[root] = Some(touched[root].map_or((index, index), |(first, _)| (first, index)));
             }
         }
-        // Changes of the bytes in use, at two times an instruction.
+        // Changes of the bytes in use. Each instruction has two points in time.
         let mut changes: Vec<(usize, f64)> = Vec::new();
         let mut memory = Self::default();
         for (root, buffer) in list.buffers.iter().enumerate() {

@@ -1,27 +1,27 @@
 //! Least time of kernels and collectives that compete for a device's processor.
 //!
-//! A kernel wants the whole processor; a collective that runs beside it takes some. So from any
+//! A kernel uses the whole processor; a collective that overlaps it takes a share. So from any
 //! kernel on, a later kernel ends no sooner than the processor has done the work of both. The
 //! [`Processor`] counts that work from several starting kernels at once and keeps the largest sum:
-//! a later start has waited longer, an earlier one counts more collectives.
+//! a later starting kernel includes more waiting, an earlier one includes more collectives.
 //!
 //! Nothing here knows passes or layouts.
 
 use foretell_program::{CollectiveRole, Operation, StageProgram, Stream};
 use std::collections::VecDeque;
 
-/// Most starting kernels to count from. Old ones hardly ever give the largest sum.
+/// The most starting kernels to count from. Older ones hardly ever give the largest sum.
 const MOST_STARTS: usize = 8;
 
-/// A processor that works through the instructions of a range in order. Instructions are counted by
-/// their place in the range, from 0.
+/// A processor that works through the instructions of a range in order. An instruction's *place* is
+/// its index within the range.
 pub(super) struct Processor {
     /// Starting kernels with their sums: the range's first, and each kernel that waited, since the
     /// processor may have been idle before it.
     sums: VecDeque<Sum>,
     /// By stream, the collectives that no kernel has waited for yet, in order.
     pending: Vec<VecDeque<Pending>>,
-    /// By place, for a collective the last kernel that it depends on.
+    /// By place: for a collective, the place of the last kernel that it depends on.
     kernel_before: Vec<Option<usize>>,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Processor {
 struct Sum {
     /// Place of the starting kernel.
     start: usize,
-    /// When all work counted since then is done, in picoseconds.
+    /// The time at which all work counted from the starting kernel on is done, in picoseconds.
     end: f64,
 }
 
@@ -43,14 +43,14 @@ struct Pending {
 }
 
 impl Processor {
-    /// Creates an idle processor for a list of so many streams.
+    /// Creates an idle processor for a list with `streams` streams.
     pub(super) fn new(streams: usize) -> Self {
         let start = Sum { start: 0, end: 0.0 };
         Self { sums: VecDeque::from([start]), pending: vec![VecDeque::new(); streams], kernel_before: Vec::new() }
     }
 
     /// Adds the kernel `index`, which starts no sooner than `start` and takes `duration`; `waits`
-    /// tells that the compute stream is idle before it. Returns the earliest time at which the
+    /// is true if the compute stream is idle before it. Returns the earliest time at which the
     /// processor is done with it. The range begins at instruction `first`.
     pub(super) fn kernel(
         &mut self,

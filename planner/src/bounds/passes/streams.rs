@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(in crate::bounds) struct StreamTime {
     /// In each micro-batch.
     pub(in crate::bounds) per_micro_batch: f64,
-    /// Once a step, beside that.
+    /// Once a step, in addition.
     pub(in crate::bounds) per_step: f64,
 }
 
@@ -42,8 +42,9 @@ impl TimedList<'_> {
         groups.map(|(group, _)| of_group(group)).max_by(|a, b| total(a).total_cmp(&total(b))).unwrap_or_default()
     }
 
-    /// Returns how long one group's collectives of one role take. The micro-batch that takes least
-    /// stands for all: only the first may gather parameters, and only the last reduce gradients.
+    /// Returns how long one group's collectives of one role take. All micro-batches count as the
+    /// one that takes the least, since the first alone may gather parameters, and the last alone
+    /// may reduce gradients.
     fn stream_time(&self, group: usize, role: CollectiveRole, micro_batches: usize) -> StreamTime {
         let list = self.list;
         let is_own = |index: usize| match *list.instructions[index].operation {

@@ -18,7 +18,7 @@ impl PipelineCosts<'_> {
         // By stage, when its tensor-parallel collectives have ended; 0 if that is not known.
         let collectives_end = vec![Cell::new(0.0f64); *stages];
         // By stage, when the activations offloaded so far are on the host, at the earliest. A pass
-        // may end before that by the time that free device memory takes to copy.
+        // may end earlier, by the time that copying as many bytes as the free device memory takes.
         let offload_end = vec![Cell::new(0.0f64); *stages];
         let slack: Vec<f64> = (0..*stages).map(|stage| self.free_memory(stage) * self.copy_time_per_byte(stage)).collect();
         let times = |stage: usize, task: &Task, free: u64, ready: u64| {
@@ -52,7 +52,7 @@ impl PipelineCosts<'_> {
             }
             PassTimes { start: free.max(ready), free: over as u64, passed: passed as u64 }
         };
-        // Every schedule's orders end, so `times` has seen the last pass of each stage.
+        // No schedule deadlocks, so `times` has seen the last pass of each stage.
         let _ = pass_starts(*schedule, *stages, *chunks, orders, times);
         bound.get()
     }

@@ -2,7 +2,7 @@
 
 use super::costs::PipelineCosts;
 
-/// Whether the optimizer update counts in a bound. It does not where data-parallel ranks may shard
+/// Whether the optimizer update counts in a bound. It is left out if data-parallel ranks may shard
 /// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::bounds) enum OptimizerUpdate {
@@ -16,9 +16,9 @@ impl PipelineCosts<'_> {
     /// Each stage gives several bounds, and the largest of all counts:
     /// - The first micro-batch's forward pass through the stages before it, all its own forward and
     ///   backward passes, and the last micro-batch's backward pass through the stages before it.
-    /// - The first micro-batch's forward pass through the stages before it, all its own passes with
-    ///   those of weight gradients, and the update.
-    /// - Launches of all its passes, which the host makes one after another.
+    /// - The first micro-batch's forward pass through the stages before it, all its own passes
+    ///   including weight gradients, and the update.
+    /// - The launches of all its passes, one after another by the host.
     /// - Collectives of gradients and parameters, which occupy one stream.
     /// - Copies of offloaded activations.
     pub(in crate::bounds) fn least_time(&self, micro_batches: usize, update: OptimizerUpdate) -> f64 {
@@ -50,7 +50,7 @@ impl PipelineCosts<'_> {
                 .max(replica_collectives);
             let own = self.chunk(stage, 0);
             // A pass may do work that needs no message, such as recomputation, before the message
-            // arrives. So only the chain from the arrival on counts.
+            // arrives. So only the chain from the message's arrival counts.
             forward_before += if stage == 0 { own.forward.from_compute.message } else { own.forward.from_arrival.message };
             backward_before += own.backward.from_arrival.message;
         }

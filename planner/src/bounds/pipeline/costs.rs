@@ -8,15 +8,16 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Bytes by which a stage may have less state than its chunks' costs add up to, because buckets are
-/// rounded to 64 KiB. Software stacks hold up to four bytes for each byte of a Program.
+/// rounded to 64 KiB. The factor 4: software stacks hold up to four bytes for each byte of a
+/// Program.
 pub(in crate::bounds) const BUCKET_ROUNDING: f64 = 4.0 * 65536.0;
 
-/// The costs of a pipeline's chunks, where each stage lies on devices of one kind. Kinds are
-/// counted by their place among the kinds in use.
+/// The costs of a pipeline's chunks, where each stage is on devices of one kind. Kinds are numbered
+/// among the kinds in use.
 pub(in crate::bounds) struct PipelineCosts<'a> {
     /// Index, in the costs of a kind, of the chunk at each position in the model.
     chunk_of_position: Cow<'a, [usize]>,
-    /// By kind of device, and index of the chunk.
+    /// Indexed by kind of device, then by chunk.
     costs: Vec<Vec<ChunkCost>>,
     /// Kind of each stage's devices.
     kind_of_stage: Cow<'a, [usize]>,
@@ -29,13 +30,13 @@ pub(in crate::bounds) struct PipelineCosts<'a> {
     pub(super) offload: Option<PipelineOffload<'a>>,
 }
 
-/// What a pipeline keeps on its hosts.
+/// The offloading of a pipeline to its hosts, and the limits that it depends on.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::bounds) struct PipelineOffload<'a> {
     pub(in crate::bounds) offload: Offload,
     /// Picoseconds in which a device of each kind copies a byte to its host.
     pub(in crate::bounds) copy_time_per_byte: &'a [f64],
-    /// Most ranks among which the optimizer state in the costs is sharded.
+    /// The most ranks over which the optimizer state in the costs is sharded.
     pub(in crate::bounds) shards: usize,
     /// Smallest memory limit of a device, less what the software stack holds for any Program.
     pub(in crate::bounds) device_limit: f64,
@@ -83,7 +84,7 @@ impl<'a> PipelineCosts<'a> {
         }
     }
 
-    /// Returns the same costs of a layout that offloads, or that does not (`None`).
+    /// Returns these costs for a layout with this offloading; `None` for none.
     pub(in crate::bounds) fn offloading(self, offload: Option<PipelineOffload<'a>>) -> Self {
         Self { offload, ..self }
     }
@@ -127,17 +128,18 @@ impl<'a> PipelineCosts<'a> {
         (0..self.stages).map(|stage| self.optimizer_state_on_host(stage)).reduce(f64::min).unwrap_or(0.0)
     }
 
-    /// Returns the picoseconds in which a stage's optimizer state goes back to the host. All of it
-    /// does so after the last pass, when it has been updated.
+    /// Returns the picoseconds in which a stage's optimizer state is copied back to the host. All
+    /// of it is copied after the last pass, once it is updated.
     pub(super) fn optimizer_copy_time(&self, stage: usize) -> f64 {
         self.optimizer_state_on_host(stage) * self.copy_time_per_byte(stage)
     }
 
     /// Returns the least picoseconds that offloaded activations of a step occupy a stage.
     ///
-    /// Copies in one direction take at least the time of their bytes. A stage that holds one
-    /// micro-batch at a time needs first what it copied out last. So its forward pass ends, and its
-    /// backward pass starts, no sooner than everything is out.
+    /// Copies in one direction take at least the time of their bytes. If a stage holds one
+    /// micro-batch at a time, its backward pass needs first the activations that were copied out
+    /// last. So its forward pass ends, and its backward pass starts, no sooner than all copies to
+    /// the host have ended.
     pub(super) fn activation_copy_time(&self, stage: usize, micro_batches: usize) -> f64 {
         if !self.offloads_activations() {
             return 0.0;
@@ -163,8 +165,8 @@ impl<'a> PipelineCosts<'a> {
         self.offload.and_then(of_kind).unwrap_or(0.0)
     }
 
-    /// Returns the most bytes of activations for which a stage's devices have room beside
-    /// persistent memory; infinite if the layout does not offload.
+    /// Returns the most bytes of activations that fit on a stage's devices beside persistent
+    /// memory; infinite if the layout does not offload.
     pub(super) fn free_memory(&self, stage: usize) -> f64 {
         let Some(offload) = self.offload else { return f64::INFINITY };
         let persistent = |chunk: usize| {
@@ -189,11 +191,12 @@ fn costs_on_kind(
     let stage_of = |position: usize| schedule.place(stages, position).0;
     let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
     if let Some(&last) = cuts.chunk_of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
-        // The model's first and last chunk are on one stage. If they share a table, the stage has
-        // it once, so its memory and update count with the first chunk only. The stage also needs
-        // no collective to sum the table's gradients, as the truncated model does. There the
-        // collective follows the last pass. With one micro-batch it is part of the backward pass
-        // instead, and at most half of what the last block adds to that.
+        // The model's first and last chunk are on one stage. If they share a table, the stage holds
+        // it once, so its memory and update count with the first chunk only. Nor does the stage
+        // need the collective in which the truncated model sums the table's gradients. That
+        // collective follows the last pass, so the tail is taken from a chunk without ends. With
+        // one micro-batch it is part of the backward pass, and takes at most half of what the last
+        // block adds to that pass.
         let without_ends = |chunk: usize| model.chunk(Chunk { has_first: false, has_last: false, ..cuts.chunks[chunk] });
         let half = |without: f64, with: f64| 0.5 * (without + with);
         if let Some(&first) = cuts.chunk_of_position.first() {

@@ -4,7 +4,7 @@ use crate::bounds::truncated::Chunk;
 use crate::space::BlockPattern;
 use foretell_program::{Schedule, usual_cuts};
 
-/// Which blocks each chunk of a pipeline has.
+/// The blocks of each chunk of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::bounds) struct PipelineCuts {
     /// The different chunks.
@@ -14,13 +14,13 @@ pub(in crate::bounds) struct PipelineCuts {
 }
 
 impl PipelineCuts {
-    /// Returns the usual cuts of blocks with so much work each, for a pipeline of `stages` stages
+    /// Returns the usual cuts of blocks whose work is `work`, for a pipeline of `stages` stages
     /// with `chunks` chunks each.
     pub(in crate::bounds) fn usual(work: &[f64], stages: usize, chunks: usize, pattern: &BlockPattern) -> Self {
         Self::new(&usual_cuts(work, stages, chunks), pattern)
     }
 
-    /// Returns the cuts that give each chunk, in model order, so many blocks.
+    /// Returns the cuts with these numbers of blocks in each chunk, in model order.
     pub(in crate::bounds) fn new(cuts: &[usize], pattern: &BlockPattern) -> Self {
         let repeated = pattern.repeated();
         let mut start = 0;
@@ -54,8 +54,8 @@ impl PipelineCuts {
         Self { chunks, chunk_of_position }
     }
 
-    /// Returns the same cuts where each stage recomputes the first `layers[stage]` of the blocks
-    /// that it may.
+    /// Returns these cuts with recomputation: each stage recomputes the first `layers[stage]` of
+    /// its recomputable blocks.
     pub(in crate::bounds) fn recomputing(&self, mut layers: Vec<usize>, schedule: Schedule) -> Self {
         let stages = layers.len();
         let chunks = self.chunk_of_position.iter().enumerate().map(|(position, &chunk)| {

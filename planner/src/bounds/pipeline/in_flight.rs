@@ -1,18 +1,19 @@
-//! The micro-batches that stages hold when they hold the most.
+//! The micro-batches that stages hold at the times of their largest memory.
 
 use foretell_program::{Schedule, StagePass, Task};
 
-/// What each stage holds at two times: when it holds the most micro-batches, and when most of them
-/// wait for their weight-gradient pass.
+/// The micro-batches of each stage at two times: when it holds the most micro-batches, and when the
+/// most of them wait for their weight-gradient pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::bounds) struct InFlight(Vec<[HeldMicroBatches; 2]>);
 
 /// The micro-batches that a stage holds at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::bounds) struct HeldMicroBatches {
-    /// By chunk, micro-batches between their forward and their backward pass.
+    /// Indexed by chunk: the micro-batches between their forward and their backward pass.
     pub(super) saved: Vec<usize>,
-    /// By chunk, micro-batches between their input-gradient and their weight-gradient pass.
+    /// Indexed by chunk: the micro-batches between their input-gradient and their weight-gradient
+    /// pass.
     pub(super) awaiting_weights: Vec<usize>,
     /// Chunk whose forward pass runs at that time, if that is known.
     pub(super) forward_chunk: Option<usize>,
@@ -26,8 +27,8 @@ impl InFlight {
         Self(orders.iter().map(|order| [when_most_saved(order, chunks), when_most_awaiting_weights(order, chunks)]).collect())
     }
 
-    /// Returns a lower bound on the most that stages hold. Only the first passes of each order are
-    /// looked at, so many micro-batches cost no more than a few.
+    /// Returns a lower bound on the most that stages hold. It orders only the first passes of a
+    /// step, so many micro-batches cost no more than a few.
     pub(super) fn lower_bound(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
         let beginnings = schedule.beginnings(stages, micro_batches, chunks).into_iter();
         let all = beginnings.map(|orders| Self::of_orders(&orders, chunks));
@@ -67,8 +68,8 @@ fn when_most_saved(order: &[Task], chunks: usize) -> HeldMicroBatches {
     most
 }
 
-/// Returns what a stage holds when most micro-batches wait for their weight-gradient pass, up to
-/// the last forward pass: with more micro-batches the rest of the order may differ.
+/// Returns what a stage holds when the most micro-batches wait for their weight-gradient pass. Only
+/// the order up to the last forward pass counts, since the rest may differ with more micro-batches.
 fn when_most_awaiting_weights(order: &[Task], chunks: usize) -> HeldMicroBatches {
     let end = order.iter().rposition(|task| task.pass == StagePass::Forward).map_or(0, |last| last + 1);
     let mut now = HeldMicroBatches::none(chunks);
@@ -90,7 +91,7 @@ impl HeldMicroBatches {
         Self { saved: vec![0; chunks], awaiting_weights: vec![0; chunks], ..Self::default() }
     }
 
-    /// Returns a lower bound on both.
+    /// Returns a lower bound on `self` and `other`.
     fn least(self, other: Self) -> Self {
         let least =
             |left: Vec<usize>, right: Vec<usize>| left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect();

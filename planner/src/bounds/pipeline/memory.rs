@@ -7,9 +7,9 @@ use crate::bounds::truncated::ChunkCost;
 use foretell_program::Offload;
 
 impl PipelineCosts<'_> {
-    /// Returns the least weighted bytes of the fullest stage: persistent memory, of which ZeRO
-    /// shards some among `ranks(stage)` ranks, and the micro-batches that the stage holds.
-    /// Micro-batches have `samples` times the samples of those in the costs.
+    /// Returns the least weighted bytes of the fullest stage: persistent memory, part of which ZeRO
+    /// shards over `ranks(stage)` ranks, and the micro-batches that the stage holds. `samples` is
+    /// the number of samples of a micro-batch over that in the costs.
     pub(in crate::bounds) fn least_memory(
         &self,
         in_flight: &InFlight,
@@ -37,7 +37,7 @@ pub(in crate::bounds) fn stage_memory(
     samples: f64,
     offload: Offload,
 ) -> f64 {
-    // Offloaded activations on their way do not count.
+    // Offloaded activations do not count, even while they are still on the device.
     let activations = if offload.is_of_activations() { 0.0 } else { 1.0 };
     let of_chunk = |(chunk, cost): (usize, &&ChunkCost)| {
         let mut persistent = cost.persistent.sharded(zero, ranks);
@@ -48,8 +48,8 @@ pub(in crate::bounds) fn stage_memory(
         let held = saved + cost.micro_batch.saved_for_weights * held.awaiting_weights[chunk] as f64;
         persistent.total() + activations * samples * held
     };
-    // Memory that the running pass uses beyond `saved`. It counts once, whatever `samples` is: part
-    // of it may not grow with the samples.
+    // Memory that the running pass uses beyond `saved`. It is not multiplied by `samples`, since
+    // part of it may not grow with the samples.
     let beyond_saved = |chunk: Option<usize>, peak: fn(MicroBatchMemory) -> f64| {
         chunk.map_or(0.0, |chunk| peak(costs[chunk].micro_batch) - costs[chunk].micro_batch.saved)
     };

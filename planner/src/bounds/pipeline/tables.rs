@@ -8,12 +8,12 @@ use crate::space::BlockPattern;
 use foretell_program::{Layout, Recompute, Schedule};
 use std::sync::Arc;
 
-/// A schedule, stages, micro-batches, and chunks of each stage.
+/// Schedule, stages, micro-batches, and chunks of each stage.
 type Shape = (Schedule, usize, usize, usize);
 
-/// Cuts, in-flight counts and timetables of pipelines, by what they depend on.
+/// Cuts, in-flight counts and timetables of pipelines, keyed by what they depend on.
 pub(in crate::bounds) struct PipelineTables {
-    /// By stages and chunks of each.
+    /// Keyed by stages and chunks of each stage.
     usual_cuts: Memo<(usize, usize), Arc<PipelineCuts>>,
     timetables: Memo<Shape, Arc<Timetable>>,
     in_flight: Memo<Shape, Arc<InFlight>>,
@@ -41,7 +41,7 @@ impl PipelineTables {
         }
     }
 
-    /// Returns a lower bound on the micro-batches that a layout's stages hold.
+    /// Returns a lower bound on the micro-batches that a layout's stages hold at once.
     pub(in crate::bounds) fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
         let micro_batches = schedule.few_micro_batches(stages, micro_batches);

@@ -1,5 +1,5 @@
-//! The least time from each pass to the end of the step: the longest way there, found backwards
-//! over the passes.
+//! The least time from each pass to the end of the step: the longest chain to the end, found
+//! backwards over the passes.
 
 use super::costs::PipelineCosts;
 use super::timetable::{Timetable, extra_between};
@@ -9,19 +9,19 @@ use std::cell::RefCell;
 
 /// Least times to the end of the step from the events that a pass leads to, in picoseconds.
 struct TimeLeft {
-    /// From when the stage's compute stream is free.
+    /// From the time at which the stage's compute stream is free.
     from_compute: f64,
-    /// From when the stage's tensor-parallel collectives have ended.
+    /// From the end of the stage's tensor-parallel collectives.
     from_collective: f64,
-    /// From when the pass's message has arrived, if another stage receives one.
+    /// From the arrival of the pass's message; `None` if no other stage receives one.
     from_message: Option<f64>,
     /// For a stage's last pass, the time of the rest of its list.
     tail: Option<PassTime>,
 }
 
 impl TimeLeft {
-    /// Returns the time left from where `chain`, one of the pass's chains, starts. `tail` selects
-    /// the same chain of the rest of the list.
+    /// Returns the time left from the start of `chain`, one of the pass's chains. `tail` selects
+    /// the chain with the same origin in the rest of the list.
     fn before(&self, chain: &Chain, tail: fn(&PassTime) -> &Chain) -> f64 {
         let message = self.from_message.map_or(0.0, |left| chain.message + left);
         let collective = if chain.collective > 0.0 { chain.collective + self.from_collective } else { 0.0 };
@@ -29,8 +29,8 @@ impl TimeLeft {
         (chain.compute + self.from_compute).max(message).max(collective).max(tail)
     }
 
-    /// Returns the time left from where the chain from the collective stream starts. Its zeros mean
-    /// that no such chain exists, and count for nothing.
+    /// Returns the time left from the start of the chain from the collective stream. Its zeros mean
+    /// that no such chain exists, and contribute nothing.
     fn before_collective(&self, chain: &Chain) -> f64 {
         let known = |length: f64, left: f64| if length > 0.0 { length + left } else { 0.0 };
         let message = self.from_message.map_or(0.0, |left| known(chain.message, left));
@@ -56,7 +56,7 @@ impl PipelineCosts<'_> {
         let mut from_compute: Vec<f64> = (0..*stages).map(|stage| self.time_after_passes(stage)).collect();
         let mut from_collective = vec![0.0; *stages];
         // By direction (forward, backward), position in the model, and micro-batch: the time left
-        // from when the pass's message has arrived.
+        // from the arrival of the pass's message.
         let mut from_arrival = [vec![0.0; stages * chunks * micro_batches], vec![0.0; stages * chunks * micro_batches]];
         let mut left: Vec<Vec<f64>> = orders.iter().map(|order| vec![0.0; order.len()]).collect();
         let mut remaining: Vec<usize> = orders.iter().map(Vec::len).collect();

@@ -17,7 +17,7 @@ pub(crate) struct Timetable {
     /// By stage, the (micro-batch, chunk) pairs whose backward pass directly follows their forward
     /// pass, sorted.
     immediate_returns: Vec<Vec<(usize, usize)>>,
-    /// Whether neighbouring chunks of the model always lie on different stages.
+    /// Whether neighbouring chunks of the model are always on different stages.
     neighbours_differ: bool,
 }
 
@@ -37,21 +37,21 @@ impl Timetable {
         Self { schedule, stages, chunks, micro_batches, orders, in_flight, immediate_returns, neighbours_differ }
     }
 
-    /// Returns the most that the stages hold.
+    /// Returns the most micro-batches that the stages hold.
     pub(in crate::bounds) fn in_flight(&self) -> &InFlight {
         &self.in_flight
     }
 
     /// Returns `true` if all activations of a stage's forward pass go to the host when activations
-    /// are offloaded: the backward pass does not follow at once, and no other chunk of the stage
-    /// reads them.
+    /// are offloaded: the backward pass does not follow at once, and neighbouring chunks are on
+    /// other stages.
     pub(super) fn offloads_all(&self, stage: usize, task: &Task) -> bool {
         let returns_at_once = self.immediate_returns[stage].binary_search(&(task.micro_batch, task.chunk)).is_ok();
         self.neighbours_differ && !returns_at_once
     }
 
-    /// Returns the chunk whose pass receives what a stage's task sends to another stage, as its
-    /// position in the model, and its stage.
+    /// Returns the chunk that receives the message of a stage's task, as its position in the model,
+    /// and its stage. `None` if no other stage receives one.
     pub(super) fn receiver(&self, stage: usize, task: &Task) -> Option<(usize, usize)> {
         let Self { schedule, stages, chunks, .. } = self;
         let position = schedule.position(*stages, stage, task.chunk);
@@ -65,9 +65,9 @@ impl Timetable {
     }
 }
 
-/// Returns how much longer than the costs say a message takes between two neighbouring stages,
-/// given that time from each stage to the next (after the last comes the first). An empty `extra`
-/// means none.
+/// Returns the extra time of a message between two neighbouring stages over that in the costs.
+/// `extra[n]` is that from stage n to the next (from the last to the first); an empty `extra` means
+/// none.
 pub(super) fn extra_between(extra: &[f64], stages: usize, stage: usize, other: usize) -> f64 {
     let first = if (stage + 1) % stages == other { stage } else { other };
     extra.get(first).copied().unwrap_or(0.0)

@@ -47,12 +47,12 @@ impl<'a> TruncatedModels<'a> {
         Self { request, kinds, memory_rates, shares_parameters: model.shares_parameters, compilers, models: Memo::new() }
     }
 
-    /// Returns `true` if truncated models represent one replica of a layout.
-    /// Layouts with unequal shares, with stage meshes of their own or with shardings of single
-    /// operators are not represented. A truncated pipeline has four stages. With a rank order of
-    /// its own (`placement`), ranks of a group lie further apart the more stages there are, so it
-    /// needs at least four stages. Nor is a single stage with several chunks represented: its
-    /// chunks are added up, so a shared table would count twice.
+    /// Returns `true` if truncated models represent one replica of a layout. Layouts with unequal
+    /// shares, with their own meshes of stages or with shardings of single operators are not
+    /// represented. A truncated pipeline has four stages. With a stated rank order (`placement`),
+    /// ranks of a group may be further apart the more stages there are, so such layouts need at
+    /// least four stages. Nor is a single stage with several chunks represented: costs of chunks
+    /// are added, so a shared table would count twice.
     pub(in crate::bounds) fn represent(&self, layout: &Layout) -> bool {
         let are_known = self.collectives_are_known();
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
@@ -70,27 +70,28 @@ impl<'a> TruncatedModels<'a> {
         !self.kinds.are_mixed() || self.kinds.kinds.iter().all(|&kind| self.request.costs.knows_collectives(kind))
     }
 
-    /// Returns `true` if `ranks` consecutive ranks lie on nodes in the same way in every stage.
+    /// Returns `true` if `ranks` consecutive ranks are spread over nodes in the same way in every
+    /// stage.
     fn fill_nodes_evenly(&self, layout: &Layout, ranks: usize) -> bool {
         let mut sizes = self.request.topology.node_groups().iter().map(|group| group.devices.max(1));
         layout.pipeline == 1 || sizes.all(|size| ranks.is_multiple_of(size) || size.is_multiple_of(ranks))
     }
 
     /// Returns `true` if truncated models represent all ranks of a layout: its data-parallel groups
-    /// lie on nodes in the same way in all stages.
+    /// are spread over nodes in the same way in all stages.
     pub(in crate::bounds) fn represent_all_ranks(&self, layout: &Layout) -> bool {
         let ranks = ranks_of_stage(layout);
         // With `stage_places`, the first and the last stage may be neighbours and share a table,
         // unlike in a truncated model. That is harmless if no two stages share a node.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
-        // With more ranks than devices, ranks start over at the first device. A group that spans
-        // two nodes in the truncated model may then lie in one.
+        // With more ranks than devices, ranks wrap around to the first device. A group that spans
+        // two nodes in the truncated model may then be in one.
         let has_own_devices = world_size(layout) <= self.request.topology.device_count();
         has_own_devices && self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }
 
     /// Returns, for each stage, a lower bound in picoseconds on the extra time of a message to the
-    /// next stage over what the truncated models say. Empty means none for any stage.
+    /// next stage over that in the truncated models. Empty means none for any stage.
     pub(in crate::bounds) fn extra_message_times(&self, layout: &Layout, models: &[Arc<TruncatedModel>]) -> Vec<f64> {
         let extra = models.iter().map(|model| model.extra_between_nodes).reduce(f64::min).unwrap_or(0.0);
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
@@ -116,22 +117,23 @@ impl<'a> TruncatedModels<'a> {
         self.kinds.kinds.iter().map(|&kind| self.on_kind(layout, micro_batches, Some(kind))).collect()
     }
 
-    /// Returns a layout's truncated model on devices of one kind, or on the topology's (`None`).
+    /// Returns a layout's truncated model on devices of one kind, or on the topology's own devices
+    /// (`None`).
     pub(in crate::bounds) fn on_kind(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Truncated {
         self.get(layout, micro_batches, kind, false)
     }
 
-    /// Returns the same without messages between stages.
+    /// Returns the truncated model of [`Self::on_kind`] without messages between stages.
     pub(in crate::bounds) fn without_messages(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Truncated {
         self.get(layout, micro_batches, kind, true)
     }
 
     fn get(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, leave_out_messages: bool) -> Truncated {
-        // At most two micro-batches are compiled. The lesser of a pass's two times stands for that
-        // pass in every micro-batch.
+        // At most two micro-batches are compiled. A pass counts in every micro-batch with the
+        // lesser of its two times.
         let micro_batches = micro_batches.min(2);
         if let Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) = layout.recompute {
-            // A truncated model has too few blocks to recompute a part of them. So a model that
+            // A truncated model has too few blocks to recompute only part of them. So a model that
             // recomputes none is joined with one that recomputes all.
             let with = |recompute| self.get(&Layout { recompute, ..layout.clone() }, micro_batches, kind, leave_out_messages);
             return Ok(Arc::new(TruncatedModel::partly_recomputed(&*with(Recompute::None)?, with(Recompute::Full)?)));
@@ -141,13 +143,13 @@ impl<'a> TruncatedModels<'a> {
             pipeline: if is_pipeline { TRUNCATED_STAGES } else { 1 },
             virtual_stages: 1,
             schedule: layout.schedule.of_one_chunk(),
-            // Offloaded bytes follow from those that are saved without offloading.
+            // Offloaded bytes are derived from the bytes that are saved without offloading.
             offload: Offload::None,
             cuts: None,
             stage_places: None,
             ..layout.clone()
         };
-        // If a kind of device is given, it is not known on which nodes the stages lie.
+        // If a kind of device is given, it is not known on which nodes the stages are.
         let ends_may_be_nearer = is_pipeline && (kind.is_some() || self.ends_are_nearer(layout, &truncated_layout));
         let left_out = LeftOut { messages: leave_out_messages, sums_over_stages: ends_may_be_nearer };
         let plan = Plan { layout: truncated_layout, ..self.request.base.clone() };
@@ -164,8 +166,8 @@ impl<'a> TruncatedModels<'a> {
     fn ends_are_nearer(&self, layout: &Layout, truncated: &Layout) -> bool {
         let topology = self.request.topology;
         let node = topology.node_groups().iter().map(|group| group.devices).max().expect("invariant: a topology has nodes");
-        // The first and the last stage lie at least this many ranks apart, whether or not
-        // data-parallel ranks lie between them. That holds only without a stage order: with one,
+        // The first and the last stage are at least this many ranks apart, whether or not
+        // data-parallel ranks are between them. This holds only without `stage_places`, with which
         // the two may be neighbours.
         let between = (layout.pipeline - 1) * inner_ranks(layout);
         if !self.shares_parameters || layout.stage_places.is_none() && between >= node {
@@ -175,7 +177,7 @@ impl<'a> TruncatedModels<'a> {
             let mesh = Plan { layout: layout.clone(), ..self.request.base.clone() }.mesh().ok()?;
             stages_sharing_nodes(&mesh, topology).last().copied()
         };
-        // With more ranks than devices, ranks start over at the first device, and which of them
+        // With more ranks than devices, ranks wrap around to the first device, and which of them
         // share a node says nothing about the time of their collectives.
         let has_own_devices = world_size(truncated) <= topology.device_count();
         share(layout) == Some(true) && !(has_own_devices && share(truncated) == Some(true))

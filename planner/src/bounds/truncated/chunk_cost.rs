@@ -14,15 +14,17 @@ const KERNEL_PASSES: [StagePass; 4] =
 pub(in crate::bounds) struct Chunk {
     /// Number of blocks that repeat in the model.
     pub(in crate::bounds) equal_blocks: usize,
-    /// The place in a period of the first of them.
+    /// The position within a period of the first equal block.
     pub(in crate::bounds) offset: usize,
-    /// How many of all blocks may be recomputed.
+    /// Number of blocks that may be recomputed.
     pub(in crate::bounds) recomputable: usize,
-    /// How many blocks are recomputed, if only part of the stage's are; else 0.
+    /// Number of recomputed blocks, if only some of the stage's blocks are recomputed; else 0.
     pub(in crate::bounds) recomputed: usize,
-    /// Whether all blocks before those that repeat are in the chunk. A part of them counts nothing.
+    /// Whether all blocks before those that repeat are in the chunk. If the chunk has only some of
+    /// them, they count as nothing.
     pub(in crate::bounds) has_first: bool,
-    /// Whether all blocks behind those that repeat are in the chunk. Likewise.
+    /// Whether all blocks after those that repeat are in the chunk. If the chunk has only some of
+    /// them, they count as nothing.
     pub(in crate::bounds) has_last: bool,
 }
 
@@ -30,7 +32,7 @@ pub(in crate::bounds) struct Chunk {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::bounds) struct ChunkCost {
     pub(in crate::bounds) forward: PassTime,
-    /// Backward pass, or input-gradient pass if the weight gradients are apart.
+    /// Backward pass, or input-gradient pass if weight gradients are separate.
     pub(in crate::bounds) backward: PassTime,
     /// Weight-gradient pass; zero if it is part of the backward pass.
     pub(in crate::bounds) weights: PassTime,
@@ -38,17 +40,17 @@ pub(in crate::bounds) struct ChunkCost {
     pub(in crate::bounds) tail: PassTime,
     /// From the start of the step to the end of the first pass.
     pub(in crate::bounds) head: Chain,
-    /// How long parameters are gathered before the first pass ends.
+    /// Time of the parameter gathers before the end of the first pass.
     pub(in crate::bounds) gather_time: f64,
     /// Collectives over the ranks among which parameters are sharded.
     pub(in crate::bounds) shard_collectives: StreamTime,
     /// Collectives over the ranks that have the same shard.
     pub(in crate::bounds) replica_collectives: StreamTime,
-    /// Kernels after the last pass.
+    /// Time of the kernels after the last pass.
     pub(in crate::bounds) update: f64,
     pub(in crate::bounds) persistent: PersistentMemory,
     pub(in crate::bounds) micro_batch: MicroBatchMemory,
-    /// Kernels of each of [`KERNEL_PASSES`].
+    /// Time of the kernels of each of [`KERNEL_PASSES`].
     pub(super) kernels: [f64; 4],
     pub(in crate::bounds) offloaded: OffloadedActivations,
 }
@@ -58,11 +60,12 @@ pub(in crate::bounds) struct ChunkCost {
 pub(in crate::bounds) struct OffloadedActivations {
     /// Bytes of the blocks whose activations certainly leave the device.
     pub(in crate::bounds) bytes: f64,
-    /// Bytes of all equal blocks: what leaves if the backward pass does not follow at once.
+    /// Bytes of all equal blocks, which leave the device if the backward pass does not follow at
+    /// once.
     pub(in crate::bounds) all_bytes: f64,
-    /// Kernels of the blocks of `bytes` in the forward pass, in picoseconds.
+    /// Time of the kernels of the blocks counted in `bytes`, in the forward pass, in picoseconds.
     pub(in crate::bounds) forward: f64,
-    /// Kernels of the blocks of `bytes` in the backward pass, in picoseconds.
+    /// Time of the kernels of the blocks counted in `bytes`, in the backward pass, in picoseconds.
     pub(in crate::bounds) backward: f64,
 }
 
@@ -93,7 +96,7 @@ impl ChunkCost {
         Self::least_passes(timed, |task| task.chunk == chunk)
     }
 
-    /// Returns the kernels of a micro-batch, in picoseconds.
+    /// Returns the time of a micro-batch's kernels, in picoseconds.
     pub(in crate::bounds) fn kernel_time(&self) -> f64 {
         self.kernels.iter().sum()
     }
@@ -121,7 +124,7 @@ impl ChunkCost {
         }
     }
 
-    /// Combines each number with that of other blocks, but for `offloaded`.
+    /// Combines each number with that of other blocks, except for `offloaded`, which is reset.
     pub(in crate::bounds) fn with(&self, other: &Self, combine: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             forward: self.forward.with(other.forward, &combine),

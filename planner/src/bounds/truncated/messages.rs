@@ -1,4 +1,4 @@
-//! Adjustments of the times in a truncated model where its stages lie otherwise than the layout's.
+//! Adjustments of the times in a truncated model whose stages are on other nodes than the layout's.
 
 use foretell_program::{Axis, CollectiveRole, Mesh, Operation, Program, Rank, StageProgram, Stream};
 use foretell_simulator::LeastTimes;
@@ -48,8 +48,8 @@ pub(super) fn equalise_messages(program: &Program, times: &mut [LeastTimes], top
     fastest_of_pair.iter().filter(is_between_nodes).map(extra).reduce(f64::min).unwrap_or(0.0)
 }
 
-/// Gives collectives between stages no time: those that sum the gradients of a table which the
-/// first and the last stage both have.
+/// Sets the time of collectives between stages to zero. They sum the gradients of a table that the
+/// first and the last stage share.
 pub(super) fn leave_out_sums_over_stages(lists: &[StageProgram], times: &mut [LeastTimes]) {
     for (list, times) in lists.iter().zip(times) {
         for (index, instruction) in list.instructions.iter().enumerate() {
@@ -64,10 +64,10 @@ pub(super) fn leave_out_sums_over_stages(lists: &[StageProgram], times: &mut [Le
 }
 
 /// Returns, for each stage, `true` if a rank shares a node with its counterpart in the next stage;
-/// after the last stage comes the first.
+/// the stage after the last is the first.
 ///
-/// Only the first data-parallel replica is looked at: it is a pipeline of its own, and no step ends
-/// before it does.
+/// Only the first data-parallel replica counts: it is a whole pipeline, and no step ends before it
+/// does.
 pub(in crate::bounds) fn stages_sharing_nodes(mesh: &Mesh, topology: &Topology) -> Vec<bool> {
     let node_of = |rank: Rank| topology.node_of(topology.device_of_rank(rank.0));
     let mut share = vec![false; mesh.stage_count()];
@@ -83,9 +83,9 @@ pub(in crate::bounds) fn stages_sharing_nodes(mesh: &Mesh, topology: &Topology) 
     share
 }
 
-/// Gives messages no time and no launch overhead, nor the tensor-parallel collective nearest to
-/// them in each pass: between unequal meshes, the receiver may make the sum that the sender makes
-/// here.
+/// Sets the time and the launch overhead of messages to zero, and of the tensor-parallel collective
+/// nearest to them in each pass: between unequal meshes, the receiver may do the reduction that the
+/// sender does here.
 pub(super) fn leave_out_messages(lists: &[StageProgram], times: &mut [LeastTimes]) {
     for (list, times) in lists.iter().zip(times) {
         let operation = |index: usize| &*list.instructions[index].operation;

@@ -14,7 +14,7 @@ pub(super) struct Stacks {
     pub(super) first: ChunkCost,
     /// The shorter stack; without a pipeline, with the model's first and last blocks.
     pub(super) short: ChunkCost,
-    /// The longer stack; likewise.
+    /// The longer stack; without a pipeline, with the model's first and last blocks.
     pub(super) long: ChunkCost,
     /// An equal block and the model's last ones.
     pub(super) last: ChunkCost,
@@ -26,12 +26,12 @@ impl Stacks {
         Self { first: stages[0], short: stages[1], long: stages[2], last: stages[3] }
     }
 
-    /// Takes the whole model with each stack.
+    /// Stacks for a layout without a pipeline, from the whole truncated model with each stack.
     pub(super) fn without_pipeline(short: ChunkCost, long: ChunkCost) -> Self {
         Self { first: ChunkCost::default(), short, long, last: ChunkCost::default() }
     }
 
-    /// Returns what a block adds.
+    /// Returns the cost that one equal block adds.
     pub(super) fn per_block(&self) -> ChunkCost {
         self.long.with(&self.short, |long, short| (long - short) / (LONG - SHORT) as f64)
     }
@@ -40,8 +40,8 @@ impl Stacks {
     /// negative.
     pub(super) fn extrapolate(&self, from: &ChunkCost, more: f64) -> ChunkCost {
         let mut cost = from.with(&self.per_block(), |own, of_block| (own + more * of_block).max(0.0));
-        // Work that comes in buckets may need fewer buckets per block in a longer stack. Each block
-        // adds the least that a block takes on average or as an addition.
+        // Bucketed work may need fewer buckets per block in a longer stack. So a block adds the
+        // least of its average costs in both stacks and of the difference between the stacks.
         let bucketed = |value: &dyn Fn(&ChunkCost) -> f64| {
             let (short, long) = (value(&self.short), value(&self.long));
             let average = (short / SHORT as f64).min(long / LONG as f64);
@@ -60,7 +60,7 @@ impl Stacks {
         cost.update = bucketed(&|cost| cost.update);
         cost.gather_time = bucketed(&|cost| cost.gather_time);
         // A pass uses the memory beyond `saved` for one block at a time. With fewer blocks than
-        // were compiled, that memory is not known.
+        // were compiled, that memory is unknown and counts as zero.
         let beyond_saved = if more < 0.0 { 0.0 } else { 1.0 };
         let MicroBatchMemory { saved, forward_peak, backward_peak, .. } = from.micro_batch;
         cost.micro_batch.forward_peak = cost.micro_batch.saved + beyond_saved * (forward_peak - saved);

@@ -2,10 +2,9 @@
 //! host's memory when no later operator of the forward pass reads it. It comes back one block
 //! before the gradients that read it. Each direction has a stream of its own.
 //!
-//! Recomputed tensors are not offloaded: they are forgotten. So with full recomputation the inputs
-//! of blocks are offloaded (ZeRO-Infinity's checkpoint offload, Rajbhandari et al. 2021), and
-//! without recomputation everything that is kept (Calculon's `activations_offload`, Isaev et al.
-//! 2023).
+//! Recomputed tensors are not offloaded: they are dropped. So with full recomputation the inputs of
+//! blocks are offloaded (ZeRO-Infinity's checkpoint offload, Rajbhandari et al. 2021), and without
+//! recomputation everything that is kept (Calculon's `activations_offload`, Isaev et al. 2023).
 
 use super::list::{Label, ListBuilder};
 use super::live::{LiveTensors, Variant, retain_smallest};
@@ -18,16 +17,16 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// The number of last blocks whose activations stay on the device when the backward pass follows at
-/// once: they would have to come back before they were out.
+/// The number of final blocks whose activations stay on the device if the backward pass follows at
+/// once: it would need them back before the copies to the host had ended.
 const BLOCKS_THAT_STAY: usize = 2;
 
 /// A tensor that the forward pass through a chunk leaves for the backward pass.
 pub(super) struct Leaving {
     tensor: TensorId,
-    /// The position of the pass's last operator that uses it.
+    /// The position of the last operator of the forward pass that uses the tensor.
     last_use: usize,
-    /// The number of this chunk's blocks after the last block that reads it in the backward pass.
+    /// The number of this chunk's blocks after the last block whose backward pass reads the tensor.
     blocks_after: usize,
 }
 
@@ -54,7 +53,7 @@ impl OffloadedActivations {
         self.on_host.contains_key(&(tensor, micro_batch))
     }
 
-    /// Forgets all tensors of a micro-batch.
+    /// Drops all tensors of a micro-batch.
     pub(super) fn forget_micro_batch(&mut self, micro_batch: usize) {
         self.on_host.retain(|&(_, of), _| of != micro_batch);
     }
@@ -92,7 +91,8 @@ impl OffloadedActivations {
             *leaving = rest;
             let stays = returns && first.blocks_after < BLOCKS_THAT_STAY;
             if !stays && let Some(mut variants) = live.take(first.tensor, micro_batch) {
-                // Larger variants, such as a gathered sequence, are made again.
+                // Only the smallest variants are copied; larger ones, such as a gathered sequence,
+                // are derived again.
                 retain_smallest(list, &mut variants);
                 let label = Label { name: stage.name(first.tensor), micro_batch: Some(micro_batch), phase: Phase::Forward };
                 let on_host = copy_variants(list, label, &variants, MemoryKind::Host);
@@ -102,8 +102,8 @@ impl OffloadedActivations {
     }
 
     /// Before the first operator of a block: begins to bring back the tensors that the next block
-    /// reads, so that they arrive while this block computes. Before the first block, also those of
-    /// that block.
+    /// reads, so that the copies overlap this block's kernels. Before the first block it also
+    /// brings back that block's own.
     pub(super) fn move_in_ahead(
         &mut self,
         list: &mut ListBuilder,

@@ -1,11 +1,11 @@
-//! Averaging changes over all replicas: the ways in which they travel, and the kernels before,
-//! between and after.
+//! Averaging changes over all replicas: how replicas exchange them, and the kernels before, between
+//! and after.
 //!
-//! Changes travel in slices of a bucket. In single precision an all-reduce adds a slice. Compressed
-//! changes are added in single precision by kernels. Two replicas gather each other's changes and
-//! add them: as many bytes as in the other way, and one rounding. More replicas scatter their
-//! changes, so that each adds a part, compresses the sum and gathers the others' parts (as in
-//! ZeRO++, Wang et al. 2023).
+//! Changes are exchanged in slices of a bucket. Uncompressed slices are summed by all-reduces in
+//! single precision. Compressed slices are added by kernels, in single precision. Two replicas
+//! gather each other's compressed changes and add them: as many bytes as scattering would send,
+//! with one rounding less. More replicas scatter their changes by all-to-all; each adds one part,
+//! compresses the sum and gathers the other parts (as in ZeRO++, Wang et al. 2023).
 
 use super::list::{Label, ListBuilder};
 use crate::collective::{Collective, CollectiveRole};
@@ -16,7 +16,7 @@ use crate::program::{BufferId, BufferRole, Phase};
 use foretell_models::{Compression, Kernel};
 use foretell_units::DataType;
 
-/// How changes travel.
+/// How replicas exchange changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// By all-reduces in single precision.
@@ -34,13 +34,13 @@ pub(super) struct Averaging {
     replicas: usize,
 }
 
-/// A run of a bucket's changes that travels at once.
+/// A range of a bucket's changes that is exchanged together.
 #[derive(Clone, Debug)]
 pub(super) struct Slice {
     /// The first element within the bucket.
     start: usize,
     elements: usize,
-    /// Of compressed changes: the own message, and the messages that are received.
+    /// For compressed changes: this replica's message, and the buffer for received messages.
     messages: Option<[BufferId; 2]>,
 }
 
@@ -55,14 +55,14 @@ impl Averaging {
         Self { way, replicas }
     }
 
-    /// Returns whether changes travel compressed. A kernel then adds them, and they need no buffers
-    /// but their messages.
+    /// Returns whether changes are compressed. Kernels then add them, and they need no buffers but
+    /// the messages.
     pub(super) fn is_compressed(&self) -> bool {
         self.way != Way::Sum
     }
 
-    /// The number of slices in which a bucket travels beside `overlap` steps. Scattered changes
-    /// need one step more than there are slices: a slice's sum goes back a step later.
+    /// The number of slices of a bucket whose exchange overlaps `overlap` steps. Scattered changes
+    /// take one step more than there are slices: a slice's sum returns one step later.
     fn slices(&self, overlap: usize) -> usize {
         match self.way {
             Way::Scatter(_) => overlap.saturating_sub(1).max(1),
@@ -70,7 +70,8 @@ impl Averaging {
         }
     }
 
-    /// The first and the last bound of each slice of a bucket of `elements` beside `overlap` steps.
+    /// The start and the end of each slice of a bucket of `elements` whose exchange overlaps
+    /// `overlap` steps.
     fn bounds(&self, elements: usize, overlap: usize) -> impl Iterator<Item = [usize; 2]> + use<> {
         let slices = self.slices(overlap);
         let unit = match self.way {
@@ -81,8 +82,8 @@ impl Averaging {
         (0..slices).map(move |slice| [bound(slice), bound(slice + 1)])
     }
 
-    /// The sizes of the buffers that a bucket of `elements` needs to travel: the bytes of each
-    /// message, or else the elements of the changes.
+    /// The sizes of the buffers that the exchange of a bucket of `elements` needs: bytes of each
+    /// message if changes are compressed, else one buffer of `elements`.
     pub(super) fn sizes(&self, elements: usize, overlap: usize) -> Vec<usize> {
         if !self.is_compressed() {
             return vec![elements];
@@ -90,7 +91,8 @@ impl Averaging {
         self.bounds(elements, overlap).filter_map(|[start, end]| self.message_bytes(end - start)).flatten().collect()
     }
 
-    /// Cuts a bucket into slices. If it has messages, `buffers` are those of [`Self::sizes`].
+    /// Cuts a bucket into slices. `buffers` yields the message buffers, in the order of
+    /// [`Self::sizes`]; it is not read if changes are uncompressed.
     pub(super) fn cut(&self, elements: usize, overlap: usize, buffers: &mut dyn Iterator<Item = BufferId>) -> Vec<Slice> {
         let slice = |[start, end]: [usize; 2]| {
             let messages = if self.is_compressed() { buffers.next().zip(buffers.next()) } else { None };
@@ -99,8 +101,8 @@ impl Averaging {
         self.bounds(elements, overlap).map(slice).collect()
     }
 
-    /// The bytes of a slice's own message, and of the messages that are received; `None` if it has
-    /// no messages.
+    /// The bytes of a slice's own message, and of all received messages; `None` if changes are not
+    /// compressed.
     fn message_bytes(&self, elements: usize) -> Option<[usize; 2]> {
         match self.way {
             Way::Sum => None,
@@ -125,8 +127,8 @@ impl Averaging {
         list.compute(label(name), kernel, &[own], &[message]);
     }
 
-    /// Sends a slice to the other replicas. Returns the messages that are still to be added here.
-    /// `changes` are those that travel by themselves, in single precision.
+    /// Sends a slice to the other replicas. Returns the received messages if this replica must
+    /// still add them ([`Self::add`]). `changes` are given if they are sent uncompressed.
     pub(super) fn send(&self, list: &mut ListBuilder, name: &str, changes: Option<BufferId>, slice: &Slice) -> Option<BufferId> {
         if slice.elements == 0 {
             return None;
@@ -187,7 +189,8 @@ impl Averaging {
     }
 }
 
-/// A part of a buffer, from its first element on: a view, unless it is all of the buffer.
+/// `elements` elements of a buffer from `start` on: a view, or the buffer itself if that is all of
+/// it.
 fn part(list: &mut ListBuilder, name: &str, buffer: BufferId, [start, elements]: [usize; 2]) -> BufferId {
     let is_all = elements == list.elements(buffer);
     if is_all { buffer } else { list.add_view(name, buffer, start, vec![elements]) }

@@ -1,8 +1,8 @@
 //! Gradient buckets: where gradients are accumulated, and when buckets are reduced.
 //!
-//! A bucket is reduced when the last operator of the step has added to its gradients, beside the
-//! rest of the backward pass. If ZeRO shards gradients, each micro-batch has a bucket buffer of its
-//! own, which is scattered into the rank's shard as soon as it is complete.
+//! A bucket is reduced once the last operator of the step has added to its gradients; the reduction
+//! overlaps the rest of the backward pass. If ZeRO shards gradients, each micro-batch has a bucket
+//! buffer of its own, which is scattered into the rank's shard as soon as it is complete.
 
 use super::list::{Label, ListBuilder};
 use super::persistent::{BucketBuffers, PersistentBuffers};
@@ -24,7 +24,7 @@ struct UnscatteredBucket {
     root: BufferId,
     /// The buffer of each gradient, by name.
     views: FxHashMap<String, BufferId>,
-    /// The number of operators that will still add to it.
+    /// The number of operators that have yet to add to it.
     writers_left: usize,
 }
 
@@ -43,14 +43,15 @@ pub(super) struct GradientBuckets {
     unscattered: FxHashMap<(usize, usize), UnscatteredBucket>,
     /// Sums and gradients that this step has already written to.
     written: FxHashSet<BufferId>,
-    /// By bucket: the number of operators in the rest of the step that add to it.
+    /// By bucket: the number of operators in the rest of the step that add to the bucket.
     writers_left: Vec<usize>,
     /// The buckets that each pass adds to, with the number of operators; found when first asked
     /// for.
     writers: FxHashMap<ChunkPass, Rc<[(usize, usize)]>>,
     /// Complete buckets that are reduced after the backward pass.
     postponed: Vec<usize>,
-    /// Scattered buckets that are still to be summed over these axes after the backward pass.
+    /// Reduce-scattered buckets, with the axes over which they are still to be summed after the
+    /// backward pass.
     unsummed: Vec<(usize, Vec<Axis>)>,
 }
 
@@ -202,35 +203,35 @@ impl GradientBuckets {
             None => gradients,
         };
         self.reduced[index] = Some(reduced);
-        // A sum over `tensor` alone is one of norms and biases. In the stream of `tensor` it would
-        // wait for the shard, and the next activations would wait behind it.
+        // A sum over `tensor` alone is for norms and biases. In the stream of `tensor` it would
+        // wait for the shard, and collectives of later activations would wait behind it.
         let would_block_activations = bucket.shards > 1 && axes == [Axis::Tensor];
         if would_block_activations {
             self.unsummed.push((index, axes));
         } else if !axes.is_empty() {
             list.all_reduce_of_step(&name, Group::over(axes), reduced);
         }
-        // Buckets of several stages are still to be summed over these.
+        // Buckets of several stages are pushed after their sum over stages ([`Self::finish`]).
         if stage.duty == Duty::Worker && bucket.stages.len() == 1 {
             messages.push(list, persistent, index);
         }
     }
 
-    /// Returns whether a bucket's gradients are complete, with no sum over ranks to come.
+    /// Returns whether all gradients of a bucket are there, and the bucket needs no sum over ranks.
     pub(super) fn are_whole(&self, stage: &Stage<'_>, index: usize) -> bool {
         let bucket = &stage.state.buckets[index];
         let is_summed = bucket.shards > 1 || bucket.stages.len() > 1 || !stage.summed_axes(bucket.gradient).is_empty();
         self.writers_left[index] == 0 && self.reduced[index].is_some() && !is_summed
     }
 
-    /// Takes the gradients that one worker has pushed: its push, unless there is a buffer that it
-    /// is decompressed into.
+    /// Reads the gradients that one worker has pushed: from the buffer that its push is
+    /// decompressed into, or else from the push itself.
     pub(super) fn take_session(&mut self, persistent: &PersistentBuffers, worker: usize) {
         let gradients = |bucket: &BucketBuffers| bucket.gradients.or_else(|| bucket.sessions.get(worker).map(|&[_, push]| push));
         self.reduced = persistent.buckets.iter().map(gradients).collect();
     }
 
-    /// Takes the buffers for gradients as they are. They hold sums that others have made.
+    /// Reads the persistent gradient buffers, which hold sums made by other Programs.
     pub(super) fn take_whole(&mut self, persistent: &PersistentBuffers) {
         self.reduced = persistent.buckets.iter().map(|bucket| bucket.gradients).collect();
     }
@@ -250,8 +251,8 @@ impl GradientBuckets {
             let Some(reduced) = self.reduced[bucket] else { continue };
             list.all_reduce_of_step(&format!("gradients {bucket}"), Group::over(axes), reduced);
         }
-        // Buckets of several stages are summed over these last, when all stages have their parts.
-        // All stages do so in the order of the buckets.
+        // Buckets of several stages are summed over those stages last, when all have their parts.
+        // Every stage does so in bucket order.
         for (index, bucket) in stage.state.buckets.iter().enumerate().filter(|(_, bucket)| bucket.stages.len() > 1) {
             let Some(reduced) = self.reduced[index] else { continue };
             list.all_reduce_of_step(&format!("gradients {index}"), Group::across(bucket.stages.clone()), reduced);

@@ -51,8 +51,8 @@ impl Converter<'_> {
         (buffer, source)
     }
 
-    /// Converts along one axis. Each move writes a new buffer, except for all-reduces: their input
-    /// is of no use afterwards, so they work in place.
+    /// Converts along one axis. Each move writes a new buffer, except for all-reduces: nobody needs
+    /// their input afterwards, so they work in place.
     fn convert_along(&mut self, buffer: BufferId, axis: Axis, from: Placement, to: Placement) -> BufferId {
         let shape = self.list.buffer(buffer).shape.to_vec();
         let Some(moves) = moves(&shape, from, to, self.mesh.size(axis)) else {
@@ -71,7 +71,7 @@ impl Converter<'_> {
             match action {
                 Action::Collective(kind) => self.collective(kind, Group::along(axis), [buffer, next]),
                 Action::Rearrange(kernel) => {
-                    // A slice takes the part of the rank's index in the group.
+                    // A slice kernel takes the part at the rank's index in the group.
                     let group = matches!(kernel, Kernel::Slice { .. }).then(|| self.list.group(Group::along(axis)));
                     self.list.compute_in_group(self.label, kernel, group, &[buffer], &[next]);
                 }
@@ -130,7 +130,7 @@ fn next_step(now: Placements, wanted: Placements) -> Option<ConversionStep> {
         (Placement::Shard(_), Placement::Shard(_)) => 3,
         (Placement::Shard(_), _) => 4,
     };
-    // Of equal costs the axis with the largest parts comes first, so that shards nest.
+    // Among equal costs the axis with the largest parts comes first, so that shards nest.
     let ready =
         Axis::WITHIN_STAGE.into_iter().rev().filter(differs).filter(|&axis| is_ready(axis)).min_by_key(|&axis| cost(axis));
     match ready {
@@ -140,7 +140,7 @@ fn next_step(now: Placements, wanted: Placements) -> Option<ConversionStep> {
         }
         Some(axis) => Some(ConversionStep::Along(axis, wanted.get(axis))),
         // Every axis that differs waits for an axis with smaller parts of the same dimension, which
-        // keeps its placement or waits itself. Replicate along that one for now.
+        // keeps its placement or waits itself. Replicate along the blocking axis for now.
         None => {
             let blocker = |axis: Axis| {
                 let finer = Axis::WITHIN_STAGE.into_iter().take_while(move |&within| within != axis);

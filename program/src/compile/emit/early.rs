@@ -1,8 +1,8 @@
 //! Updates and exchanges during the backward pass.
 //!
 //! A replica that exchanges with others at the end of a step updates a bucket as soon as no kernel
-//! of the step reads its parameters any more. Its exchange then begins while the backward pass goes
-//! on. The others wait for the end of the step: buckets whose gradients are still to be summed
+//! of the step reads its parameters any more. Its exchange then overlaps the rest of the backward
+//! pass. Two kinds wait for the end of the step: buckets whose gradients are still to be summed
 //! within the replica, and all buckets where the update depends on the norm of all gradients.
 
 use super::StageEmitter;
@@ -14,8 +14,8 @@ use foretell_models::OperatorId;
 /// The buckets that are updated during the backward pass.
 #[derive(Default)]
 pub(super) struct EarlyUpdates {
-    /// Complete buckets, each with the place of the last operator in the task that reads its
-    /// parameters. They wait for it.
+    /// Complete buckets, each with the position in the task of the last operator that reads its
+    /// parameters; the update waits for that operator.
     waiting: Vec<(usize, usize)>,
     /// Exchanges that have begun.
     pub(super) begun: Vec<Begun>,
@@ -28,7 +28,8 @@ impl<'a> StageEmitter<'a> {
         self.exchange.as_ref().filter(|exchange| may_update && exchange.may_begin_early())
     }
 
-    /// Updates the buckets that are complete and no longer read after an operator of a task.
+    /// Updates the buckets that are complete and that no later operator of the task reads. `place`
+    /// is the position of operator `id` in the task.
     pub(super) fn update_early(&mut self, task: &Task, place: usize, id: OperatorId) {
         let Some(exchange) = self.early_exchange() else { return };
         let stage = self.stage;

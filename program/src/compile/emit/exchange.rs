@@ -1,11 +1,11 @@
-//! The exchange between replicas in a round, bucket by bucket: each sends its parameters, or how
-//! far they have moved in the round. The mode decides which of them, and to whom.
+//! The exchange between replicas in a round, bucket by bucket: each replica sends its parameters,
+//! or their change over the round. The mode decides which of the two, and to whom.
 //!
 //! A whole exchange begins right after a bucket's update and ends after all updates, so that it
 //! overlaps with those of other buckets. An exchange that overlaps with steps takes the changes at
-//! the end of a step, sends a part of them beside the kernels of each of the next ones, and ends
-//! with the last of these. An exchange works on the single-precision values: those of the master
-//! copy, if there is one.
+//! the end of one step, sends one slice of them while the kernels of each following step run, and
+//! ends with the last of those steps. All exchanges work on single-precision values: the master
+//! copy, or else the parameters.
 
 use super::averaging::{Averaging, Slice};
 use super::list::{Label, ListBuilder};
@@ -23,10 +23,11 @@ pub(super) struct Exchange<'a> {
     stage: &'a Stage<'a>,
     part: ExchangePart,
     averaging: Averaging,
-    /// By bucket: messages that arrive beside the step's kernels and are added at its end.
+    /// By bucket: messages that arrive while the step's kernels run, and that kernels add at the
+    /// end of the step.
     arrived: Vec<(usize, BufferId)>,
-    /// The neighbours of each replica: whom it sends to, and whom it receives from. Empty if all
-    /// replicas exchange with all.
+    /// The neighbours of each replica: for each, the peer that it sends to, and the peer that it
+    /// receives from. Empty if all replicas exchange with all.
     neighbours: Vec<(PeerId, PeerId)>,
 }
 
@@ -34,7 +35,7 @@ pub(super) struct Exchange<'a> {
 pub(super) struct Updated<'a> {
     pub(super) index: usize,
     pub(super) buffers: &'a BucketBuffers,
-    /// The gradients, which are used up: their buffer is free.
+    /// The gradients. Nothing reads them again, so the exchange may overwrite the buffer.
     pub(super) gradients: BufferId,
     pub(super) parameters: BufferId,
 }
@@ -44,20 +45,22 @@ pub(super) struct Begun {
     pub(super) index: usize,
     /// The updated parameters, or the rank's shard of them.
     pub(super) parameters: BufferId,
-    /// The values that the exchange replaces.
+    /// The values that the exchange replaces: the master copy, or the parameters.
     values: BufferId,
     /// The sum of the replicas' changes, if the outer optimizer gets it.
     change: Option<BufferId>,
-    /// The slices of changes that travel, each with the messages that are still to be added.
+    /// The slices of changes that are exchanged, each with the received messages that this replica
+    /// must still add.
     slices: Vec<(Slice, Option<BufferId>)>,
-    /// The values of the neighbours.
+    /// The values received from the neighbours.
     received: Vec<BufferId>,
     /// True if the parameters are a rounded copy of the values.
     is_rounded: bool,
 }
 
 impl<'a> Exchange<'a> {
-    /// Begins a step's part of an exchange of a stage: sends what travels beside its kernels.
+    /// Begins a step's part of an exchange of a stage: sends the slices that overlap with its
+    /// kernels.
     pub(super) fn new(stage: &'a Stage<'a>, part: ExchangePart, list: &mut ListBuilder, persistent: &PersistentBuffers) -> Self {
         let (averaging, arrived, neighbours) = (Averaging::of(stage.plan), Vec::new(), Vec::new());
         let mut exchange = Self { stage, part, averaging, arrived, neighbours };
@@ -120,7 +123,7 @@ impl<'a> Exchange<'a> {
         };
         let difference = Kernel::Difference { elements: list.elements(values) };
         let travelling = &buffers.travelling;
-        // Compressed changes are in their messages, and these in buffers of their own.
+        // Compressed changes are stored in message buffers only.
         let changes = travelling.changes.unwrap_or(gradients);
         match self.part.task {
             ExchangeTask::Whole => {
@@ -154,7 +157,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Adds the changes of a bucket that all replicas have sent, if kernels add them.
+    /// Adds the received changes of a bucket, if kernels add them, and sends the sums back.
     pub(super) fn add(&self, list: &mut ListBuilder, begun: &Begun) {
         let name = name_of(begun.index);
         for (slice, messages) in &begun.slices {
@@ -165,7 +168,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Sends values to the neighbours of each replica and receives theirs.
+    /// Sends values to each neighbour and receives the neighbour's values.
     fn send_to_neighbours(&self, list: &mut ListBuilder, name: &str, values: BufferId) -> Vec<BufferId> {
         let label = Label::of_step(name, Phase::Update);
         let receive = |&(to, from): &(PeerId, PeerId)| {
@@ -177,7 +180,8 @@ impl<'a> Exchange<'a> {
         self.neighbours.iter().map(receive).collect()
     }
 
-    /// The ranks of the replica `distance` places after each rank's own.
+    /// The peers in the replica `distance` positions after each rank's own replica, wrapping
+    /// around.
     fn peer(&self, distance: usize) -> Peer {
         let (mesh, index) = (self.stage.mesh, self.stage.index);
         let peer_of = |rank: Rank| {
@@ -192,8 +196,8 @@ impl<'a> Exchange<'a> {
         self.stage.plan.replicas()
     }
 
-    /// Ends the exchange of a bucket: the values become the mean, or what the outer optimizer makes
-    /// of it.
+    /// Ends the exchange of a bucket: the values become the mean, or the result of the outer
+    /// optimizer's step.
     pub(super) fn end(&self, list: &mut ListBuilder, buffers: &BucketBuffers, begun: &Begun) {
         let (name, elements) = (name_of(begun.index), list.elements(begun.values));
         let label = Label::of_step(&name, Phase::Update);
@@ -222,8 +226,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Averages running statistics over all replicas at the end of a round, whatever the graph:
-    /// they are few.
+    /// Averages running statistics over all replicas at the end of a round, whatever the averaging
+    /// graph: they are small.
     pub(super) fn average(&self, list: &mut ListBuilder, name: &str, values: &[BufferId]) {
         let mode = self.stage.plan.mode;
         let is_over = match self.part.task {

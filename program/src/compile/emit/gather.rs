@@ -64,7 +64,7 @@ impl GatheredParameters {
         if stage.state.gathers == ParameterGathers::EveryPass {
             let is_near = |bucket: usize| block.buckets.contains(&bucket) || next.contains(&bucket);
             self.gathered.retain(|&bucket, _| is_near(bucket));
-            // Tensors made from dropped parameters, such as eight-bit copies, go with them.
+            // Tensors made from dropped parameters, such as eight-bit copies, are dropped too.
             live.forget_shared(|tensor| {
                 let Role::OfParameter(parameter) = stage.lowering.graph.tensor(tensor).role else { return false };
                 let bucket = stage.state.bucket_of_parameter(stage.name(parameter));
@@ -95,7 +95,8 @@ fn find_blocks(stage: &Stage<'_>, task: &Task) -> Vec<BlockParameters> {
     let graph = &stage.lowering.graph;
     let buckets_read = |id: OperatorId| {
         let parameters = stage.operator(id).inputs.iter().map(|input| match graph.tensor(input.tensor).role {
-            // A tensor made from a parameter may be made just before this operator.
+            // A tensor made from a parameter may be made just before this operator, which then
+            // reads the parameter.
             Role::OfParameter(parameter) => stage.name(parameter),
             _ => stage.name(input.tensor),
         });

@@ -15,7 +15,8 @@ use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// The label of an instruction: what it belongs to.
+/// The label of an instruction: the operator, tensor or bucket and the micro-batch that it belongs
+/// to, and its phase.
 #[derive(Clone, Copy)]
 pub(super) struct Label<'a> {
     /// The name of the operator, tensor or bucket.
@@ -42,7 +43,7 @@ pub(super) struct ListBuilder {
 }
 
 impl ListBuilder {
-    /// An empty list of `stage` whose ranks have `peers`.
+    /// An empty list of `stage` with the peers `peers`.
     pub(super) fn new(stage: usize, peers: Vec<Peer>, all_reduce: CollectiveAlgorithm) -> Self {
         let program = StageProgram::empty(stage, peers);
         Self { program, name_indices: FxHashMap::default(), all_reduce }
@@ -148,7 +149,7 @@ impl ListBuilder {
         GroupId(index_or_push(&mut self.program.groups, group))
     }
 
-    /// The peer of the same position in another stage with the same mesh.
+    /// The id of the peer at the same position in another stage, which has the same mesh.
     pub(super) fn opposite_peer(&mut self, stage: usize) -> PeerId {
         self.peer(Peer { stage, ranks: None })
     }
@@ -204,7 +205,7 @@ impl ListBuilder {
         index
     }
 
-    /// Appends a kernel that replaces what it writes.
+    /// Appends a kernel that overwrites its outputs.
     pub(super) fn compute(&mut self, label: Label<'_>, kernel: Kernel, reads: &[BufferId], writes: &[BufferId]) {
         self.compute_in_group(label, kernel, None, reads, writes);
     }

@@ -1,5 +1,5 @@
 //! The live tensors: the buffers that hold each tensor of each micro-batch, one for each placement
-//! that it is in at the moment.
+//! that it currently has.
 
 use super::list::ListBuilder;
 use super::stage::Stage;
@@ -44,14 +44,14 @@ impl LiveTensors {
         self.variants.entry((tensor, micro_batch)).or_default().push(variant);
     }
 
-    /// Forgets one variant whose buffer was overwritten.
+    /// Drops one variant, whose buffer was overwritten.
     pub(super) fn remove(&mut self, tensor: TensorId, micro_batch: usize, buffer: BufferId) {
         if let Some(variants) = self.variants.get_mut(&(tensor, micro_batch)) {
             variants.retain(|variant| variant.buffer != buffer);
         }
     }
 
-    /// Forgets all variants of a tensor, and returns them.
+    /// Removes all variants of a tensor, and returns them.
     pub(super) fn take(&mut self, tensor: TensorId, micro_batch: usize) -> Option<Vec<Variant>> {
         self.variants.remove(&(tensor, micro_batch))
     }
@@ -76,17 +76,17 @@ impl LiveTensors {
         buffer
     }
 
-    /// Forgets all tensors of a micro-batch.
+    /// Drops all tensors of a micro-batch.
     pub(super) fn forget_micro_batch(&mut self, micro_batch: usize) {
         self.variants.retain(|&(_, of), _| of != micro_batch);
     }
 
-    /// Forgets tensors that are the same for all micro-batches, where `is_dropped` says so.
+    /// Drops the tensors shared by all micro-batches for which `is_dropped` returns `true`.
     pub(super) fn forget_shared(&mut self, is_dropped: impl Fn(TensorId) -> bool) {
         self.variants.retain(|&(tensor, micro_batch), _| micro_batch != ALL_MICRO_BATCHES || !is_dropped(tensor));
     }
 
-    /// Forgets all but the smallest variants of every tensor of a micro-batch. A gathered sequence,
+    /// Drops all but the smallest variants of every tensor of a micro-batch. A gathered sequence,
     /// for example, is gathered again when the backward pass needs it.
     pub(super) fn forget_larger_variants(&mut self, list: &ListBuilder, micro_batch: usize) {
         for (_, variants) in self.variants.iter_mut().filter(|((_, of), _)| *of == micro_batch) {

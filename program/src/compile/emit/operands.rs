@@ -1,5 +1,6 @@
-//! Bringing the operands of an operator into the placements that it wants: from the live tensors,
-//! from the host, from the data set, by recomputation, or by conversion of another variant.
+//! Bringing the operands of an operator into the placements in which it reads them: from the live
+//! tensors, from the host, from the data set, by recomputation, or by conversion of another
+//! variant.
 
 use super::StageEmitter;
 use super::convert::{Converter, Source};
@@ -9,8 +10,8 @@ use crate::program::{BufferId, BufferRole, Operation, Phase};
 use foretell_models::{EXPERTS, InputKind, Role, TensorId};
 
 impl StageEmitter<'_> {
-    /// The buffer that holds a tensor in the placements `wanted`. Loads, brings back, recomputes or
-    /// converts the tensor if it is not there.
+    /// The buffer that holds a tensor in the placements `wanted`. If there is no such buffer, loads
+    /// the tensor, copies it back from the host, recomputes it or converts another variant.
     pub(super) fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
         let stage = self.stage;
         let description = stage.lowering.graph.tensor(tensor);
@@ -63,7 +64,7 @@ impl StageEmitter<'_> {
     }
 
     /// The buffer of a tensor that is made from a parameter alone, made when first needed. All
-    /// readers want it in the placements in which it is made.
+    /// readers read it in the placements that its producer leaves.
     fn fetch_made_from_parameter(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) -> BufferId {
         if !self.live.contains(tensor, ALL_MICRO_BATCHES)
             && let Some(producer) = self.stage.lowering.producers[tensor.0]

@@ -1,9 +1,9 @@
 //! Offloaded optimizer state: only the update of a bucket needs its state on the device.
 //!
 //! The device has staging buffers for the states of a few buckets. While one bucket is updated, the
-//! state of the next comes in and that of the last goes out, each direction on a stream of its own.
-//! No instruction waits here: that a staging buffer is free follows from the instructions that use
-//! it.
+//! state of the next is copied in and that of the previous one out, each direction on its own
+//! stream. This module adds no waits: the dependency pass derives them from the reads and writes of
+//! staging buffers.
 
 use super::list::{Label, ListBuilder};
 use super::persistent::{BucketBuffers, PersistentBuffers};
@@ -18,13 +18,13 @@ pub(super) struct StagedStates {
     /// The number of buckets that have states.
     trained: usize,
     staging: Vec<BufferId>,
-    /// By bucket, as far as they have come in: the device's copy of each of its states.
+    /// By bucket: the device's copy of each of its states, for the buckets whose copies have begun.
     on_device: Vec<Vec<BufferId>>,
 }
 
 impl StagedStates {
-    /// Adds staging buffers, each as large as the largest bucket that uses it, and begins to bring
-    /// in the first buckets. `None` if the states are on the device anyway.
+    /// Adds staging buffers, each as large as the largest bucket that uses it, and begins to copy
+    /// in the states of the first buckets. `None` if no state is on the host.
     pub(super) fn new(list: &mut ListBuilder, persistent: &PersistentBuffers) -> Option<Self> {
         // Frozen buckets, which have no states, come last.
         let trained = persistent.buckets.iter().take_while(|bucket| !bucket.states.is_empty()).count();
@@ -52,8 +52,8 @@ impl StagedStates {
         &self.on_device[bucket]
     }
 
-    /// After a bucket's update: takes its states out, and brings in those of the bucket that uses
-    /// the staging buffer next.
+    /// After a bucket's update: copies its states to the host, and copies in those of the bucket
+    /// that uses the staging buffer next.
     pub(super) fn take_out(&mut self, list: &mut ListBuilder, persistent: &PersistentBuffers, bucket: usize) {
         let name = format!("optimizer state {bucket}");
         for (&device, &host) in self.on_device[bucket].iter().zip(&persistent.buckets[bucket].states) {

@@ -16,10 +16,11 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The alignment of parts of a buffer: a cache line, in bytes or more.
+/// The alignment of parts within a buffer, in units of the buffer (elements or bytes): at least a
+/// cache line of 64 bytes.
 const BUFFER_ALIGNMENT: usize = 64;
 
-/// The numbers of the update control that a run reports.
+/// The fields of the update control that a run reports.
 const CONTROL_METRICS: [(Control, MetricKind); 3] = [
     (Control::LossScale, MetricKind::LossScale),
     (Control::SquaredGradientNorm, MetricKind::SquaredGradientNorm),
@@ -53,10 +54,10 @@ pub(super) struct BucketBuffers {
     pub(super) outer: Vec<BufferId>,
     /// The buffers of an exchange that overlaps with steps.
     pub(super) travelling: Travelling,
-    /// Of a worker: each server's part.
+    /// Only for workers: each server's part of the bucket.
     pub(super) parts: Vec<ServerPart>,
-    /// Of a server whose workers go at their own pace: for each worker a copy of the parameters,
-    /// and its push.
+    /// Only for servers whose workers are not synchronised: for each worker, a copy of the
+    /// parameters and the buffer for its push.
     pub(super) sessions: Vec<[BufferId; 2]>,
 }
 
@@ -68,14 +69,14 @@ pub(super) struct ServerPart {
     pub(super) residual: Option<BufferId>,
 }
 
-/// The changes of a bucket that are on their way while steps run. Fragments use the same memory,
-/// one after the other.
+/// The changes of a bucket whose exchange overlaps steps. Fragments use the same memory, one after
+/// the other.
 #[derive(Default)]
 pub(super) struct Travelling {
-    /// The changes, then their sum, in single precision; `None` if they are in messages, or if no
-    /// exchange overlaps with steps.
+    /// The changes, then their sum, in single precision; `None` if changes are kept in messages, or
+    /// if no exchange overlaps with steps.
     pub(super) changes: Option<BufferId>,
-    /// The slices in which they travel. Empty if no exchange overlaps with steps.
+    /// The slices in which the changes are exchanged.
     pub(super) slices: Vec<Slice>,
 }
 
@@ -84,7 +85,7 @@ pub(super) struct SquaredNorms {
     pub(super) placements: Placements,
     /// One number for each bucket.
     pub(super) root: BufferId,
-    /// Each bucket, and its number within `root`.
+    /// Each bucket's index, and its element of `root` as a view.
     pub(super) buckets: Vec<(usize, BufferId)>,
 }
 
@@ -126,12 +127,12 @@ impl PersistentBuffers {
         let parameters = list.add_persistent(&name, BufferRole::Parameter, shape(shards_parameters), state.precision);
         let is_frozen = bucket.training.is_frozen();
         let push = Push::of(stage.plan);
-        // The workers that go at their own pace, each with a push of its own.
+        // Each unsynchronised worker has its own push buffer.
         let pacing = stage.plan.pacing().filter(|_| stage.duty == Duty::Server);
         let workers = pacing.map_or(0, |pacing| pacing.workers);
         let name = format!("gradients {index}");
-        // Compressed pushes of these workers are decompressed one at a time, and those that an
-        // update waits for are added.
+        // Compressed pushes of these workers are decompressed into one gradient buffer, one at a
+        // time. An update that waits for several pushes adds them there.
         let adds = pacing.is_some_and(|pacing| pacing.quorum.is_some());
         let holds_gradients = workers == 0 || push.is_compressed() || adds;
         let gradients = (!is_frozen && holds_gradients)
@@ -164,7 +165,8 @@ impl PersistentBuffers {
             axes: if is_sharded { bucket.shard_axes().into() } else { Arc::from([]) },
             replicas: stage.plan.replica_axis().filter(|_| stage.plan.mode.differs_after_exchange(value) && !is_frozen),
         };
-        // A worker's parameters are copies of the servers', and each step begins with new ones.
+        // A worker's parameters are copies of the servers', pulled at the start of each step, so
+        // they are no state of the run.
         if is_frozen || stage.duty != Duty::Worker {
             list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
         }
@@ -227,7 +229,7 @@ impl PersistentBuffers {
         let averaging = Averaging::of(stage.plan);
         let trained: Vec<usize> = stage.state.trained_buckets().collect();
         let elements = |index: usize| stage.state.buckets[index].shard_elements();
-        // The places of a bucket's buffers: those of each fragment start at 0.
+        // The offsets of a bucket's buffers. Every fragment's offsets start at 0.
         let mut ends = vec![0; stage.plan.mode.fragments()];
         let mut place = |index: usize, size: usize| {
             let end = &mut ends[stage.state.buckets[index].fragment];
@@ -277,8 +279,7 @@ impl PersistentBuffers {
         }
     }
 
-    /// Tensors that the graph gives values to. Evaluation declares them, too, and leaves them
-    /// alone.
+    /// Constant tensors, whose values the graph gives. Evaluation declares them too.
     fn declare_constants(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         for Constant { name, values } in &stage.state.constants {
             let buffer = list.add_persistent(name, BufferRole::Running, vec![values.len()], DataType::Fp32);
@@ -295,8 +296,8 @@ impl PersistentBuffers {
         let outputs = operators.into_iter().flat_map(|id| &stage.operator(id).outputs);
         let name_of = |tensor: TensorId| &stage.lowering.graph.tensor(tensor).name;
         let is_own = |tensor: TensorId| [WEIGHT, TOP_FIVE].contains(&name_of(tensor).as_str());
-        // Sums that only training or only evaluation has come last, so that the others have the
-        // same places in both.
+        // Sums that only training or only evaluation has come last, so that the shared ones have
+        // the same offsets in both.
         let (shared, own): (Vec<_>, Vec<_>) = outputs.map(|output| output.tensor).partition(|&tensor| !is_own(tensor));
         for id in shared.into_iter().chain(own) {
             let tensor = stage.lowering.graph.tensor(id);
@@ -319,7 +320,8 @@ impl PersistentBuffers {
     }
 }
 
-/// Each server's part of a worker's parameters and gradients, and of what rounding has lost.
+/// Each server's part of a worker's parameters and gradients, and of the rounding errors in
+/// `residual`.
 fn parts_of_servers(
     list: &mut ListBuilder,
     stage: &Stage<'_>,
@@ -343,7 +345,8 @@ fn tensor_shard(member: &Member) -> TensorShard {
     TensorShard { tensor: member.parameter, placements: member.placements, zigzag: member.zigzag }
 }
 
-/// The buffers for squared gradient norms. Parameters of several stages count in the first of them.
+/// The buffers for squared gradient norms. Parameters that several stages hold count in the first
+/// of those stages.
 fn squared_norms(list: &mut ListBuilder, stage: &Stage<'_>) -> Vec<SquaredNorms> {
     let mut by_placements: BTreeMap<Placements, Vec<usize>> = BTreeMap::new();
     for index in stage.state.trained_buckets() {
@@ -369,8 +372,8 @@ pub(super) fn placements_after_reduction(bucket: &Bucket) -> Placements {
     })
 }
 
-/// The buffer of the update control: what gradient clipping and loss scaling keep from step to
-/// step.
+/// The buffer of the update control: the values that gradient clipping and loss scaling keep from
+/// step to step. `None` if the plan needs none, or on workers.
 fn update_control(list: &mut ListBuilder, stage: &Stage<'_>) -> Option<BufferId> {
     let scales_loss = stage.plan.scales_loss();
     let training = &stage.plan.training;

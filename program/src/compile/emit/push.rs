@@ -1,9 +1,8 @@
-//! The format of pushes: what a worker sends of a bucket's gradients, and what a server makes of
-//! it.
+//! The format of pushes: how a worker encodes a bucket's gradients, and how a server decodes them.
 //!
-//! Compressed gradients lose something by rounding. The worker keeps it, and adds it to the next
-//! gradients before these are compressed (error feedback: Seide et al. 2014, Karimireddy et al.
-//! 2019). So over many steps a server gets what the gradients add up to.
+//! Compression rounds gradients. The worker keeps the rounding error and adds it to the next
+//! gradients before compressing them (error feedback: Seide et al. 2014, Karimireddy et al. 2019).
+//! So over many steps the sum of a worker's pushes follows the sum of its gradients.
 
 use super::list::{Label, ListBuilder};
 use crate::plan::Plan;
@@ -27,13 +26,14 @@ impl Push {
         self.format.is_some()
     }
 
-    /// The elements of a push of so many gradients, and their number format.
+    /// The number of elements of a push of `elements` gradients, and their number format.
     pub(super) fn message(self, elements: usize) -> (usize, DataType) {
         self.format.map_or((elements, DataType::Fp32), |format| (format.bytes(elements), DataType::Int8))
     }
 
-    /// Returns the message with some gradients. It is compressed if there is a `residual`, which
-    /// holds the rounding errors of earlier messages.
+    /// Returns the message that carries `gradients`. It is compressed if the format is and there is
+    /// a `residual`, which holds the rounding errors of earlier messages; else it is the gradients'
+    /// buffer itself.
     pub(super) fn compress(
         self,
         list: &mut ListBuilder,
@@ -50,7 +50,8 @@ impl Push {
         message
     }
 
-    /// Makes gradients of a push, unless it is the gradients themselves.
+    /// Decompresses a push into `gradients`. Does nothing for uncompressed pushes, which are
+    /// gradients already.
     pub(super) fn decompress(self, list: &mut ListBuilder, name: &str, push: BufferId, gradients: BufferId) {
         let Some(format) = self.format else { return };
         let kernel = Kernel::Decompress { elements: list.elements(gradients), sources: 1, format };

@@ -1,5 +1,5 @@
 //! Recomputation: the forward operators of each block that the backward pass runs again, and the
-//! tensors that are forgotten until then.
+//! tensors that are dropped until then.
 
 use crate::compile::lowering::Lowering;
 use crate::plan::Recompute;
@@ -30,8 +30,8 @@ impl Recomputation {
         let is_kept = kept_operators(lowering, recompute);
         let mut is_needed = vec![false; graph.operators.len()];
         for (index, operator) in graph.operators.iter().enumerate().rev() {
-            // A forward operator is not run again, and needs no inputs, if nothing needs it or its
-            // result is kept.
+            // A forward operator is not recomputed, and needs no inputs, if nothing reads its
+            // results or they are kept.
             if operator.pass == Pass::Forward && (!is_needed[index] || is_kept[index]) {
                 continue;
             }
@@ -65,7 +65,7 @@ impl Recomputation {
         self.operators.iter().any(|block| block.contains(&id))
     }
 
-    /// The tensors of some blocks that are forgotten after the forward pass and recomputed later.
+    /// The tensors of some blocks that are dropped after the forward pass and recomputed later.
     pub(super) fn forgotten_tensors(&self, lowering: &Lowering, is_of_pass: impl Fn(usize) -> bool) -> Vec<TensorId> {
         let blocks = self.operators.iter().enumerate().filter(|(block, _)| is_of_pass(*block));
         let made = blocks.flat_map(|(block, operators)| {
@@ -75,7 +75,7 @@ impl Recomputation {
         made.filter(|&(tensor, block)| stays_in_block(lowering, tensor, block)).map(|(tensor, _)| tensor).collect()
     }
 
-    /// Whether a tensor is forgotten after its forward pass and recomputed later.
+    /// Whether a tensor is dropped after its forward pass and recomputed later.
     pub(super) fn forgets(&self, lowering: &Lowering, tensor: TensorId) -> bool {
         let Some(producer) = lowering.producers[tensor.0] else { return false };
         let block = lowering.graph.operators[producer.0].block;

@@ -1,6 +1,6 @@
-//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next,
-//! in other buffers. So one micro-batch is emitted, and the instructions and buffers that it left
-//! are copied for the others.
+//! Micro-batches that repeat another. A stage runs the same instructions for most micro-batches, on
+//! other buffers. So one micro-batch is emitted, and its instructions and buffers are copied for
+//! the others.
 //!
 //! Some micro-batches are unique: the first and the last of each kind of pass through a chunk. The
 //! first writes to sums that later ones add to; the last completes gradients, which are then
@@ -9,7 +9,7 @@
 //! all micro-batches are unique. Each other micro-batch repeats the first earlier one that has the
 //! same passes and messages in the same order; if there is none, it is a template.
 //!
-//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's
+//! A segment is emitted as one unit: a pass, or the receipt of one message. A micro-batch's
 //! messages may arrive anywhere between its passes. So a buffer is identified by the segment that
 //! added it and its number within the segment. Instructions are copied without looking at what they
 //! do, except for those that depend on the index of a sample. It must not know the schedule: it
@@ -30,7 +30,8 @@ pub(super) struct Repeats {
     /// Indexed by micro-batch.
     repetitions: Vec<Repetition>,
     templates: Vec<Template>,
-    /// The number of instructions and buffers that are still to be copied, as far as it is known.
+    /// The number of instructions and buffers that are still to be copied from the segments
+    /// recorded so far.
     left: ListEnd,
 }
 
@@ -75,7 +76,7 @@ struct AddedBuffers {
     segment: u32,
 }
 
-/// What is about to be emitted for a micro-batch.
+/// The kind of segment to emit next for a micro-batch.
 #[derive(Clone, Copy)]
 pub(super) enum Segment<'a> {
     Pass,
@@ -84,11 +85,11 @@ pub(super) enum Segment<'a> {
 
 /// How the next segment of a micro-batch is emitted.
 pub(super) enum Next {
-    /// By emitting it.
+    /// The caller emits it.
     Emit,
-    /// By emitting it and passing the result to [`Repeats::record`].
+    /// The caller emits it and passes the result to [`Repeats::record`].
     EmitAndRecord(SegmentId),
-    /// By [`Repeats::copy`].
+    /// The caller calls [`Repeats::copy`] instead of emitting it.
     Copy(SegmentId),
 }
 
@@ -151,7 +152,8 @@ impl Repeats {
         Self { repetitions: Vec::new(), templates: Vec::new(), left: ListEnd::default() }
     }
 
-    /// Finds the repetitions among a stage's tasks. `receives` has the messages before each task.
+    /// Finds the repetitions among a stage's tasks. `receives` has the messages that arrive before
+    /// each task.
     pub(super) fn new(tasks: &[Task], receives: &[Vec<Receive>], gathers: ParameterGathers) -> Self {
         let itineraries = itineraries(tasks, receives);
         let mut repeats =
@@ -238,8 +240,8 @@ impl Repeats {
             let instruction = Instruction { reads: Few::new(), writes: Few::new(), ..instruction.clone() };
             recorded.instructions.push(RecordedInstruction { instruction, reads, writes, counts_samples });
         }
-        // Reserve space for all copies that are known to come: lists are long, and growing them
-        // step by step would copy as much as the copies themselves.
+        // Reserve space for all copies of the segments recorded so far: lists are long, and growing
+        // them step by step would copy as much as the copies themselves.
         left.instructions += *copies * recorded.instructions.len();
         left.buffers += *copies * recorded.buffers.len();
         program.instructions.reserve(left.instructions);

@@ -1,15 +1,15 @@
 //! Ring attention (Liu et al. 2023): keys and values travel around the ranks of `context`, one part
 //! per step, while the ranks compute.
 //!
-//! In step t a rank attends with its own queries to the part that started t ranks before it, and
-//! passes that part on meanwhile. The result is merged with those of earlier steps. In the backward
-//! pass the gradients of keys and values travel with them and collect every rank's contribution.
-//! The gradients take one shift more than keys and values, which brings them back to their rank. A
+//! In step t, a rank's queries attend to the keys that started t ranks before it, while the rank
+//! passes those keys on. The result is merged with those of earlier steps. In the backward pass the
+//! gradients of keys and values travel with them and collect every rank's contribution. The
+//! gradients take one shift more than keys and values, which brings them back to their rank. A
 //! contribution is computed while the sum so far is still in transit, and added when it arrives, so
 //! no step waits for the gradients of the step before.
 //!
-//! In a zigzag order a rank's queries see half of the pairs of every part but their own: a step
-//! takes as long on every rank.
+//! In a zigzag order, a rank's queries see half of the (query, key) pairs of every part but their
+//! own, so each step takes equally long on all ranks.
 //!
 //! Parts arrive in at most two alternating buffers, whatever the number of steps. Sums over steps
 //! are in single precision.
@@ -30,7 +30,7 @@ pub(super) struct Ring<'a> {
     pub(super) label: Label<'a>,
     /// The number of ranks along `context`, and so of steps.
     pub(super) ranks: usize,
-    /// The group in which the rank's index says which part it starts with.
+    /// The group of the ring: the rank's index in it is the number of the part that it starts with.
     pub(super) group: Option<GroupId>,
 }
 

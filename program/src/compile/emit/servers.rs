@@ -3,7 +3,7 @@
 //! A step begins with the pull: servers send every bucket's parameters, in the order in which the
 //! forward pass reads them. A server adds the pushes of a bucket in the order of the workers, so
 //! that the sum has the same bits in every run. It updates a bucket while the pushes of the next
-//! ones arrive. Where workers go at their own pace, a server has a session for each of them.
+//! ones arrive. Where workers are not synchronised, a server has a session for each of them.
 
 use super::StageEmitter;
 use super::list::{Label, ListBuilder};
@@ -18,8 +18,7 @@ use foretell_models::Kernel;
 use foretell_units::DataType;
 
 impl StageEmitter<'_> {
-    /// Emits what a server does in a Program. `pushed` has the buckets in the order in which
-    /// workers push them.
+    /// Emits the instructions of a server in a Program.
     pub(in crate::compile) fn serve(&mut self, wanted: Wanted, pushed: &[usize]) {
         let Self { stage, list, persistent, gradients, .. } = self;
         let of_workers = stage.index - stage.cuts.stages;
@@ -66,7 +65,7 @@ impl StageEmitter<'_> {
             Wanted::Serve(_, part) => of_all(&[part]),
             Wanted::Step(_) if adds => {
                 let mut parts = of_all(&SessionPart::ALL[..4]);
-                // One update for all.
+                // One update for all pushes.
                 parts.extend(workers.last().map(|&last| (last, SessionPart::Update)));
                 parts
             }
@@ -135,7 +134,7 @@ impl StageEmitter<'_> {
     }
 }
 
-/// Whether an update of workers at their own pace waits for several pushes.
+/// Whether an update under unsynchronised workers waits for several pushes.
 fn adds_pushes(plan: &Plan) -> bool {
     plan.pacing().is_some_and(|pacing| pacing.quorum.is_some())
 }
@@ -149,7 +148,8 @@ fn sum_pushes(list: &mut ListBuilder, persistent: &PersistentBuffers, format: Pu
     let (size, data_type) = format.message(elements);
     let mut pushes = Vec::new();
     for (number, &worker) in workers.iter().enumerate() {
-        // The others are added to the first, which arrives where their sum will be if it can.
+        // The first push is received in the sum's own buffer unless it is compressed; the other
+        // pushes are added to it.
         let is_sum = number == 0 && !format.is_compressed();
         let push = if is_sum { sum } else { list.add_buffer(&name, BufferRole::Workspace, vec![size], data_type) };
         list.receive(label, worker, push);

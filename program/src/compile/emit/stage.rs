@@ -13,7 +13,7 @@ use foretell_models::{BATCH, Operator, OperatorId, TensorId};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 
-/// What the ranks of a list do for the update of parameters.
+/// The part of a list's ranks in updating parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::compile) enum Duty {
     /// Everything: there are no parameter servers.
@@ -85,7 +85,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The axes along which a step sums a tensor with these placements: those that hold partial
-    /// sums, but not that of replicas with parameters of their own.
+    /// sums, except the axis of replicas if each replica has its own parameters.
     pub(super) fn summed_axes(&self, placements: Placements) -> Vec<Axis> {
         placements.partial_axes().filter(|&axis| self.plan.replica_axis() != Some(axis)).collect()
     }
@@ -129,7 +129,7 @@ impl<'a> Stage<'a> {
     pub(super) fn positional_axes(&self, id: OperatorId) -> Vec<Axis> {
         let operator = self.operator(id);
         let strategy = self.lowering.sharding.strategy(id);
-        // The axes of the batch are no matter: a rank knows its samples without a group.
+        // The axes of the batch do not matter: a rank knows which samples it has without a group.
         let cuts_dropout_samples = |axis: Axis| operator.has_dropout() && self.sample_axes(id).any(|cut| cut == axis);
         let cuts_positions =
             |axis: Axis| strategy.get(axis).is_some_and(|walked| operator.depends_on_part_of(operator.loops[walked.0].role));

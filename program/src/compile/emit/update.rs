@@ -2,7 +2,8 @@
 //! statistics.
 //!
 //! If ZeRO shards a bucket, each rank updates its shard. Ranks that keep whole parameters gather
-//! them at once. Otherwise they are gathered in the next step, before kernels that read them.
+//! the updated shards right away; with sharded parameters, the next step gathers them before the
+//! kernels that read them.
 
 mod muon;
 
@@ -94,13 +95,14 @@ impl Update<'_> {
         }
     }
 
-    /// Updates one bucket with one worker's gradients. There is no norm of them: it would be of one
-    /// worker and one part.
+    /// Updates one bucket with one worker's gradients. It computes no gradient norm: that would
+    /// cover one worker and one server's part only.
     pub(super) fn run_session(&mut self, bucket: usize) {
         self.update_bucket(bucket, None);
     }
 
-    /// Updates the buckets that [`Self::run_early`] has left.
+    /// Updates the buckets that [`Self::run_early`] left out because all updates wait for the
+    /// gradient norm.
     pub(super) fn run_late(&mut self) {
         if self.persistent.control.is_some() {
             self.gradient_norm(&[]);
@@ -114,16 +116,16 @@ impl Update<'_> {
         self.list.compute(Label::of_step(name, Phase::Update), kernel, reads, writes);
     }
 
-    /// Takes this rank's part of a buffer that `group` has equal parts of.
+    /// Copies this rank's part of a buffer, one of `parts` equal parts over `group`, to `to`.
     fn slice(&mut self, name: &str, (parts, elements): (usize, usize), group: Group, from: BufferId, to: BufferId) {
         let group = self.list.group(group);
         let kernel = Kernel::Slice { outer: 1, parts, inner: elements };
         self.list.compute_in_group(Label::of_step(name, Phase::Update), kernel, Some(group), &[from], &[to]);
     }
 
-    /// Sums the squares of all reduced gradients, bucket by bucket, but those of buckets that are
-    /// updated already. If the update depends on the
-    /// norm, also sums them over buckets, ranks with other shards, and stages.
+    /// Sums the squares of all reduced gradients, bucket by bucket, except for buckets in `early`,
+    /// which were updated before. If the update depends on the norm, also sums them over buckets,
+    /// ranks with other shards, and stages.
     fn gradient_norm(&mut self, early: &[Begun]) {
         let persistent = self.persistent;
         let (norms, is_controlled) = (&persistent.norms, persistent.control.is_some());
@@ -151,8 +153,8 @@ impl Update<'_> {
         }
     }
 
-    /// Sums the squares of the reduced gradients of a bucket. Without a control they are the
-    /// metric.
+    /// Sums the squares of the reduced gradients of a bucket. Without an update control, this sum
+    /// is reported as a metric.
     fn squared_norm(&mut self, name: &str, placements: Placements, bucket: usize, norm: BufferId) {
         let Some(gradient) = self.gradients.reduced(bucket) else { return };
         let elements = self.list.elements(gradient);
@@ -191,8 +193,8 @@ impl Update<'_> {
         self.sum_over_stages(WEIGHT, own)
     }
 
-    /// Sums a stage's numbers, which all its ranks have, and then these sums over all stages. A
-    /// stage without numbers contributes zero.
+    /// Sums the elements of a stage's buffer, which are equal on all its ranks, and then these sums
+    /// over all stages. A stage without a buffer contributes zero.
     fn sum_over_stages(&mut self, name: &str, own: Option<(BufferId, usize)>) -> BufferId {
         let sum = self.list.add_buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
         let mesh = self.stage.mesh;
@@ -223,7 +225,7 @@ impl Update<'_> {
         }
     }
 
-    /// Whether a rank keeps whole parameters of a bucket, of which it updates a shard.
+    /// Whether a rank keeps whole parameters of a bucket, but updates only a shard of them.
     fn gathers(&self, bucket: usize) -> bool {
         let state = self.stage.state;
         state.buckets[bucket].shards > 1 && !state.shards_parameters(bucket)
@@ -239,7 +241,7 @@ impl Update<'_> {
     }
 
     /// Updates a bucket, or the rank's shard of it. Returns the buffers with the new parameters and
-    /// with the gradients, which are used up.
+    /// with the gradients, which are no longer needed.
     fn update_bucket(&mut self, index: usize, staged: Option<&StagedStates>) -> Option<(BufferId, BufferId)> {
         let (state, persistent) = (self.stage.state, self.persistent);
         let (bucket, buffers) = (&state.buckets[index], &persistent.buckets[index]);
@@ -250,7 +252,7 @@ impl Update<'_> {
         // A rank that keeps whole parameters updates a copy of its shard, which is then gathered.
         let updated = if self.gathers(index) {
             let shard = self.list.add_buffer(&name, BufferRole::Workspace, vec![elements], state.precision);
-            // With a single-precision copy the update does not read the shard.
+            // With a single-precision copy, the update reads that copy and not the shard.
             if !state.has_master_copy {
                 let group = bucket.shard_group();
                 self.slice(&name, (bucket.shards, elements), group, buffers.parameters, shard);

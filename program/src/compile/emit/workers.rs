@@ -58,12 +58,14 @@ pub(super) fn in_forward_order(stage: &Stage<'_>) -> Vec<usize> {
     buckets
 }
 
-/// The ranks of `stage` with the same coordinates, one for each of `count` positions along `data`.
+/// For the ranks of `own`, the peers in `stage` with the same coordinates: one for each of `count`
+/// positions along `data`.
 pub(super) fn peers(list: &mut ListBuilder, own: &Stage<'_>, stage: usize, count: usize) -> Vec<PeerId> {
     (0..count).map(|position| peer(list, own, stage, position)).collect()
 }
 
-/// The rank of `stage` with the same coordinates, but for a position along `data`.
+/// For the ranks of `own`, the peer in `stage` with the same coordinates, except for `position`
+/// along `data`.
 pub(super) fn peer(list: &mut ListBuilder, own: &Stage<'_>, stage: usize, position: usize) -> PeerId {
     let mesh = own.mesh;
     let peer_of = |rank: Rank| {

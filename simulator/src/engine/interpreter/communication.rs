@@ -15,7 +15,7 @@ mod flag {
     pub(super) const RECEIVER_IS_READY: u32 = 2;
     pub(super) const HAS_BEGUN: u32 = 4;
     pub(super) const HAS_ENDED: u32 = 8;
-    /// It was sent into the buffer before the receiver was ready.
+    /// The message was sent into the buffer before the receiver was ready.
     pub(super) const IS_BUFFERED: u32 = 16;
 }
 
@@ -38,7 +38,7 @@ impl Messages {
 /// The buffer of a channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Buffer {
-    /// Bytes of the messages in it.
+    /// Bytes of the messages in the buffer.
     bytes: u64,
     /// The message that does not fit yet.
     blocked: Option<u32>,
@@ -47,8 +47,8 @@ pub(super) struct Buffer {
 /// The members that have reached each collective.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// One entry for each group if its members reach one collective after the other, or else one
-    /// for each collective.
+    /// One entry for each group if collectives of a group never overlap, else one for each
+    /// collective.
     entries: Vec<CollectiveArrivals>,
     is_one_per_group: bool,
 }
@@ -68,7 +68,8 @@ impl Arrivals {
         Self { entries: vec![CollectiveArrivals::default(); count], is_one_per_group }
     }
 
-    /// Adds a member's arrival. Returns the time of the latest arrival once all members have come.
+    /// Adds a member's arrival. Returns the time of the latest arrival once all members have
+    /// arrived.
     fn add(&mut self, group: &ProcessGroup, collective: Communication, time: Picoseconds) -> Option<Picoseconds> {
         let index = if self.is_one_per_group { collective.communicator } else { group.first_communication + collective.nth };
         let entry = &mut self.entries[index as usize];
@@ -80,7 +81,8 @@ impl Arrivals {
 
 impl<'a> Interpreter<'a> {
     /// A member reaches the `nth` collective of the group that its list calls `number`, now or at a
-    /// later time. Returns `false`, and changes nothing, if it can only be reached at its time.
+    /// later time. Returns `false`, and changes nothing, if the arrival cannot be recorded ahead of
+    /// its time.
     pub(super) fn reach_collective(&mut self, task: Task, number: u32, nth: u32, time: Picoseconds) -> bool {
         let communicator = self.communicator_of(task.rank, number);
         let group = &self.lowered.groups[communicator as usize];
@@ -197,8 +199,8 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Gives a communication that loads no link the exclusive use of its members' processors, if
-    /// they are idle. It then runs at its own rate and the solver is not needed, until something
-    /// else comes onto one of them ([`Self::share_processors`]).
+    /// they are idle. It then runs at rate 1 without the solver, until another activity needs one
+    /// of these processors ([`Self::share_processors`]).
     fn take_processors(&mut self, communication: Communication, end: Picoseconds) -> bool {
         if !self.can_start_in_advance {
             return false;
@@ -220,7 +222,7 @@ impl<'a> Interpreter<'a> {
         self.queue.schedule(end, Event::ExclusiveCommunicationEnds { communication, generation });
     }
 
-    /// Ends the exclusive use of its members' processors by a communication.
+    /// Ends a communication's exclusive use of its members' processors.
     pub(super) fn release_processors(&mut self, communication: Communication) {
         self.processors.exclusive_generations[communication.communicator as usize] += 1;
         for (_, resource) in self.processors_of(communication) {
@@ -228,8 +230,8 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// The same before its end, because something else comes onto a processor. The communication
-    /// becomes a fluid activity, at once or when its data begin to flow.
+    /// Ends a communication's exclusive use early, because another activity needs a processor. The
+    /// communication becomes a fluid activity, now or when its data begin to flow.
     pub(super) fn share_processors(&mut self, communication: Communication, end: Picoseconds) {
         self.release_processors(communication);
         let flow = self.cost_of(communication).flow;
@@ -258,8 +260,8 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Makes the flow of a communication a fluid activity on its links and processors, of which
-    /// `left` picoseconds alone are left.
+    /// Makes the flow of a communication a fluid activity on its links and processors, with `left`
+    /// picoseconds of work left at rate 1.
     pub(super) fn add_flow(&mut self, communication: Communication, left: f64) {
         let (lowered, costs, cost) = (self.lowered, self.costs, self.cost_of(communication));
         let links = cost.loads().iter().map(move |&(link, load)| {
@@ -280,9 +282,9 @@ impl<'a> Interpreter<'a> {
         self.add_fluid(FluidOwner::Communication(communication), left, links.chain(processors), growth);
     }
 
-    /// Keeps links of a network busy with the backlog of a communication that has ended. A shaper
-    /// or a port lets the start of a message pass at once, so a short message alone arrives earlier
-    /// than the link's rate allows, and the next message waits for the difference.
+    /// Keeps links of a network busy with the backlog of a communication that has ended. A traffic
+    /// shaper or a port lets the start of a message pass at once. So a short message by itself
+    /// arrives earlier than the link's rate allows, and the next message waits for the difference.
     fn add_backlogs(&mut self, communication: Communication) {
         let cost = self.cost_of(communication);
         let lowered = self.lowered;
@@ -296,13 +298,13 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Ends a communication, and the blocks of all members that wait in it.
+    /// Ends a communication, and the blocks of all members in it.
     pub(super) fn finish_communication(&mut self, communication: Communication) {
         let now = self.queue.now();
         self.add_backlogs(communication);
         match communicator(self.lowered, communication.communicator) {
             Communicator::Group(group) => {
-                // More would be evicted from the cache before their turn.
+                // Data of more members would be evicted from the cache before their turn.
                 self.prefetch(group.members.iter().take(16).map(|&(member, _)| member));
                 for &(member, number) in &group.members {
                     self.catch_up(member);

@@ -6,10 +6,10 @@ use crate::engine::Deadline;
 use crate::engine::blocks::BlockList;
 use foretell_units::Picoseconds;
 
-/// When a run is cut off.
+/// The cutoff of a run.
 #[derive(Debug)]
 pub(super) struct Cutoff {
-    /// `None`: it runs to its end.
+    /// `None` if the run goes to its end.
     pub(super) remaining: Option<RemainingTimes>,
     /// The least duration of the step, once it is known to end after the deadline.
     pub(super) least_step: Option<Picoseconds>,
@@ -19,8 +19,8 @@ pub(super) struct Cutoff {
 #[derive(Debug)]
 pub(super) struct RemainingTimes {
     step: Picoseconds,
-    /// For each list and block, the least time from the block's end to the end of the step. A list
-    /// of which nothing is known has no entries.
+    /// For each list and block, the least time from the block's end to the end of the step. Lists
+    /// without known times have no entries.
     after_block: Vec<Vec<Picoseconds>>,
 }
 
@@ -28,7 +28,8 @@ impl RemainingTimes {
     pub(super) fn new(deadline: &Deadline, block_lists: &[BlockList]) -> Self {
         let of_list = |(block_list, known): (&BlockList, &Vec<(u32, Picoseconds)>)| {
             let remaining = |last: u32| known.binary_search_by_key(&last, |&(time, _)| time).ok().map(|at| known[at].1);
-            // Instructions before the last of a block have ended before the block has.
+            // All instructions of a block end at the latest with its last one, so only the last one
+            // counts.
             let of_block = |block| {
                 let last = block_list.instructions(block).last();
                 last.and_then(|&last| remaining(last)).unwrap_or(Picoseconds::ZERO)

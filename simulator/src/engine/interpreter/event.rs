@@ -1,33 +1,33 @@
-//! The events of the interpreter, and what they name.
+//! The events of the interpreter, and the items that they refer to.
 
 use crate::network::ActivityId;
 
-/// An event. A `generation` that is no longer current means that the event was overtaken: drop it.
+/// An event. An event whose `generation` is no longer current is outdated and ignored.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
-    /// The handoffs before a block are over.
+    /// A block starts: its handoffs are over.
     Start(Task),
-    /// A block ends that has its processor to itself.
+    /// A block with exclusive use of its processor ends.
     ExclusiveEnds { task: Task, generation: u32 },
-    /// A communication ends that has its members' processors to itself.
+    /// A communication with exclusive use of its members' processors ends.
     ExclusiveCommunicationEnds { communication: Communication, generation: u32 },
-    /// The last block ends through which a rank ran ahead.
+    /// The last block of a rank's run ahead ends.
     RunAheadEnds { rank: u32, generation: u32 },
-    /// A block ends that shares nothing.
+    /// A block that uses no shared resource ends.
     TimerEnds(Task),
     /// All members have reached a collective.
     MembersArrived(Communication),
     /// The latency of a communication is over, and its data begin to flow.
     LatencyEnds(Communication),
-    /// A communication ends that shares nothing.
+    /// A communication that shares no contended resource ends.
     CommunicationEnds(Communication),
-    /// A member of a collective that runs step by step has been set up.
+    /// A member has entered a collective that runs step by step.
     MemberEntered(u32),
     /// The latency of a hop's message is over, and its data begin to flow.
     HopFlows(u32),
     /// A hop's message has arrived.
     HopArrived(u32),
-    /// A device has used up its budget of the period.
+    /// A device has used up its processor budget of the period.
     QuotaIsUsedUp { number: u32, generation: u32 },
     /// The next period begins for a device that has used up its budget.
     PeriodBegins(u32),

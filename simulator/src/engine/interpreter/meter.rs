@@ -1,4 +1,5 @@
-//! Accounts for the time of a rank: every instant counts once, in the category that comes first.
+//! Accounts for the time of a rank: every instant counts once, in the first of the categories that
+//! apply.
 
 use crate::engine::Breakdown;
 use crate::engine::blocks::TimeCategory;
@@ -7,17 +8,17 @@ use foretell_units::Picoseconds;
 /// The activities of one rank, and the time spent so far by category.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meter {
-    /// Time up to here is accounted for.
+    /// Time up to this instant is accounted for.
     since: Picoseconds,
     /// Number of activities under way, by [`TimeCategory`].
     active: [u32; 4],
     /// Time spent, by [`TimeCategory`].
     spent: [Picoseconds; 4],
     idle: Picoseconds,
-    /// When the next kernel will begin that started in advance, or never; and its category.
+    /// The start of the next kernel that was planned in advance, or [`NEVER`]; and its category.
     next_kernel: Picoseconds,
     next_kernel_category: TimeCategory,
-    /// When the next collective will begin that started in advance, or never.
+    /// The start of the next collective that was planned in advance, or [`NEVER`].
     next_collective: Picoseconds,
 }
 
@@ -44,22 +45,22 @@ impl Meter {
         self.active[category as usize] += 1;
     }
 
-    /// A kernel will begin at a later time. Only one kernel can be announced at a time.
+    /// Announces a kernel that begins at a later time. Only one kernel can be announced at a time.
     pub(super) fn kernel_begins(&mut self, category: TimeCategory, time: Picoseconds) {
         (self.next_kernel, self.next_kernel_category) = (time, category);
     }
 
-    /// The announced kernel will not begin.
+    /// Withdraws the announced kernel.
     pub(super) fn cancel_kernel(&mut self) {
         self.next_kernel = NEVER;
     }
 
-    /// Whether no collective is announced.
+    /// Whether no collective is announced for a time after `now`.
     pub(super) fn expects_no_collective(&self, now: Picoseconds) -> bool {
         self.next_collective == NEVER || self.next_collective <= now
     }
 
-    /// A collective will begin at a later time. Only one can be announced at a time.
+    /// Announces a collective that begins at a later time. Only one can be announced at a time.
     pub(super) fn collective_begins(&mut self, time: Picoseconds, now: Picoseconds) {
         self.settle(now);
         self.next_collective = time;
@@ -71,7 +72,7 @@ impl Meter {
         self.active[category as usize] -= 1;
     }
 
-    /// An activity has begun and ended, and no other has begun or ended meanwhile.
+    /// An activity began at `start` and ended at `end`, and no other began or ended in between.
     pub(super) fn pass(&mut self, category: TimeCategory, start: Picoseconds, end: Picoseconds) {
         self.settle(start);
         if self.next_kernel.min(self.next_collective) > end && self.active == [0; 4] {
@@ -84,12 +85,12 @@ impl Meter {
         }
     }
 
-    /// Reads a word at each end of the struct: see [`Memory::prefetch`](super::state::Memory).
+    /// Reads a word near each end of the struct: see [`Memory::prefetch`](super::state::Memory).
     pub(super) fn prefetch(&self) -> u64 {
         self.since.0 ^ self.next_collective.0
     }
 
-    /// How the step was spent, if it ends at this time.
+    /// The breakdown of the step, which ends at `end`.
     pub(super) fn breakdown(mut self, end: Picoseconds) -> Breakdown {
         self.settle(end);
         let of = |category: TimeCategory| self.spent[category as usize].into();
@@ -104,7 +105,7 @@ impl Meter {
 
     /// Accounts for the time until now, and for announced activities that have begun.
     fn settle(&mut self, now: Picoseconds) {
-        // `NEVER` is no activity, even at the end of time.
+        // `NEVER` stands for no activity, even if `now` is the largest time.
         let begun = |meter: &Self| meter.next_kernel.min(meter.next_collective) <= now.min(Picoseconds(NEVER.0 - 1));
         while begun(self) {
             if self.next_kernel <= self.next_collective {

@@ -1,18 +1,18 @@
 //! The interpreter: runs the blocks of every simulated rank and finds when each begins and ends.
 //!
 //! A block begins when the previous one of its stream has ended, and every block of another stream
-//! that it depends on has ended at least a handoff earlier. So a handoff delays only what has to
-//! wait for it. The block then takes its uncontended duration, unless it shares a processor or a
-//! link: then it is a fluid activity, whose rate max-min fairness decides.
+//! that it depends on has ended at least a handoff earlier. So a handoff delays only blocks that
+//! wait for it. A block takes its uncontended duration unless it shares a processor or a link. If
+//! it shares one, it is a fluid activity, whose rate follows from max-min fairness.
 //!
 //! Rates are relative: at rate 1 an activity takes its uncontended duration. A kernel needs its
 //! whole processor for that. A communication needs a share of each member's processor, and its load
 //! on the links. A kernel that has its processor to itself bypasses the solver.
 //!
-//! A rank's state is how far each of its streams is, and the end times that others may still need.
-//! Its size follows from the slots of the block list, not from the number of instructions. Spans
-//! are kept only if asked for. Nothing is allocated during a run once its queues have reached their
-//! largest size.
+//! The state of a rank is the progress of each of its streams, and the end times that blocks may
+//! still need. Its size depends on the slots of the block list, not on the number of instructions.
+//! Spans are kept only if requested. Nothing is allocated during a run once its queues have reached
+//! their largest size.
 //!
 //! The interpreter knows no schedules, layouts or kernels.
 
@@ -67,15 +67,15 @@ pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<
     }
 }
 
-/// The latest end of a step. Later instants come near the range of [`Picoseconds`], where durations
-/// saturate: an activity that never ends would then be started again at the same instant, for ever.
+/// The latest end of a step. At later instants durations could saturate at the largest
+/// [`Picoseconds`], and an activity that never ends would be restarted at the same instant forever.
 const LATEST: Picoseconds = Picoseconds(u64::MAX / 4);
 
-/// How many events are handled before [`Stop`](super::Stop) is asked again: few, since events are
-/// slow where there are thousands of flows.
+/// The number of events between two checks of [`Stop`](super::Stop): few, since events are slow
+/// with thousands of flows.
 const EVENTS_BETWEEN_CHECKS: u64 = 64;
 
-/// From this number of ranks on, their state (some 6 KB each) exceeds the nearest caches, and
+/// With at least this many ranks, their state (some 6 KB each) exceeds the nearest caches, and
 /// prefetching pays.
 const PREFETCH_RANKS: usize = 512;
 
@@ -85,7 +85,7 @@ struct Interpreter<'a> {
     costs: &'a ResolvedCosts<'a>,
     queue: EventQueue<Event>,
     ranks: Vec<RankState<'a>>,
-    /// For each rank and stream, how far the stream is.
+    /// For each rank and stream, the progress of the stream.
     progress: Vec<Progress>,
     /// For each rank and slot, an end time.
     ends: Vec<Picoseconds>,
@@ -103,8 +103,8 @@ struct Interpreter<'a> {
     /// For each channel, its buffer.
     buffers: Vec<Buffer>,
     rings: Rings,
-    /// Whether blocks may start in advance: no two ranks share a processor, and no two collectives
-    /// of one group, or messages to one peer, can run at once.
+    /// Whether blocks may be planned in advance: no two ranks share a processor, and no two
+    /// collectives of one group, or messages to one peer, can overlap.
     can_start_in_advance: bool,
     /// Instructions that have not ended.
     unfinished: usize,
@@ -191,14 +191,15 @@ impl<'a> Interpreter<'a> {
             }
         }
         self.run_ahead.restore(may_run_ahead);
-        // The last of `ready` starts first, and that is to be the first rank.
+        // The last entry of `ready` starts first, so reverse it to begin with the first rank.
         self.ready.reverse();
         self.start_ready();
     }
 
     /// Handles the next event; returns `false` if there is none, or if it comes after [`LATEST`].
     fn advance(&mut self) -> bool {
-        // Solve the rates once per instant: a kernel that replaces another leaves them unchanged.
+        // Solve the rates once per instant: if one kernel replaces another, the rates stay the
+        // same.
         if self.fluids.fair_share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
             self.update_rates();
         }
@@ -266,7 +267,7 @@ impl<'a> Interpreter<'a> {
     }
 }
 
-/// A duration on a device that takes `pace` times as long as its costs say.
+/// A duration on a device that takes `pace` times as long as its costs.
 fn at_pace(duration: Picoseconds, pace: f64) -> Picoseconds {
     if pace == 1.0 { duration } else { Picoseconds((duration.0 as f64 * pace).round() as u64) }
 }

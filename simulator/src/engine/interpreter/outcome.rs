@@ -1,4 +1,5 @@
-//! The outcome of a run once no event is left: the answer, or which ranks wait for each other.
+//! The outcome of a run once no event is left: the result, or an error that names the ranks that
+//! wait for each other.
 
 use super::{Interpreter, LATEST};
 use crate::engine::RunOutcome;
@@ -52,9 +53,9 @@ impl Interpreter<'_> {
         SimulationError::Deadlock { done: total - self.unfinished, total, waiting: self.unfinished_instructions() }
     }
 
-    /// The instructions in which the first few ranks are.
+    /// Descriptions of the first few unfinished instructions, for error messages.
     fn unfinished_instructions(&self) -> Vec<String> {
-        // Enough to see a cycle, few enough to read.
+        // Enough to show a cycle, few enough to read.
         const SHOWN: usize = 8;
         let mut waiting = Vec::new();
         for (index, rank) in self.ranks.iter().enumerate() {
@@ -70,8 +71,8 @@ impl Interpreter<'_> {
                 instructions.sort_unstable();
                 instructions
             };
-            // Blocks that began and did not end are where the rank hangs. If there are none, its
-            // own instructions wait for each other.
+            // A rank hangs in blocks that began and did not end. If there are none, its own
+            // instructions wait for each other.
             let mut hanging = next(true);
             if hanging.is_empty() {
                 hanging = next(false).into_iter().take(1).collect();

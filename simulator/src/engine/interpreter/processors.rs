@@ -7,11 +7,11 @@ use crate::lowering::Lowered;
 use crate::network::{ActivityId, FairShare};
 use foretell_units::Picoseconds;
 
-/// An activity whose rate depends on what it shares resources with.
+/// An activity that shares resources with others, so that its rate may change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fluid {
     pub(super) owner: FluidOwner,
-    /// Time left at `since`, in picoseconds alone.
+    /// Work left at `since`, in picoseconds at rate 1.
     pub(super) left: f64,
     pub(super) since: Picoseconds,
     pub(super) generation: u32,
@@ -37,7 +37,8 @@ pub(super) struct Exclusive {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ExclusiveOwner {
     Task(Task),
-    /// A communication that loads no link. It has the processors of all its members.
+    /// A communication that loads no link. It has exclusive use of the processors of all its
+    /// members.
     Communication(Communication),
     /// The blocks through which this rank runs ahead.
     RunAhead(u32),
@@ -46,17 +47,18 @@ pub(super) enum ExclusiveOwner {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Processor {
     pub(super) exclusive: Option<Exclusive>,
-    /// Changes when an exclusive use ends; drops the event of its planned end.
+    /// Changes when an exclusive use ends. An end event of an older generation is ignored.
     pub(super) generation: u32,
-    /// Whether its device has a quota. Everything on it is then a fluid activity.
+    /// Whether its device has a quota. If so, everything on it is a fluid activity.
     pub(super) has_quota: bool,
 }
 
-/// The processors of a run. A processor's resource is a number; those of links come first.
+/// The processors of a run. A processor is identified by a resource number; the numbers of links
+/// come first.
 #[derive(Debug)]
 pub(super) struct Processors {
     pub(super) states: Vec<Processor>,
-    /// The resource of the first processor.
+    /// The resource number of the first processor.
     first: u32,
     /// For each communicator, the generation of its exclusive use of its members' processors. An
     /// end event of an older generation is ignored.
@@ -64,7 +66,7 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// Those of a lowered Program, of which some have quotas.
+    /// The processors of a lowered Program. `with_quota` are the resources of those with quotas.
     pub(super) fn new(lowered: &Lowered<'_>, with_quota: impl Iterator<Item = u32>) -> Self {
         let mut states = vec![Processor::default(); lowered.processors];
         let first = lowered.first_processor() as u32;
@@ -72,12 +74,12 @@ impl Processors {
         Self { states, first, exclusive_generations: vec![0; lowered.groups.len() + lowered.channels.len()] }
     }
 
-    /// The processor that is a resource.
+    /// The processor with a resource number.
     pub(super) fn of(&mut self, resource: u32) -> &mut Processor {
         &mut self.states[(resource - self.first) as usize]
     }
 
-    /// The index in `states` of the processor that is a resource.
+    /// The index in `states` of the processor with a resource number.
     pub(super) fn index(&self, resource: u32) -> usize {
         (resource - self.first) as usize
     }
@@ -86,15 +88,15 @@ impl Processors {
 /// The activities that share links and processors.
 #[derive(Debug)]
 pub(super) struct Fluids {
-    /// Their rates.
+    /// The solver of their rates.
     pub(super) fair_share: FairShare,
-    /// The activities, by their number in `fair_share`.
+    /// The activities, indexed by their number in `fair_share`.
     pub(super) activities: Vec<Fluid>,
     pub(super) quotas: Quotas,
 }
 
-/// Processor use of loads and copies beside a kernel, as a share of the kernel's: next to nothing,
-/// but not zero, so that they end.
+/// The processor use of loads and copies beside a kernel, relative to the kernel's use: almost
+/// zero, but positive, so that they end.
 const SHARE_BESIDE_KERNEL: f64 = 0.01;
 
 impl Interpreter<'_> {
@@ -138,8 +140,8 @@ impl Interpreter<'_> {
         true
     }
 
-    /// Starts a load or a copy, which takes a share of the processor and no link. It leaves the
-    /// processor to kernels, as the executor's streams do, and proceeds when they wait.
+    /// Starts a load or a copy, which takes a share of the processor and no link. As in the
+    /// executor, it yields the processor to kernels, and proceeds when they wait.
     pub(super) fn run_beside_kernels(&mut self, task: Task, share: f64) {
         let (now, work) = (self.queue.now(), self.duration(task));
         let category = self.block(task).category;
@@ -153,8 +155,8 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Ends the exclusive use of a processor, if there is one, because something else needs it. The
-    /// owner becomes a fluid activity, or is planned again if it has not begun.
+    /// Ends the exclusive use of a processor, if there is one, because another activity needs it.
+    /// The owner becomes a fluid activity, or is planned again if it has not begun.
     pub(super) fn end_exclusive_use(&mut self, resource: u32) {
         let now = self.queue.now();
         let state = self.processors.of(resource);
@@ -171,7 +173,7 @@ impl Interpreter<'_> {
         state.generation += 1;
         let left = end.saturating_sub(now);
         if left > self.duration(task) {
-            // It has not begun yet.
+            // The block has not begun yet.
             self.ranks[task.rank as usize].meter.cancel_kernel();
             self.queue.schedule(end.saturating_sub(self.duration(task)), Event::Start(task));
             return;
@@ -186,8 +188,8 @@ impl Interpreter<'_> {
         processor.exclusive.is_none() && !processor.has_quota && self.fluids.fair_share.users(resource) == 0
     }
 
-    /// Takes the time of an interruption from what runs on a rank's processor, if anything does. An
-    /// idle processor loses nothing: the wake-up of a stream's thread is part of the handoff.
+    /// Delays the activities on a rank's processor by the time of an interruption. An idle
+    /// processor loses nothing: the wake-up of a stream's thread is part of the handoff.
     pub(super) fn interrupt(&mut self, rank: u32) {
         let work = self.ranks[rank as usize].interruption;
         if work > Picoseconds::ZERO && self.is_busy(rank) {
@@ -203,11 +205,11 @@ impl Interpreter<'_> {
         self.processors.states[self.processors.index(resource)].exclusive.is_some() || self.fluids.fair_share.users(resource) > 0
     }
 
-    /// Adds a fluid activity of `work` picoseconds alone. `demands` are resources and the use of
-    /// each at rate 1.
+    /// Adds a fluid activity of `work` picoseconds at rate 1. `demands` has resources, each with
+    /// its use at rate 1.
     pub(super) fn add_fluid(&mut self, owner: FluidOwner, work: f64, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
         let now = self.queue.now();
-        // A device with a quota runs faster than its long-run pace while it runs.
+        // While a device with a quota runs, it is faster than its long-run pace.
         let bound = if let FluidOwner::Task(task) = owner { self.ranks[task.rank as usize].max_rate } else { 1.0 };
         let activity = self.fluids.fair_share.add(demands, bound, growth);
         let index = activity as usize;
@@ -219,7 +221,7 @@ impl Interpreter<'_> {
             self.fluids.activities.push(fluid);
         }
         if self.fluids.fair_share.rate(activity) > 0.0 {
-            // It uses no shared resource, so its rate is known and never changes.
+            // The activity uses no shared resource, so its rate is known and never changes.
             self.queue.schedule(now + Picoseconds((work / bound).ceil() as u64), Event::FluidEnds { activity, generation });
         }
     }
@@ -270,7 +272,8 @@ impl Interpreter<'_> {
         });
     }
 
-    /// The same for a block that is a fluid activity and has had this rate since `fluid.since`.
+    /// As [`Self::record_exclusive_progress`], for a block that is a fluid activity and has had
+    /// rate `rate` since `fluid.since`.
     pub(super) fn record_fluid_progress(&mut self, fluid: &Fluid, rate: f64, now: Picoseconds) {
         if let FluidOwner::Task(task) = fluid.owner
             && rate > 0.0

@@ -1,12 +1,12 @@
 //! Devices with a quota: a share of a processor's time, as a control group gives it (Linux
-//! `cpu.max`). A device may use its budget of processor time in each period. Once it is used up,
-//! the device stands still until the next period, and what is left of a budget is lost. So a device
-//! that waits for others most of the time runs at full speed, and one that never waits gets its
-//! share.
+//! `cpu.max`). A device may use its budget of processor time in each period. Once it has used up
+//! the budget, the device is stopped until the next period. What it does not use in a period is
+//! lost. So a device that mostly waits for others runs at full speed, and one that never waits gets
+//! its share.
 //!
-//! Costs are those of the long run: at that pace a device uses up a period's budget in one period.
-//! While it runs, its rate is the inverse of its share. All periods begin together, since nothing
-//! says how those of several devices are aligned.
+//! Costs are long-run averages: at the long-run pace a device uses up a period's budget in one
+//! period. While it runs, its rate is the long-run rate divided by its share. All periods begin
+//! together, since nothing says how those of several devices are aligned.
 
 use super::Interpreter;
 use super::event::Event;
@@ -19,17 +19,18 @@ use foretell_units::Picoseconds;
 /// The quota of one device.
 #[derive(Clone, Copy, Debug)]
 struct Quota {
-    /// The processor.
+    /// The resource index of its processor.
     resource: u32,
-    /// Its rate while it runs, over the long-run rate.
+    /// The device's rate while it runs without contention, over its long-run rate.
     max_rate: f64,
-    /// What was left of the budget at `since`, in picoseconds of work at the long-run pace.
+    /// The budget that was unused at `since`, in picoseconds of work at the long-run pace.
     left: f64,
     since: Picoseconds,
-    /// How fast the budget has been used since then, per picosecond.
+    /// How fast the device has used its budget since `since`, per picosecond.
     rate: f64,
     is_stopped: bool,
-    /// Changes with the rate; drops the event of the end of the budget.
+    /// Counts the changes of `rate`. An event for the end of the budget is ignored if its
+    /// generation is older.
     generation: u32,
 }
 
@@ -37,11 +38,11 @@ struct Quota {
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     quotas: Vec<Quota>,
-    /// How long before the step the first period began.
+    /// Time from the start of the first period until the start of the step.
     elapsed: Picoseconds,
 }
 
-/// A budget of less than a picosecond counts as none.
+/// A budget below this many picoseconds counts as used up.
 const NOTHING: f64 = 0.5;
 
 fn period() -> Picoseconds {
@@ -74,13 +75,13 @@ impl Quotas {
         self.quotas.iter().map(|quota| quota.resource)
     }
 
-    /// How long before a time its period began.
+    /// Time from the start of the period that contains `time` until `time`.
     fn elapsed_of_period(&self, time: Picoseconds) -> Picoseconds {
         Picoseconds((time + self.elapsed).0 % period().0)
     }
 
-    /// Where devices are in their periods when a step ends. A device that stood still last has
-    /// nothing left. Changes after `end` do not count.
+    /// How far devices are in their periods when a step ends. A device that was stopped last has no
+    /// budget left. Ignores changes after `end`.
     pub(super) fn periods_at(&self, end: Picoseconds) -> QuotaPeriods {
         let elapsed = self.elapsed_of_period(end);
         let left = |quota: &Quota| if quota.since > end { 0.0 } else { quota.left_at(end, elapsed) };
@@ -89,19 +90,19 @@ impl Quotas {
 }
 
 impl Quota {
-    /// What is left of the budget at a time whose period began `elapsed` before.
+    /// The unused budget at `time`, whose period began `elapsed` before.
     fn left_at(&self, time: Picoseconds, elapsed: Picoseconds) -> f64 {
         let since = time.saturating_sub(self.since);
         if elapsed < since {
-            // A new period has begun since.
+            // A new period has begun since `since`.
             period().0 as f64 - self.rate * elapsed.0 as f64
         } else {
             self.left - self.rate * since.0 as f64
         }
     }
 
-    /// Time until the budget is used up, from a time whose period began `elapsed` before; `None` if
-    /// it suffices for good.
+    /// Time until the budget is used up, from a time whose period began `elapsed` before. `None` if
+    /// each period's budget suffices at the present rate.
     fn lasts(&self, elapsed: Picoseconds) -> Option<Picoseconds> {
         let (rest, budget) = ((period().0 - elapsed.0) as f64, period().0 as f64);
         if self.rate * rest > self.left + NOTHING {
@@ -113,7 +114,7 @@ impl Quota {
 }
 
 impl Interpreter<'_> {
-    /// Schedules the ends of budgets whose use has changed.
+    /// Reschedules the end of the budget for each device whose rate of use has changed.
     pub(super) fn update_quotas(&mut self) {
         for number in 0..self.fluids.quotas.quotas.len() {
             let rate = self.fluids.fair_share.used(self.fluids.quotas.quotas[number].resource);
@@ -136,7 +137,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Handles the end of a budget: the device stands still.
+    /// Handles the end of a budget: stops the device.
     pub(super) fn stop_device(&mut self, number: u32, generation: u32) {
         let now = self.queue.now();
         let elapsed = self.fluids.quotas.elapsed_of_period(now);
@@ -155,7 +156,7 @@ impl Interpreter<'_> {
         self.queue.schedule(now + Picoseconds(period().0 - elapsed.0), Event::PeriodBegins(number));
     }
 
-    /// Handles the start of a period for a device that stood still.
+    /// Handles the start of a period for a stopped device.
     pub(super) fn start_device(&mut self, number: u32) {
         let now = self.queue.now();
         let quota = &mut self.fluids.quotas.quotas[number as usize];

@@ -8,7 +8,7 @@ use foretell_units::Picoseconds;
 /// The spans of all instructions.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    /// By simulated rank, then by instruction. An end that is not known yet is the maximum.
+    /// By simulated rank, then by instruction. An unknown end is [`Picoseconds::MAX`].
     pub(super) spans: Vec<Vec<Span>>,
 }
 
@@ -35,7 +35,7 @@ impl Recorder {
     }
 
     /// Records the instructions of a block that end within its first `done` picoseconds of work.
-    /// `ends` has the work up to the end of each, and `time_of` maps work to time.
+    /// `ends` has the work until the end of each instruction, and `time_of` maps work to time.
     pub(super) fn progress(
         &mut self,
         rank: u32,

@@ -1,8 +1,9 @@
 //! Runs collectives around rings step by step.
 //!
-//! A member sends its next message when its last one has arrived and so has the last one to it. It
-//! sends the first when both ends have entered the collective. So a member may be steps ahead of
-//! one that came late, and is delayed only as far as messages come round.
+//! A member sends its first message when it and its receiver have entered the collective. It sends
+//! each next message when its previous message has arrived at the receiver and the previous message
+//! of the member before it has arrived here. So a member may be several steps ahead of one that
+//! entered late, and is delayed only once that delay has come around the ring.
 
 use super::Interpreter;
 use super::event::{Event, Task};
@@ -20,15 +21,17 @@ use rustc_hash::FxHashMap;
 pub(super) struct Rings {
     hops: Vec<HopState>,
     members: Vec<MemberState>,
-    /// Where each rank's groups begin in `member_of`.
+    /// For each rank, the start of its groups in `member_of`.
     first_group: Vec<u32>,
-    /// For each group of each rank, the member that the rank is.
+    /// For each group of each rank, the rank's index in `members`.
     member_of: Vec<u32>,
-    /// Where each member's hops begin in `hops_by_sender`; one entry more than there are members.
+    /// For each member, the start of its hops in `hops_by_sender`, and the end of the last
+    /// member's.
     first_hop: Vec<u32>,
-    /// The hops, by the member that they leave.
+    /// The hops, sorted by sender.
     hops_by_sender: Vec<u32>,
-    /// For each hop, whether it shares no link and no processor that can saturate.
+    /// For each hop, whether it loads no link and no processor that can saturate, so that nothing
+    /// slows it.
     is_uncontended: Vec<bool>,
 }
 
@@ -37,13 +40,13 @@ pub(super) struct Rings {
 struct HopState {
     sender: u32,
     receiver: u32,
-    /// The hop that ends where this one begins.
+    /// The hop of the ring whose receiver is this hop's sender.
     before: u32,
-    /// The hop that begins where this one ends.
+    /// The hop of the ring whose sender is this hop's receiver.
     after: u32,
-    /// Messages that have arrived, over all collectives so far.
+    /// Number of messages that have arrived, over all collectives so far.
     arrived: u32,
-    /// Messages under way, one after the other.
+    /// Number of messages in flight. They follow one another.
     under_way: u32,
     latency: Picoseconds,
     flow: Picoseconds,
@@ -53,21 +56,22 @@ struct HopState {
 #[derive(Clone, Copy, Debug, Default)]
 struct MemberState {
     rank: u32,
-    /// The block that waits in the current collective.
+    /// The block of the current collective, which waits for its end.
     block: u32,
-    /// Messages of each hop in all earlier collectives.
+    /// Messages that each of its hops carried in all earlier collectives.
     messages_before: u32,
-    /// Messages of each hop in the current collective.
+    /// Messages that each of its hops carries in the current collective.
     steps: u32,
-    /// Hops from it and to it that have not finished the current collective.
+    /// Number of hops that start or end at this member and have not finished the current
+    /// collective.
     unfinished_hops: u32,
-    /// Hops from it and to it.
+    /// Number of hops that start or end at this member.
     hops: u32,
     has_entered: bool,
-    /// Whether data of the current collective have begun to move from it or to it.
+    /// Whether a message of the current collective has begun to flow from this member or to it.
     has_moved: bool,
     group: u32,
-    /// The index of the current collective among the distinct ones of its group.
+    /// The index of the current collective among the distinct collectives of its group.
     distinct: u32,
 }
 
@@ -103,7 +107,7 @@ impl Rings {
         rings
     }
 
-    /// Sorts the hops by the member that they leave.
+    /// Sorts the hops by sender.
     fn sort_hops(&mut self) {
         self.hops_by_sender = (0..self.hops.len() as u32).collect();
         self.hops_by_sender.sort_by_key(|&hop| self.hops[hop as usize].sender);
@@ -116,15 +120,15 @@ impl Rings {
         }
     }
 
-    /// Where the hops that leave a member are in `hops_by_sender`.
+    /// The range of a member's outgoing hops in `hops_by_sender`.
     fn hops_from(&self, member: u32) -> std::ops::Range<usize> {
         self.first_hop[member as usize] as usize..self.first_hop[member as usize + 1] as usize
     }
 }
 
 impl Interpreter<'_> {
-    /// A rank reaches a collective that runs step by step: the one with this index among the
-    /// distinct ones of the group that its list calls `number`.
+    /// A rank enters a collective that runs step by step: number `distinct` of the distinct
+    /// collectives of the group that the rank's list calls `number`.
     pub(super) fn enter(&mut self, task: Task, number: u32, distinct: u32) {
         let first = self.rings.first_group[task.rank as usize];
         let member = self.rings.member_of[(first + number) as usize];
@@ -141,7 +145,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// A member has been set up for a collective.
+    /// Starts a member's part in a collective, once its set-up overhead has passed.
     pub(super) fn member_entered(&mut self, member: u32) {
         let lowered = self.lowered;
         let state = &mut self.rings.members[member as usize];
@@ -160,7 +164,7 @@ impl Interpreter<'_> {
         for index in self.rings.hops_from(member) {
             let hop = self.rings.hops_by_sender[index];
             self.try_hop(hop);
-            // The member before may have waited for this one to enter.
+            // The previous hop may have waited for this member to enter.
             let before = self.rings.hops[hop as usize].before;
             self.try_hop(before);
         }
@@ -190,8 +194,8 @@ impl Interpreter<'_> {
         } else if rings.hops[state.before as usize].arrived < state.arrived {
             return;
         }
-        // A ring that is folded onto one member waits for itself alone. If it is uncontended, all
-        // of its messages follow each other without a gap.
+        // A ring that is folded onto one member waits only for itself. If it is uncontended, all of
+        // its messages follow one another without a gap, and one event covers them.
         let is_uncontended = rings.is_uncontended[hop as usize];
         let messages = if is_uncontended && state.before == hop { last - state.arrived } else { 1 };
         rings.hops[hop as usize].under_way = messages;
@@ -206,7 +210,8 @@ impl Interpreter<'_> {
     }
 
     /// Makes the flow of a hop's message a fluid activity on its links and processors. A member
-    /// sends and receives at once, each with half of the processor share of the collective.
+    /// sends and receives at the same time, each with half of the collective's processor share,
+    /// which the rings divide equally.
     pub(super) fn hop_flows(&mut self, hop: u32) {
         let lowered = self.lowered;
         let state = self.rings.hops[hop as usize];
@@ -236,7 +241,8 @@ impl Interpreter<'_> {
         self.add_fluid(FluidOwner::Hop(hop), state.flow.0 as f64, links.chain(ends), growth);
     }
 
-    /// A hop's message has arrived, or several that were under way one after the other.
+    /// Handles the arrival of a hop's messages in flight: one, or several that followed one
+    /// another.
     pub(super) fn hop_arrived(&mut self, hop: u32) {
         let state = &mut self.rings.hops[hop as usize];
         state.arrived += std::mem::take(&mut state.under_way);
@@ -256,8 +262,8 @@ impl Interpreter<'_> {
         self.finish_hop_of(receiver);
     }
 
-    /// A hop from a member or to it has finished the collective. With the last of them the member's
-    /// block ends.
+    /// A hop that starts or ends at this member has finished the collective. With the last such hop
+    /// the member's block ends.
     fn finish_hop_of(&mut self, member: u32) {
         let now = self.queue.now();
         let state = &mut self.rings.members[member as usize];
@@ -273,7 +279,7 @@ impl Interpreter<'_> {
     }
 }
 
-/// The latency and the flow time of a hop's message, alone.
+/// The latency and the flow time of a hop's message without contention.
 fn message_cost(hop: &Hop, bytes: f64, quantile: Quantile) -> (Picoseconds, Picoseconds) {
     let cost = AlgorithmTerms::MESSAGE.cost(&hop.shape, Seconds::ZERO, bytes, quantile);
     (cost.latency.into(), cost.flow.into())

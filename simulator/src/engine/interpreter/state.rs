@@ -12,33 +12,34 @@ pub(super) struct RankState<'a> {
     pub(super) block_list: &'a BlockList,
     /// The durations of its blocks.
     pub(super) times: &'a [BlockTimes],
-    /// The factor by which its device is slower than its costs.
+    /// The factor by which its device is slower than the cost model says.
     pub(super) pace: f64,
     /// Time from the end of an instruction until a dependent in another stream may begin.
     pub(super) handoff: Picoseconds,
-    /// The rate at which its device runs alone, over the rate of its costs: above 1 if the device
-    /// has a quota, since costs are those of the long run.
+    /// The rate at which its device runs a kernel without contention, over the rate of its costs.
+    /// Above 1 if the device has a quota, since costs are long-run averages.
     pub(super) max_rate: f64,
     pub(super) interruption: Picoseconds,
-    /// The resource that is its processor.
+    /// The resource index of its processor.
     pub(super) processor: u32,
-    /// Where its streams begin in [`Interpreter::progress`](super::Interpreter).
+    /// The start of its streams in [`Interpreter::progress`](super::Interpreter).
     pub(super) first_stream: u32,
-    /// Where its slots begin in `Interpreter::ends`.
+    /// The start of its slots in `Interpreter::ends`.
     pub(super) first_slot: u32,
-    /// Where its communicators begin in `Interpreter::communicators`: its groups, then the channels
-    /// on which it sends, then those on which it receives.
+    /// The start of its communicators in `Interpreter::communicators`: its groups, then its send
+    /// channels, then its receive channels.
     pub(super) first_communicator: u32,
     /// When its latest block ended.
     pub(super) end: Picoseconds,
-    /// Whether launches take its host any time.
+    /// Whether its host needs time to launch kernels.
     pub(super) has_launches: bool,
     pub(super) meter: Meter,
-    /// How far its host is behind [`BlockTimes::launched`], because it had to wait.
+    /// How much later its host is than [`BlockTimes::launched`], because it had to wait for the
+    /// device.
     pub(super) host_delay: Picoseconds,
 }
 
-/// Where the state of ranks is in memory.
+/// The arrays that hold the state of ranks.
 pub(super) struct Memory<'a> {
     pub(super) ranks: &'a [RankState<'a>],
     pub(super) progress: &'a [Progress],
@@ -66,7 +67,8 @@ impl Memory<'_> {
     }
 }
 
-/// How far a stream is: its next block, and whether that has begun or has a planned start.
+/// The progress of a stream: its next block, and whether that block has begun or has a planned
+/// start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress(u32);
 

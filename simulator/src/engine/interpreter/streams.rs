@@ -9,7 +9,7 @@ use crate::engine::order::NO_SLOT;
 use crate::lowering::Action;
 use foretell_units::Picoseconds;
 
-/// The blocks that may begin when another has ended.
+/// The blocks that may begin when one block has ended.
 enum Following {
     Nothing,
     /// This block, at this time.
@@ -156,9 +156,9 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Starts a block at a later time without a start event. Returns `false` unless it is a kernel
-    /// on an idle processor or a member's arrival at a collective. If something else comes onto the
-    /// processor before `start`, the kernel is planned again.
+    /// Starts a block at a later time without a start event. Returns `false` unless the block is a
+    /// kernel on an idle processor or a member's arrival at a collective. If another activity
+    /// starts on the processor before `start`, the kernel is planned again.
     fn start_in_advance(&mut self, task: Task, start: Picoseconds) -> bool {
         let block = self.block(task);
         let rank = &self.ranks[task.rank as usize];
@@ -181,7 +181,7 @@ impl<'a> Interpreter<'a> {
         &self.ranks[task.rank as usize].block_list.blocks[task.block as usize]
     }
 
-    /// The duration of a block alone, at the pace of its rank.
+    /// The duration of a block without contention, at the pace of its rank.
     pub(super) fn duration(&self, task: Task) -> Picoseconds {
         let rank = &self.ranks[task.rank as usize];
         at_pace(rank.times[task.block as usize].duration, rank.pace)
@@ -197,13 +197,13 @@ impl<'a> Interpreter<'a> {
         self.communicators[(self.ranks[rank as usize].first_communicator + number) as usize]
     }
 
-    /// Where a rank's processor is in [`Interpreter::processors`].
+    /// The index of a rank's processor in [`Interpreter::processors`].
     pub(super) fn processor_index(&self, rank: u32) -> usize {
         self.processors.index(self.ranks[rank as usize].processor)
     }
 }
 
-/// A bit for each stream with a dependent of a block.
+/// A bit mask of the streams that have a dependent of `block`.
 fn dependent_streams(block: &StreamBlock) -> u64 {
     if block.slot == NO_SLOT { 0 } else { block.dependent_streams }
 }

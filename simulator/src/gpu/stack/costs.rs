@@ -18,7 +18,8 @@ fn always() -> usize {
 /// Costs of matrix products.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ProductCosts {
-    /// Share of the devices' product efficiency that the stack's kernels reach.
+    /// Ratio of the product efficiency that the stack's kernels reach to that in the device's
+    /// profile.
     #[serde(default = "one")]
     pub product_scale: f64,
     /// Further factor on product efficiency by device. 1 without an entry.
@@ -48,7 +49,7 @@ pub struct ProductCosts {
 pub enum AttentionKind {
     /// A single kernel, such as FlashAttention's or cuDNN's.
     Fused {
-        /// Efficiency over that in the device's profile.
+        /// Ratio of the efficiency to that in the device's profile.
         scale: f64,
         /// True if the kernel is written for Ampere's instructions, as FlashAttention-2 and kernels
         /// in Triton are. `ampere_attention` of [`GpuProfile`](crate::gpu::GpuProfile) says what
@@ -77,11 +78,11 @@ pub enum AttentionKind {
 /// Costs of kernels that are bound by memory.
 #[derive(Clone, Debug, Deserialize)]
 pub struct MemoryBoundCosts {
-    /// Bytes that kernels of a category move over the Program's. 1 without an entry, 0 if the
-    /// kernels are fused away.
+    /// Ratio of the bytes that kernels of a category move to the Program's bytes. 1 without an
+    /// entry, 0 if the kernels are fused away.
     #[serde(default)]
     pub traffic: BTreeMap<Category, f64>,
-    /// Time of the kernels over the time at which their bytes would stream.
+    /// Ratio of the kernels' time to the time in which memory would stream their bytes.
     #[serde(default = "one")]
     pub elementwise: f64,
 }
@@ -94,15 +95,15 @@ pub struct HostCosts {
     pub launches: BTreeMap<Category, f64>,
     /// Host time of a kernel launch.
     pub host_launch: Seconds,
-    /// Factor on it in the backward pass. Less than 1 if autograd launches kernels from compiled
-    /// code.
+    /// Factor on `host_launch` in the backward pass. Less than 1 if autograd launches kernels from
+    /// compiled code.
     #[serde(default = "one")]
     pub backward_launch: f64,
     /// True if the host waits for the device between the passes of a micro-batch, as Megatron's
     /// timers made it do.
     #[serde(default)]
     pub waits_between_passes: bool,
-    /// True if the host waits for messages between stages before it launches more.
+    /// True if the host waits for messages between stages before it launches further kernels.
     #[serde(default)]
     pub waits_for_messages: bool,
     /// Host time between two micro-batches of a stage: schedule, timers, loss.
@@ -115,8 +116,8 @@ pub struct HostCosts {
 /// Costs of collectives and messages.
 #[derive(Clone, Debug, Deserialize)]
 pub struct CommunicationCosts {
-    /// Time of collectives and messages over that of NCCL's rule: other traffic, skew between
-    /// ranks.
+    /// Ratio of the time of collectives and messages to that of NCCL's rule. It covers other
+    /// traffic and skew between ranks.
     #[serde(default = "one")]
     pub communication: f64,
     /// Further factor on the time of the all-to-alls of experts.
@@ -143,12 +144,12 @@ pub struct CommunicationCosts {
     /// that is narrow.
     #[serde(default)]
     pub narrow_operands: bool,
-    /// Bytes of a message between stages over the Program's: 2 if activations travel in single
-    /// precision.
+    /// Ratio of the bytes of a message between stages to the Program's: 2 if activations are sent
+    /// in single precision.
     #[serde(default = "one")]
     pub message_scale: f64,
     /// Additional time of a message between stages if the ranks of `tensor` each send a part of it,
-    /// which the receivers put together. DeepSpeed's host waits for the sizes of such partitioned
+    /// which the receivers concatenate. DeepSpeed's host waits for the sizes of such partitioned
     /// tensors.
     #[serde(default)]
     pub partitioned_message: Seconds,

@@ -7,25 +7,25 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackLimits {
-    /// Whether it splits models at all, and not only batches and the state of parameters.
+    /// Whether it can split models, and not only batches and the state of parameters.
     #[serde(default)]
     pub splits_models: bool,
-    /// Whether it shards the state of parameters (ZeRO).
+    /// Whether it can shard the state of parameters (ZeRO).
     #[serde(default)]
     pub shards_state: bool,
-    /// Whether it keeps activations and optimizer state on the hosts as a Program does: all of
-    /// them, copied to the device for each use. Others update parameters on the host, or move the
-    /// inputs of some modules.
+    /// Whether it can keep activations and optimizer state on the hosts as a Program does: all of
+    /// them, copied to the device for each use. Other frameworks update parameters on the host, or
+    /// offload the inputs of some modules only.
     #[serde(default)]
     pub offloads: bool,
-    /// Whether `tensor` must divide the heads of keys and values, and not only those of queries:
-    /// `TransformerConfig` in megatron/core/transformer/transformer_config.py, and torchtitan's
-    /// column-wise shards of both products.
+    /// Whether `tensor` must divide the number of key and value heads, not only that of query
+    /// heads: `TransformerConfig` in megatron/core/transformer/transformer_config.py, and
+    /// torchtitan's column-wise shards of both products.
     #[serde(default)]
     pub divides_key_heads: bool,
-    /// Its pipeline schedules.
+    /// The pipeline schedules that it has.
     pub schedules: Vec<Schedule>,
-    /// The limits in words, and where they are from.
+    /// The limits in words, and their sources.
     pub reason: String,
 }
 
@@ -40,7 +40,8 @@ impl StackLimits {
         self.schedules.contains(&schedule)
     }
 
-    /// A stack that splits what this one cannot: the state of parameters, or the model itself.
+    /// Returns a stack that splits what this one cannot: the state of parameters, or the model
+    /// itself. `None` if this one splits both.
     pub fn wider(&self) -> Option<&'static str> {
         match (self.shards_state, self.splits_models) {
             (false, _) => Some("fsdp"),

@@ -14,9 +14,9 @@ pub struct MemoryRules {
     /// Bytes of gradient per parameter of runs in IEEE half precision, if that differs.
     #[serde(default)]
     pub half_gradient: Option<f64>,
-    /// Bytes of optimizer state per parameter, with the master copy.
+    /// Bytes of optimizer state per parameter, including the master copy.
     pub optimizer: f64,
-    /// Bytes of activations over the Program's.
+    /// Ratio of the bytes of activations to the Program's.
     pub activations: f64,
     /// Bytes kept per attention score by attention that is not fused: softmax, dropout mask and
     /// result.
@@ -41,10 +41,10 @@ pub struct MemoryRules {
     pub buffers: Bytes,
     /// Bytes outside the allocator: the CUDA context, NCCL's buffers, cuBLAS's workspaces.
     pub context: Bytes,
-    /// Bytes that the allocator holds unused, as a share of the allocated ones.
+    /// Ratio of the bytes that the allocator reserves but does not use to the allocated bytes.
     pub fragmentation: f64,
-    /// True if a printed peak without further description counts what the allocator holds, used or
-    /// not.
+    /// True if a run's printed peak, unless it says otherwise, includes memory that the allocator
+    /// reserves but does not use.
     #[serde(default)]
     pub prints_reserved: bool,
     /// True if the memory is exactly the Program's arena, as in our own executor.

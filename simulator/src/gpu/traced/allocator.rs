@@ -1,9 +1,10 @@
-//! PyTorch's caching allocator: how many bytes it holds for what a step allocates and releases.
+//! PyTorch's caching allocator: how many bytes it reserves for the allocations and releases of a
+//! step.
 //!
-//! Requests are rounded to 512 bytes. Each stream has pools of small and large blocks; a request
-//! takes the smallest free block that is large enough, which is split if enough is left; neighbours
-//! that are free are merged. What no block can serve is a new segment. Source:
-//! `c10/cuda/CUDACachingAllocator.cpp`.
+//! Requests are rounded up to 512 bytes. Each stream has a pool of small and one of large blocks. A
+//! request gets the smallest free block that is large enough, which is split if enough would be
+//! left over. Adjacent free blocks are merged. If no block is large enough, the allocator reserves
+//! a new segment. Source: `c10/cuda/CUDACachingAllocator.cpp`.
 
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -12,15 +13,15 @@ const MIB: u64 = 1 << 20;
 /// Requests up to this size come from segments of [`SMALL_SEGMENT`].
 const SMALL: u64 = MIB;
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Larger requests below [`LEAST_LARGE`] come from segments of this size; others are rounded to
-/// [`LARGE_ROUNDING`].
+/// Larger requests below [`LEAST_LARGE`] come from segments of this size. The others get their own
+/// segment, rounded up to [`LARGE_ROUNDING`].
 const LARGE_SEGMENT: u64 = 20 * MIB;
 const LEAST_LARGE: u64 = 10 * MIB;
 const LARGE_ROUNDING: u64 = 2 * MIB;
-/// What every request is rounded to.
+/// Every request is rounded up to a multiple of this.
 const ROUNDING: u64 = 512;
 
-/// Bytes that the allocator hands out for a request.
+/// Returns the bytes that the allocator hands out for a request of `bytes`.
 pub(super) fn rounded(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(ROUNDING)
 }
@@ -39,7 +40,7 @@ struct SegmentBlock {
 #[derive(Debug, Default)]
 pub(super) struct CachingAllocator {
     blocks: Vec<SegmentBlock>,
-    /// Free blocks by pool: the pool's number, size, and which.
+    /// Free blocks: pool, size and index in `blocks`.
     free: BTreeSet<(u32, u64, u32)>,
     held: FxHashMap<u64, u32>,
     /// Bytes in segments.
@@ -48,19 +49,19 @@ pub(super) struct CachingAllocator {
     pub(super) peak_reserved: u64,
     /// The device's memory for segments, if it is limited.
     limit: Option<u64>,
-    /// How often all cached segments were returned for lack of memory: each stalls the device.
+    /// How often it returned all cached segments for lack of memory. Each time stalls the device.
     pub(super) flushes: u64,
-    /// Whether a request did not fit even then: the job runs out of memory.
+    /// Whether a request did not fit even after a flush: the job runs out of memory.
     pub(super) runs_out: bool,
 }
 
 impl CachingAllocator {
-    /// An empty allocator on a device with this many bytes for it; without a number it has any.
+    /// Returns an empty allocator that may reserve `limit` bytes; without a limit, any number.
     pub(super) fn limited(limit: Option<u64>) -> Self {
         CachingAllocator { limit, ..CachingAllocator::default() }
     }
 
-    /// Serves a request of a stream.
+    /// Serves a request on a stream.
     pub(super) fn allocate(&mut self, id: u64, bytes: u64, stream: u32) {
         let size = rounded(bytes);
         let is_small = size <= SMALL;
@@ -88,7 +89,7 @@ impl CachingAllocator {
         self.held.insert(id, index);
     }
 
-    /// Takes back what was allocated for `id`.
+    /// Releases the allocation `id`.
     pub(super) fn release(&mut self, id: u64) {
         let Some(mut index) = self.held.remove(&id) else { return };
         self.blocks[index as usize].is_free = true;
@@ -140,7 +141,7 @@ impl CachingAllocator {
         self.add(SegmentBlock { size, pool, is_free: false, previous: None, next: None })
     }
 
-    /// Returns all segments of which nothing is used.
+    /// Returns all segments that are entirely free to the device.
     fn flush(&mut self) {
         self.flushes += 1;
         let blocks = &self.blocks;

@@ -1,5 +1,6 @@
 //! Device time of a framework's operators: products by shape, attention by shape, everything else
-//! by the bytes that it moves. Only the device's profile counts; no stack has a factor on these.
+//! by the bytes that it moves. These times depend only on the device's profile; no stack has a
+//! factor on them.
 
 use crate::gpu::device::GpuProfile;
 use crate::gpu::format::ProductFormat;
@@ -11,22 +12,23 @@ use foretell_units::Seconds;
 /// as in `gpu/attention.rs`.
 const NARROW_HEADS: f64 = 0.23;
 /// Queries in a tile of FlashAttention, and the waves of tiles at which it reaches half of its
-/// efficiency, as there.
+/// efficiency, as in `gpu/attention.rs`.
 const QUERY_TILE: f64 = 128.0;
 const HALF_WAVES: f64 = 1.2;
-/// The products of attention's backward pass over those of its forward pass: five to two.
+/// Ratio of the matrix products in attention's backward pass to those in its forward pass: five to
+/// two.
 const BACKWARD_PRODUCTS: f64 = 2.5;
 
 /// Time of kernels on one kind of device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceKernels<'a> {
     pub(super) gpu: &'a GpuProfile,
-    /// Whether PyTorch's kernels cast several numbers to sixteen bits at once.
+    /// Whether PyTorch's cast to sixteen bits processes several elements together.
     pub(super) narrows_at_once: bool,
 }
 
 impl DeviceKernels<'_> {
-    /// The time of an operator with the table's symbols at `values`.
+    /// The time of an operator, with `values` for the table's symbols.
     pub(super) fn operator(&self, operator: &TracedOperator, values: &[f64]) -> Seconds {
         let bytes: f64 = operator.inputs.iter().chain(&operator.outputs).map(|tensor| tensor.bytes(values)).sum();
         let arithmetic = products(operator, values)
@@ -36,16 +38,16 @@ impl DeviceKernels<'_> {
         alone + self.gpu.launch
     }
 
-    /// The time in which PyTorch's elementwise kernels compute where each number of their operands
-    /// lies; zero if they need not.
+    /// The time in which PyTorch's elementwise kernels compute the address of each operand element.
+    /// Zero if they need not.
     fn indexing(&self, operator: &TracedOperator, values: &[f64]) -> Seconds {
         Seconds::new(
             indexed_elements(operator, values, self.narrows_at_once) / (self.gpu.indexed_elements * self.gpu.multiprocessors),
         )
     }
 
-    /// The time in which the memory moves some bytes. The last-level cache may still hold those of
-    /// the kernel before.
+    /// The time in which the memory moves `bytes`. The last-level cache may still hold those that
+    /// the previous kernel wrote.
     pub(super) fn moving(&self, bytes: f64) -> Seconds {
         let cached = bytes.min(self.gpu.cache.value());
         let weight = bytes - cached + cached / self.gpu.cache_speed;
@@ -64,9 +66,9 @@ impl DeviceKernels<'_> {
     }
 }
 
-/// Elementwise operators of PyTorch, whose kernels read several numbers at once where all operands
-/// have one format and follow one another (`TensorIterator`; `gpu_kernel_impl` in
-/// `CUDALoops.cuh`), and compute each number's place otherwise.
+/// Elementwise operators of PyTorch. If all operands have one format and are contiguous, their
+/// kernels read several elements together (`TensorIterator`; `gpu_kernel_impl` in `CUDALoops.cuh`).
+/// Otherwise they compute the address of each element.
 const ELEMENTWISE: [&str; 17] = [
     "_to_copy",
     "add",
@@ -87,11 +89,11 @@ const ELEMENTWISE: [&str; 17] = [
     "where",
 ];
 
-/// Operators that put parts of a tensor together, a part into a whole, or numbers that lie apart
-/// one after the other.
+/// Operators that concatenate tensors, write a part into a whole, or make strided elements
+/// contiguous.
 const ASSEMBLING: [&str; 4] = ["cat", "clone", "slice_backward", "select_backward"];
 
-/// The numbers that a kernel writes one by one; 0 if it writes several at once.
+/// The number of elements that a kernel writes one by one. 0 if it writes several together.
 fn indexed_elements(operator: &TracedOperator, values: &[f64], narrows_at_once: bool) -> f64 {
     let (Some(name), Some(output)) = (operator.name.strip_prefix("aten."), operator.outputs.first()) else { return 0.0 };
     let written = output.shape(values).iter().product::<f64>();
@@ -109,7 +111,8 @@ fn indexed_elements(operator: &TracedOperator, values: &[f64], narrows_at_once: 
     if is_elementwise || ASSEMBLING.contains(&name) { written } else { 0.0 }
 }
 
-/// The operations of a matrix product, or of fused attention; 0 for other operators.
+/// The number of floating-point operations of a matrix product or of fused attention. 0 for other
+/// operators.
 pub(super) fn flops(operator: &TracedOperator, values: &[f64]) -> f64 {
     let of_product = |product: Product| {
         2.0 * [product.batch, product.rows, product.columns, product.contracted]
@@ -118,7 +121,7 @@ pub(super) fn flops(operator: &TracedOperator, values: &[f64]) -> f64 {
             .product::<f64>()
     };
     let product = products(operator, values).map(|(product, _)| of_product(product));
-    // Causal attention counts in full, as in Programs.
+    // Causal attention counts all scores, as in Programs.
     let counted = if operator.causal { 2.0 } else { 1.0 };
     product.or_else(|| attention(operator, values).map(|attention| attention.flops * counted)).unwrap_or(0.0)
 }
@@ -128,20 +131,20 @@ struct Attention {
     flops: f64,
     format: ProductFormat,
     is_backward: bool,
-    /// Tiles of queries, of all heads and samples.
+    /// Number of query tiles, over all heads and samples.
     tiles: f64,
-    /// Features of a head.
+    /// Features per head.
     width: f64,
 }
 
-/// The fused attention that an operator is; `None` if it is none.
+/// The fused attention that an operator computes. `None` for other operators.
 fn attention(operator: &TracedOperator, values: &[f64]) -> Option<Attention> {
     let name = operator.name.as_str();
     if !["flash_attention", "efficient_attention", "cudnn_attention"].iter().any(|kernel| name.contains(kernel)) {
         return None;
     }
     let is_backward = name.ends_with("backward");
-    // The gradient of the output stands before the operands.
+    // The gradient of the output precedes the operands.
     let operands = operator.inputs.get(usize::from(is_backward)..)?;
     let [query, key, value, ..] = operands else { return None };
     let format = format(query.element);
@@ -158,16 +161,18 @@ fn format(element: Element) -> ProductFormat {
     match element {
         Element::Bf16 => ProductFormat::Bf16,
         Element::F16 => ProductFormat::Fp16,
-        // Devices' rates of eight-bit integers and floating-point numbers are taken to be equal.
+        // Devices are assumed to have equal rates for eight-bit integers and eight-bit floats.
         Element::F8 | Element::I8 => ProductFormat::Fp8,
         Element::F32 | Element::F64 | Element::C64 | Element::I64 | Element::I32 | Element::Bool => ProductFormat::Fp32,
     }
 }
 
-/// The matrix product that an operator is, with its operands' format; `None` if it is none.
+/// The matrix product that an operator computes, with its operands' format. `None` for other
+/// operators.
 fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Element)> {
     let name = operator.name.rsplit('.').next().unwrap_or("");
-    // bitsandbytes' product of eight-bit integers has the weight's rows as they are stored.
+    // bitsandbytes' product of eight-bit integers takes the weight in its stored layout, by output
+    // features.
     let is_transposed = name == "int8_linear_matmul";
     let first = match name {
         _ if is_transposed => 0,
@@ -185,7 +190,7 @@ fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Eleme
     }
     let (batch, rows, contracted, columns) = match (left_shape.as_slice(), right_shape.as_slice()) {
         ([rows, contracted], [_, columns]) => {
-            // A grouped weight gradient contracts each expert's own rows.
+            // A grouped weight gradient contracts the rows of each expert separately.
             let experts = output.shape(values).first().copied().filter(|_| output.dimensions.len() == 3).unwrap_or(1.0);
             (experts, *rows, contracted / experts, *columns)
         }
@@ -204,8 +209,8 @@ fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Eleme
     Some((product, left.element))
 }
 
-/// Liger's fused kernels of experts, and which dimension of each expert's weight they contract: the
-/// middle one, the last one, or none where they sum the weight's gradient over tokens.
+/// Liger's fused kernels of experts. The number is the dimension of each expert's weight that the
+/// kernel contracts; `None` if it sums the weight's gradient over tokens.
 const OF_EXPERTS: [(&str, Option<usize>); 6] = [
     ("_fused_up_proj_swiglu_kernel", Some(2)),
     ("_fused_down_proj_kernel", Some(2)),
@@ -215,9 +220,8 @@ const OF_EXPERTS: [(&str, Option<usize>); 6] = [
     ("_moe_bwd_dW2_kernel", None),
 ];
 
-/// The grouped product that one of Liger's kernels of experts is. Its operands, which stand among
-/// its inputs as Triton's do, are all experts' weights and rows of tokens that are sorted by
-/// expert.
+/// The grouped product that one of Liger's expert kernels computes. Its inputs, as Triton lists
+/// them, include the weights of all experts and the rows of tokens sorted by expert.
 fn of_experts(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(Product, Element)> {
     let (_, contracted) = OF_EXPERTS.iter().find(|(kernel, _)| *kernel == name)?;
     let weight = operator.inputs.iter().find(|input| input.dimensions.len() == 3)?;
@@ -234,8 +238,8 @@ fn of_experts(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(
     Some((Product { batch, rows, columns, contracted, operand_bytes: bytes, output_bytes: bytes }, weight.element))
 }
 
-/// A convolution as the product that it is; the backward one has two, of the input and of the
-/// weight.
+/// A convolution, as the matrix product that it is equivalent to. A backward convolution has two
+/// products: the gradients of the input and of the weight.
 fn convolution(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(Product, Element)> {
     let is_backward = name == "convolution_backward";
     let (image, weight): (&TracedTensor, &TracedTensor) =

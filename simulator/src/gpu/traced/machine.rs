@@ -1,5 +1,5 @@
-//! What a traced step runs on: how long its operators, passes over memory and collectives take, and
-//! what the host does beside them.
+//! The machine on which a traced step runs: how long its operators, passes over memory and
+//! collectives take, and the host's time.
 
 use super::kernels::DeviceKernels;
 use super::measured::MeasuredFramework;
@@ -12,27 +12,31 @@ use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeSet;
 
 /// Host time of an operator that eager Python issues, from the call to the launch, with autograd's
-/// part. It and the hooks of `time.rs` are the values of traced stacks that are not a device's;
-/// both were chosen by the rows of Qwen's README with 512 and 1,024 tokens (`more-users.csv`),
-/// which wait for the host.
+/// part. This value and `HOOK_OPERATORS` in `time.rs` do not come from a device's profile. Both
+/// were fitted to the rows of Qwen's README with 512 and 1,024 tokens (`more-users.csv`), whose
+/// steps wait for the host.
 const HOST_OPERATOR: f64 = 10e-6;
-/// Host time on a fast and on a slow machine over the expected one.
+/// Ratio of the host time on a fast and on a slow machine to the expected time.
 const HOSTS: [f64; 2] = [0.7, 2.5];
-/// Time of kernels on a fast and on a slow machine, of devices whose kernels were measured.
+/// Ratio of kernel times on a fast and on a slow machine to the expected times, on devices whose
+/// kernels were measured.
 const MEASURED_KERNELS: [f64; 2] = [0.87, 1.17];
-/// The same of devices whose rates are those of a related one.
+/// Ratio of kernel times on a fast and on a slow machine to the expected times, on devices whose
+/// rates are taken from a related device.
 const ESTIMATED_KERNELS: [f64; 2] = [0.75, 1.33];
-/// Time of collectives on a fast and on a slow machine.
+/// Ratio of the time of collectives on a fast and on a slow machine to the expected time.
 const COLLECTIVES: [f64; 2] = [0.8, 1.6];
-/// A step of a run that nobody tuned, over the expected one: loading data, logging, throttled and
-/// shared machines. Chosen so that three of four sources of users' runs are inside the interval
-/// (`users.csv`, `more-users.csv`; every source counting alike). The fourth are runs that were
-/// reported because they were slow, up to 18 times, with nothing stated that says why.
+/// Ratio of the time of a step in a run that nobody tuned to the expected time. The causes are
+/// loading of data, logging, throttled and shared machines. Chosen so that three of four sources of
+/// users' runs are inside the interval (`users.csv`, `more-users.csv`; all sources have equal
+/// weight). Runs of the fourth were reported because they were slow, up to 18 times, without a
+/// stated cause.
 const UNTUNED: f64 = 1.8;
-/// The same of what was measured on this very machine: it changes its pace from hour to hour.
+/// Ratio of times on a fast and on a slow machine to the expected times, if they were measured on
+/// this very machine: its speed varies from hour to hour.
 const SAME_MACHINE: [f64; 2] = [0.95, 1.07];
 
-/// What a traced step runs on.
+/// The machine on which a traced step runs.
 #[derive(Clone, Copy, Debug)]
 pub enum TracedMachine<'a> {
     /// GPUs with a profile.
@@ -48,16 +52,17 @@ impl<'a> From<&'a Cluster> for TracedMachine<'a> {
 }
 
 impl TracedMachine<'_> {
-    /// cuBLAS's workspaces, which PyTorch allocates: two of 8 MiB, on Hopper and later of 32 MiB
-    /// (`getCUDABlasLtWorkspaceSize` and `parseChosenWorkspaceSize` in `CUDABlas.cpp`). Nothing
-    /// where operators were measured.
+    /// Bytes of cuBLAS's two workspaces, which PyTorch allocates: 8 MiB each, on Hopper and later
+    /// 32 MiB (`getCUDABlasLtWorkspaceSize` and `parseChosenWorkspaceSize` in `CUDABlas.cpp`). Zero
+    /// if operators were measured.
     pub(crate) fn workspace(self) -> Bytes {
         let Self::Gpu(cluster) = self else { return Bytes::ZERO };
         let is_later = ["hopper", "blackwell"].iter().any(|generation| cluster.gpu.generation.starts_with(generation));
         Bytes::new(if is_later { 64 << 20 } else { 16 << 20 })
     }
 
-    /// The context of CUDA with PyTorch's modules, and NCCL's buffers if there are several ranks.
+    /// Bytes outside the allocator: the CUDA context with PyTorch's modules, and NCCL's buffers if
+    /// there are several ranks. Zero if operators were measured.
     pub(crate) fn outside(self, ranks: usize) -> Bytes {
         match self {
             Self::Gpu(_) => Bytes::new(if ranks > 1 { 1400 << 20 } else { 600 << 20 }),
@@ -65,7 +70,7 @@ impl TracedMachine<'_> {
         }
     }
 
-    /// Whether memory is that of a caching allocator, which holds more than is allocated.
+    /// Whether memory comes from a caching allocator, which reserves more than is allocated.
     pub(crate) fn caches_memory(self) -> bool {
         matches!(self, Self::Gpu(_))
     }
@@ -77,7 +82,7 @@ pub(super) struct Durations<'a> {
     spread: Option<NodeSpread>,
     ranks: usize,
     narrows_at_once: bool,
-    /// What was not measured, by name.
+    /// The names of operators that were not measured.
     pub(super) estimated: BTreeSet<String>,
 }
 
@@ -88,8 +93,9 @@ impl<'a> Durations<'a> {
             TracedMachine::Gpu(cluster) => Some(NodeSpread::of_devices(0..ranks, cluster)),
             TracedMachine::Measured(_) => None,
         };
-        // PyTorch does since the end of 2024 (pytorch/pytorch#137053); releases 4 of transformers
-        // that have tables are as old, and are taken to have run on older ones.
+        // PyTorch casts several elements together since the end of 2024 (pytorch/pytorch#137053).
+        // Releases 4 of transformers that have tables are older than that, and are assumed to have
+        // run on older PyTorch.
         let narrows_at_once = job.table.key.get("version").is_none_or(|version| !version.starts_with("4."));
         Self { machine, spread, ranks, narrows_at_once, estimated: BTreeSet::new() }
     }
@@ -138,7 +144,7 @@ impl<'a> Durations<'a> {
         }
     }
 
-    /// Bytes of a second between a device and its host.
+    /// The rate between a device and its host, in bytes per second.
     pub(super) fn host_rate(&self) -> f64 {
         match self.machine {
             TracedMachine::Gpu(cluster) => cluster.gpu.host_rate.value(),
@@ -146,7 +152,7 @@ impl<'a> Durations<'a> {
         }
     }
 
-    /// Ranks that share a host.
+    /// Number of ranks that share a host.
     pub(super) fn ranks_of_host(&self) -> usize {
         match self.machine {
             TracedMachine::Gpu(cluster) => self.ranks.min(cluster.devices_per_node),
@@ -154,7 +160,7 @@ impl<'a> Durations<'a> {
         }
     }
 
-    /// The host's part: how it works, and the machines at the 10th and the 90th percentile.
+    /// The paces of the expected machine, and of machines at the 10th and the 90th percentile.
     pub(super) fn paces(&self) -> [Pace; 3] {
         match self.machine {
             TracedMachine::Gpu(cluster) => {
@@ -186,7 +192,7 @@ impl<'a> Durations<'a> {
         }
     }
 
-    /// The framework's own time of a step.
+    /// The framework's own time per step, in seconds.
     pub(super) fn step_overhead(&self) -> f64 {
         match self.machine {
             TracedMachine::Gpu(_) => 0.0,
@@ -194,7 +200,7 @@ impl<'a> Durations<'a> {
         }
     }
 
-    /// How much longer than expected a step may take in a run that nobody tuned.
+    /// Ratio of the time of a step in a run that nobody tuned to the expected time.
     pub(super) fn untuned(&self) -> f64 {
         match self.machine {
             TracedMachine::Gpu(cluster) if cluster.gpu.estimated => UNTUNED * ESTIMATED_KERNELS[1] / MEASURED_KERNELS[1],
@@ -210,17 +216,17 @@ impl<'a> Durations<'a> {
     }
 }
 
-/// Durations on a machine over the expected ones.
+/// Ratios of the durations on one machine to the expected ones.
 ///
-/// A step's interval follows from a fast and a slow machine, so that it is wide where the step
-/// waits for what varies most between machines: the host, which issues operators, and the network.
+/// A step's interval follows from a fast and a slow machine. So it is wide if the step waits for
+/// the parts that vary most between machines: the host, which issues operators, and the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Pace {
-    /// Host time of an operator, in seconds.
+    /// Host time per operator, in seconds.
     pub(super) host: f64,
     pub(super) kernels: f64,
     pub(super) collectives: f64,
-    /// Updates of parameters by the host.
+    /// Ratio for parameter updates by the host.
     pub(super) updates: f64,
     /// The share of the device that a collective takes from kernels.
     pub(super) shared: f64,

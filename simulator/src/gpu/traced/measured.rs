@@ -1,5 +1,5 @@
-//! A framework's operators as it measured them itself on a machine's devices: CPUs, or GPUs that no
-//! profile knows.
+//! Operator times that a framework measured on a machine's own devices: CPUs, or GPUs without a
+//! profile.
 
 use crate::interpolation::interpolate;
 use foretell_models::operator_tables::{OperatorTable, TableError, TracedOperator};
@@ -16,27 +16,27 @@ pub struct MeasuredFramework {
     stack: String,
     table: Result<Arc<OperatorTable>, TableError>,
     operators: FxHashMap<String, Sample>,
-    /// Seconds of a byte by the operator's name, for calls that were not measured.
+    /// Seconds per byte by the operator's name, for calls that were not measured.
     rates: BTreeMap<String, f64>,
     /// The median of these rates. `None` if the profile has no operators.
     usual_rate: Option<f64>,
     moves: Vec<MovesSample>,
-    /// Bytes and seconds of each collective, by its kind; the smallest comes first.
+    /// Bytes and seconds of each collective, by kind, in ascending order of size.
     exchanges: BTreeMap<Exchange, Vec<(f64, f64)>>,
-    /// Ranks of these collectives.
+    /// Number of ranks of these collectives.
     ranks: usize,
-    /// The framework's own time for each operator: Python, autograd, dispatch.
+    /// The framework's own time per operator, in seconds: Python, autograd, dispatch.
     pub(super) operator_overhead: f64,
-    /// Its time for each step.
+    /// The framework's own time per step, in seconds.
     pub(super) step_overhead: f64,
-    /// The share of the processor that a collective takes beside kernels.
+    /// The share of the processor that a collective takes from kernels.
     pub(super) communication_share: f64,
-    /// The 10th and 90th percentile of kernels over their medians, weighted by time.
+    /// The 10th and 90th percentile of kernel times over their medians, weighted by time.
     pub(super) spread: [f64; 2],
 }
 
 impl MeasuredFramework {
-    /// The framework that a profile measured; `None` if it measured our own kernels.
+    /// The measured operators of a profile. `None` if the profile measured our own kernels.
     pub fn of_profile(profile: &Profile) -> Option<Self> {
         let FrameworkProfile { stack, table, ranks, operators, moves, .. } = profile.framework.as_ref()?;
         let mut exchanges: BTreeMap<Exchange, Vec<(f64, f64)>> = BTreeMap::new();
@@ -69,12 +69,13 @@ impl MeasuredFramework {
         })
     }
 
-    /// The stack whose steps were measured.
+    /// The name of the stack whose steps were measured.
     pub fn stack(&self) -> &str {
         &self.stack
     }
 
-    /// What of a job's step was not measured and cannot be estimated; `None` if all can.
+    /// A part of a job's step that was not measured and cannot be estimated. `None` if there is
+    /// none.
     ///
     /// # Errors
     /// [`TableError`] if the table needs a size that is not given.
@@ -99,7 +100,7 @@ impl MeasuredFramework {
         self.usual_rate.expect("invariant: `lacks` refuses a profile without operators")
     }
 
-    /// The operators of a step.
+    /// The table of a step's operators.
     ///
     /// # Errors
     /// [`TableError`] if the profile's table is damaged.
@@ -107,7 +108,7 @@ impl MeasuredFramework {
         self.table.clone()
     }
 
-    /// The time of a call, and whether it was measured.
+    /// The time of an operator call, and whether it was measured.
     pub(super) fn operator(&self, operator: &TracedOperator, values: &[f64]) -> (Seconds, bool) {
         let call = operator.call(values);
         if let Some(sample) = self.measured(&call, &operator.name) {
@@ -118,7 +119,8 @@ impl MeasuredFramework {
         (Seconds::new(bytes * rate), false)
     }
 
-    /// The sample of a call. Autograd sums gradients in place or not, as it finds them.
+    /// The sample of a call. Autograd sums gradients in place or into a new tensor, so the sample
+    /// of the other variant (`name` with or without a trailing `_`) also serves.
     fn measured(&self, call: &str, name: &str) -> Option<&Sample> {
         let other = || match name.strip_suffix('_') {
             Some(plain) => call.replacen(name, plain, 1),
@@ -127,10 +129,10 @@ impl MeasuredFramework {
         self.operators.get(call).or_else(|| self.operators.get(&other()))
     }
 
-    /// The time of a pass over memory, and whether one of its name was measured.
+    /// The time of a pass over memory, and whether a pass with this name was measured.
     pub(super) fn moving(&self, name: &str, bytes: f64) -> (Seconds, bool) {
         if name == HOST_COPY {
-            // The device is the host.
+            // The device is the host, so there is nothing to copy.
             return (Seconds::ZERO, true);
         }
         let distance = |sample: &MovesSample| (sample.bytes.value().max(1.0) / bytes.max(1.0)).ln().abs();
@@ -146,13 +148,13 @@ impl MeasuredFramework {
     pub(super) fn collective(&self, kind: TracedCollective, ranks: usize, bytes: f64) -> Seconds {
         let curve = self.exchanges.get(&exchange_of(kind)).expect("invariant: `lacks` refuses collectives without a sample");
         let time = interpolate(curve, bytes, |point| point.0, |point| point.1).expect("invariant: a kind has a sample");
-        // The steps of a ring grow with the number of ranks less one.
+        // The number of a ring's steps is proportional to the number of ranks minus one.
         let steps = |ranks: usize| (ranks as f64 - 1.0).max(1.0);
         Seconds::new(time * steps(ranks) / steps(self.ranks))
     }
 }
 
-/// The kind of a profile's sample for a collective.
+/// The kind of exchange whose samples time a collective.
 const fn exchange_of(kind: TracedCollective) -> Exchange {
     match kind {
         TracedCollective::AllGather => Exchange::AllGather,

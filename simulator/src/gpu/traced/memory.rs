@@ -1,5 +1,5 @@
-//! Memory of a traced step: what is allocated, what the caching allocator holds for it, and what
-//! lives at the peak.
+//! Memory of a traced step: the allocated bytes, the bytes that the caching allocator reserves for
+//! them, and the contents at the peak.
 
 use super::allocator::{CachingAllocator, rounded};
 use foretell_models::operator_tables::TableError;
@@ -11,37 +11,37 @@ use std::collections::BTreeMap;
 /// Memory of a rank over its first steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TracedMemory {
-    /// The most bytes that are allocated at once.
+    /// The largest number of bytes allocated at the same time.
     pub allocated: Bytes,
-    /// The most bytes that the allocator holds.
+    /// The largest number of bytes that the allocator reserves.
     pub reserved: Bytes,
-    /// The phase in which most is allocated.
+    /// The phase of the peak.
     pub phase: &'static str,
-    /// The operator at which most is allocated.
+    /// The operator at the peak.
     pub operator: String,
-    /// What the allocated bytes hold at that point.
+    /// The contents of the allocated bytes at the peak.
     pub contents: BTreeMap<Contents, Bytes>,
-    /// How often a step returned all cached memory for lack of more.
+    /// How often the allocator returns all cached memory in a step, for lack of free memory.
     pub flushes: u64,
-    /// The most bytes that the allocator would hold on a device with any number.
+    /// The bytes that the allocator would reserve on a device of unlimited memory.
     pub wanted: Bytes,
-    /// The least bytes with which the job is known to run: what is allocated; where that would fit
-    /// but for fragments, what the allocator wants.
+    /// The least bytes with which the job is known to run: usually the allocated bytes. If those
+    /// would fit but fragmentation makes the job run out of memory, [`Self::wanted`].
     pub needed: Bytes,
-    /// What the rank holds in its host's memory.
+    /// Bytes that the rank holds in its host's memory.
     pub host: Bytes,
-    /// What it holds in memory that device and host share.
+    /// Bytes that it holds in memory that device and host share.
     pub paged: Bytes,
-    /// Whether the device has no room for that beside the rest.
+    /// Whether the paged memory does not fit on the device beside the allocated bytes.
     pub pages_out: bool,
-    /// Whether a request finds no room even after that.
+    /// Whether the job runs out of device memory, even after returning all cached memory.
     pub runs_out: bool,
 }
 
-/// Steps until the allocator's blocks repeat.
+/// Number of steps after which the allocator's blocks repeat.
 const STEPS: usize = 3;
 
-/// The memory of a job whose device has `limit` bytes for the allocator; without one it has any
+/// Returns the memory of a job whose allocator may reserve `limit` bytes; without a limit, any
 /// number.
 ///
 /// # Errors

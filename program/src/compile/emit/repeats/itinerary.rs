@@ -1,5 +1,5 @@
-//! The order in which a list comes to each micro-batch: its passes and messages. Micro-batches
-//! whose itineraries match can repeat one another.
+//! The passes and messages of each micro-batch, in the order of the list. A micro-batch can repeat
+//! an earlier one whose itinerary matches.
 
 use crate::compile::messages::Receive;
 use crate::compile::state::ParameterGathers;
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 #[derive(Default)]
 pub(super) struct Itinerary {
     /// The chunk and pass of each pass in order, and whether the backward pass of the same chunk
-    /// follows at once.
+    /// and micro-batch follows at once.
     pub(super) passes: Vec<(usize, StagePass, bool)>,
     /// The tensor and sending stage of each message, ascending.
     pub(super) messages: Vec<(TensorId, usize)>,
@@ -59,7 +59,8 @@ pub(super) fn itineraries(tasks: &[Task], receives: &[Vec<Receive>]) -> Vec<Itin
     itineraries
 }
 
-/// The micro-batches for which a stage does something that it does for no other.
+/// The micro-batches that are not copied, nor copied from: the first and last of each pass of each
+/// chunk and, if parameters are gathered once a step, the one before each first pass.
 pub(super) fn unique_micro_batches(tasks: &[Task], gathers: ParameterGathers) -> BTreeSet<usize> {
     let mut unique = BTreeSet::new();
     let mut seen = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! The update of one parameter by Muon, whose shards ranks join to whole matrices.
+//! The update of one parameter by Muon: ranks gather its shards into whole matrices.
 
 use super::Update;
 use crate::collective::Collective;
@@ -41,8 +41,8 @@ impl Update<'_> {
         let mut shape = member.shape.clone();
         let own_elements: usize = shape.iter().product();
         direction = self.list.add_view(name, direction, 0, vec![own_elements]);
-        // Axes whose ranks have parts of a matrix, and not other matrices. The first have the
-        // smallest parts.
+        // Axes whose ranks hold parts of one matrix, as opposed to different matrices. The first
+        // axes have the smallest parts.
         let cuts: Vec<(Axis, usize)> = Axis::WITHIN_STAGE
             .into_iter()
             .filter_map(|axis| match member.placements.get(axis) {
@@ -64,8 +64,8 @@ impl Update<'_> {
             direction = self.part(name, (axis, dimension), &mut shape, direction);
         }
         if bucket.elements > own_elements {
-            // What lies behind the matrix belongs to no parameter: its direction is the gathered
-            // one, zero.
+            // The padding behind the matrix belongs to no parameter. Its direction stays as
+            // gathered: zero.
             let part = self.list.add_view(name, padded, 0, vec![own_elements]);
             let kernel = Kernel::Slice { outer: 1, parts: 1, inner: own_elements };
             self.compute(name, kernel, &[direction], &[part]);
@@ -81,8 +81,8 @@ impl Update<'_> {
         self.compute(name, Kernel::MuonStep { elements, longest, controlled, exempt }, &step_reads, &step_writes);
     }
 
-    /// Gathers a tensor whose `dimension` the ranks along an axis have equal parts of. `shape` is
-    /// that of the part, and becomes that of the result.
+    /// Gathers a tensor whose `dimension` is sharded equally over the ranks along `axis`. `shape`
+    /// is the shape of `part`, and is replaced by that of the result.
     fn join(&mut self, name: &str, (axis, dimension): (Axis, usize), shape: &mut [usize], part: BufferId) -> BufferId {
         let (parts, precision) = (self.stage.lowering.mesh.size(axis), self.list.buffer(part).data_type);
         let (outer, inner) = (shape[..dimension].iter().product(), shape[dimension..].iter().product());

@@ -1,38 +1,39 @@
-//! What holds for the order of a list's instructions, whatever their durations.
+//! Facts about the order of a list's instructions that hold for all durations.
 //!
 //! Two things follow from the vector clocks of the streams ([`super::vector_clocks`]):
 //!
-//! - An instruction's end time need not be kept once all of its dependents have ended. Another end
-//!   time can reuse its slot.
+//! - The end time of an instruction need not be kept once all of its dependents have ended. Another
+//!   end time can reuse its slot.
 //! - An instruction's successor is forced if it is the last of the predecessors of one other
-//!   instruction, or if it forks into two branches that one join waits for. There the interpreter
-//!   may run ahead of the event queue.
+//!   instruction, or if it forks into two branches that one join waits for. At such instructions
+//!   the interpreter may run ahead of the event queue.
 //!
-//! The predecessors of an instruction are its dependencies and the previous one of its stream.
+//! The predecessors of an instruction are its dependencies and the previous instruction of its
+//! stream.
 
 use super::vector_clocks::VectorClocks;
 use crate::engine::order::{InstructionFork, InstructionOrder, NO_SLOT, Successor};
 use crate::lowering::LoweredList;
 use std::collections::VecDeque;
 
-/// What holds for the order of a list's instructions.
+/// Facts about the order of a list's instructions that hold for all durations.
 pub(in crate::engine) struct ForcedOrder {
     /// The slot of each instruction's end time, or [`NO_SLOT`] if no other stream depends on it.
     pub(in crate::engine) slot_of: Vec<u32>,
     /// Number of slots.
     pub(in crate::engine) slots: u32,
-    /// For each instruction, what is known of its successor.
+    /// For each instruction, the candidate for its forced successor.
     candidates: Vec<Candidate>,
     forks: Vec<InstructionFork>,
 }
 
-/// How many of a stream's oldest slots are tried for reuse.
+/// The number of a stream's oldest slots that are tried for reuse.
 const SLOTS_TRIED: usize = 4;
 
 /// No instruction.
 const NONE: u32 = u32::MAX;
 
-/// What is known so far of an instruction's successor.
+/// A candidate for an instruction's forced successor.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     kind: CandidateKind,
@@ -41,8 +42,8 @@ struct Candidate {
     /// How many of the direct followers (dependents, and the next of the stream) are proven to
     /// start no earlier than the target. [`ForcedOrder::successor`] answers only if all are.
     confirmed: u32,
-    /// The instruction whose end starts this one, or starts the run of instructions without
-    /// dependencies and dependents that this one belongs to. [`NONE`] if that is not certain.
+    /// The instruction whose end starts this one, or, if this one belongs to a run of instructions
+    /// without dependencies and dependents, starts that run. [`NONE`] if that is not certain.
     cause: u32,
 }
 
@@ -51,15 +52,15 @@ enum CandidateKind {
     Unknown,
     One,
     Fork,
-    /// The end of a branch of a fork, whose target is the join.
+    /// The instruction is the end of a branch of a fork; the target is the join.
     BranchEnd,
 }
 
-/// The predecessor, or the two, after whose end all predecessors of an instruction have ended.
+/// The one or two predecessors after whose ends all predecessors of an instruction have ended.
 enum LastPredecessor {
     Unknown,
     One(u32),
-    /// Two that have the same cause.
+    /// Two predecessors with the same cause.
     Two([u32; 2]),
 }
 
@@ -69,9 +70,9 @@ impl ForcedOrder {
         let candidate = Candidate { kind: CandidateKind::Unknown, target: NONE, confirmed: 0, cause: NONE };
         let candidates = vec![candidate; count];
         let mut forced = Self { slot_of: vec![NO_SLOT; count], slots: 0, candidates, forks: Vec::new() };
-        // For each stream, the instructions whose slots may be reused, the oldest first.
+        // For each stream, the instructions whose slots may be reused, oldest first.
         let mut slot_holders: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
-        // For each stream, the latest instruction, and the cause of the next one if that has no
+        // For each stream, the latest instruction, and the cause of the next one if that one has no
         // dependencies.
         let mut latest: Vec<Option<(u32, u32)>> = vec![None; streams];
         let mut clocks = VectorClocks::new(list, order);
@@ -104,7 +105,7 @@ impl ForcedOrder {
             let is_free = |holder: &u32| order.dependents(*holder).iter().all(|&dependent| clocks.has_ended(clock, dependent));
             let holders = &mut slot_holders[stream as usize];
             let free = match (0..holders.len().min(SLOTS_TRIED)).find(|&place| is_free(&holders[place])) {
-                // Mostly the oldest is free, and this is much faster.
+                // Usually the oldest slot is free, and popping it is much faster.
                 Some(0) => holders.pop_front(),
                 place => place.and_then(|place| holders.remove(place)),
             };
@@ -200,9 +201,9 @@ impl ForcedOrder {
         }
     }
 
-    /// Considers a direct follower of `before`: it is the target, or it is proven to start no
-    /// earlier than the target. `clock` is the follower's; `is_last` says that `before` is the last
-    /// of its predecessors to end.
+    /// Adds a direct follower of `before`: as the target, or as confirmed if it is proven to start
+    /// no earlier than the target. `clock` is the follower's clock; `is_last` is true if `before`
+    /// is the last of its predecessors to end.
     fn add_follower(&mut self, clocks: &VectorClocks<'_>, clock: &[u32], before: u32, follower: u32, is_last: bool) {
         let candidate = &mut self.candidates[before as usize];
         let target = match candidate.kind {

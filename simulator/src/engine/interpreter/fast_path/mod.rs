@@ -1,14 +1,14 @@
-//! The fast path: takes a rank ahead of the event queue while its blocks follow from it alone.
+//! The fast path: runs a rank ahead of the event queue while its blocks depend on no other rank.
 //!
 //! Such blocks are kernels on an idle processor, and collectives that only this rank has to reach
-//! (equivalent ranks are folded onto it) and that load no link; or a kernel and a collective side
-//! by side ([`overlapped_pair`]). If the successor of each is forced ([`forced_order`], by the
-//! streams' [`vector_clocks`]), their starts and ends are sums. [`run_ahead`] computes up to 256
-//! blocks at once, and one event stands for all of them.
+//! (equivalent ranks are folded onto it) and that load no link; or a kernel and a collective that
+//! overlap ([`overlapped_pair`]). If the successor of each is forced ([`forced_order`], by the
+//! streams' [`vector_clocks`]), starts and ends are sums of durations. [`run_ahead`] computes up to
+//! 256 blocks together, and one event stands for all of them.
 //!
-//! Nothing of the rank's state changes before that event. Whatever meets the rank earlier first
-//! makes it catch up: blocks that are over are recorded, and the block under way continues as any
-//! other.
+//! The rank's state does not change before that event. Anything that needs the rank earlier first
+//! makes it catch up: blocks that have ended are recorded, and the block under way continues as an
+//! ordinary block.
 //!
 //! The oracle is the interpreter without the fast path, which takes an event for each block
 //! (`FastPath::Off`). `the_fast_path_agrees_with_running_event_by_event` compares the two span by
@@ -31,11 +31,12 @@ pub(super) struct RunAheadState {
     is_allowed: bool,
     /// For each rank, its index in `runs`, or [`NONE`].
     run_of_rank: Vec<u32>,
-    /// The blocks of each run. A pair is left out, since it follows from the block before it.
+    /// The blocks of each run. Overlapped pairs are left out, since they can be derived from the
+    /// block before them.
     runs: Vec<Vec<TimedBlock>>,
     /// Runs that no rank uses.
     free: Vec<u32>,
-    /// Number of blocks that ended without an event of their own.
+    /// Number of blocks that ended without their own event.
     pub(super) blocks_without_event: u64,
 }
 

@@ -1,5 +1,6 @@
-//! A kernel and a collective side by side on a rank that meets no other: they share only its
-//! processor, so their ends follow from their starts. Computes what their events would.
+//! A kernel and a collective that overlap on a rank and involve no other rank. They share only its
+//! processor, so their ends follow from their starts. Computes the same times as their events
+//! would.
 
 use super::TimedBlock;
 use crate::engine::blocks::BlockFork;
@@ -10,7 +11,7 @@ use crate::engine::interpreter::state::Progress;
 use crate::lowering::Action;
 use foretell_units::Picoseconds;
 
-/// A kernel and a collective side by side.
+/// A kernel and a collective that overlap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OverlappedPair {
     pub(super) kernel: TimedBlock,
@@ -18,7 +19,7 @@ pub(super) struct OverlappedPair {
     communication: Communication,
     /// When the collective's data begin to flow.
     flow_start: Picoseconds,
-    /// The time in which both use the processor, if there is any.
+    /// The period in which both use the processor, if there is one.
     shared: Option<SharedPeriod>,
 }
 
@@ -27,7 +28,7 @@ pub(super) struct OverlappedPair {
 struct SharedPeriod {
     from: Picoseconds,
     until: Picoseconds,
-    /// Time left to each at `from`, in picoseconds alone.
+    /// Work left to each at `from`, in picoseconds at rate 1.
     left: [Picoseconds; 2],
     /// Rate of each, relative to running alone.
     rates: [f64; 2],
@@ -50,12 +51,12 @@ impl SharedPeriod {
         since + Picoseconds((left / rate).ceil() as u64)
     }
 
-    /// Time left to one of them at a time in the period.
+    /// Work left to one of them at time `now` in the period.
     fn left(&self, one: usize, now: Picoseconds) -> f64 {
         (self.left[one].0 as f64 - self.rates[one] * now.saturating_sub(self.from).0 as f64).max(0.0)
     }
 
-    /// When one of them ends, which runs alone once the other has ended.
+    /// When one of them ends. It runs alone once the other has ended.
     fn end(&self, one: usize) -> Picoseconds {
         let end = Self::end_at(self.from, self.left[one].0 as f64, self.rates[one]);
         if end == self.until || self.rates[one] == 1.0 { end } else { Self::end_at(self.until, self.left(one, self.until), 1.0) }
@@ -63,8 +64,8 @@ impl SharedPeriod {
 }
 
 impl Interpreter<'_> {
-    /// The pair that a fork's branches are, if one is a kernel and the other a collective that meet
-    /// no other rank.
+    /// The pair of a fork's two branches, if one is a kernel and the other a collective, and
+    /// neither involves another rank.
     pub(super) fn pair(&self, rank: u32, before: &TimedBlock, fork: &BlockFork) -> Option<OverlappedPair> {
         let is_kernel = |&block: &u32| matches!(self.block(Task { rank, block }).action, Action::Compute);
         let [one, other] = fork.branches;
@@ -93,7 +94,7 @@ impl Interpreter<'_> {
         Some(OverlappedPair { kernel, collective, communication, flow_start, shared })
     }
 
-    /// Records a pair that is over.
+    /// Records a pair that has ended.
     pub(super) fn record_pair(&mut self, rank: u32, pair: &OverlappedPair) {
         self.record_pair_until(rank, pair, Picoseconds::MAX);
     }
@@ -137,7 +138,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Continues with the blocks of a pair as any other, at this instant within the pair.
+    /// Turns the blocks of a pair into ordinary blocks, at an instant within the pair.
     pub(super) fn resume_pair(&mut self, rank: u32, pair: &OverlappedPair) {
         let now = self.queue.now();
         self.record_pair_until(rank, pair, now);

@@ -1,7 +1,7 @@
-//! Runs a rank through blocks ahead of the event queue, and lets it catch up when something meets
-//! it. The folder's head says when that is possible.
+//! Runs a rank through blocks ahead of the event queue, and lets it catch up when something else
+//! needs it. See [`super`] for when that is possible.
 //!
-//! Nothing here depends on what other ranks do.
+//! Nothing here depends on other ranks.
 
 use super::overlapped_pair::OverlappedPair;
 use super::{NONE, TimedBlock};
@@ -14,13 +14,13 @@ use crate::engine::order::NO_SLOT;
 use crate::lowering::Action;
 use foretell_units::Picoseconds;
 
-/// Where a rank is whose run ahead was stopped: all before it is over.
+/// The position at which a run ahead was stopped. All blocks before it have ended.
 enum Stopped {
     At(TimedBlock),
     Within(OverlappedPair),
 }
 
-/// Blocks to run ahead per event. Large enough to amortise the event, small enough that stopping
+/// The most blocks to run ahead per event: enough to amortise the event, few enough that stopping
 /// early is cheap.
 const MAX_BLOCKS: usize = 256;
 
@@ -29,7 +29,7 @@ impl Interpreter<'_> {
     /// Returns `false`, and changes nothing, if that is not possible or no block is sure to follow.
     pub(in crate::engine::interpreter) fn try_run_ahead(&mut self, task: Task, start: Picoseconds) -> bool {
         let Task { rank, block } = task;
-        // A block that begins now might meet the rank at once.
+        // Another block that begins at this instant might need the rank.
         if !self.run_ahead.is_allowed || !self.ready.is_empty() {
             return false;
         }
@@ -58,7 +58,8 @@ impl Interpreter<'_> {
         true
     }
 
-    /// The block that must follow another, at once or after a pair, on a rank that meets no other.
+    /// The block that must follow another, directly or after an overlapped pair, and that involves
+    /// no other rank.
     fn block_after(&self, rank: u32, before: &TimedBlock) -> Option<TimedBlock> {
         let state = &self.ranks[rank as usize];
         if state.times[before.block as usize].host_waits {
@@ -84,7 +85,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// When a block begins whose last predecessors are `before`.
+    /// The start of a block whose last predecessors are `before`.
     pub(super) fn start_after(&self, rank: u32, block: u32, before: &[TimedBlock]) -> Picoseconds {
         let state = &self.ranks[rank as usize];
         let stream = |block: u32| state.block_list.blocks[block as usize].stream;
@@ -97,8 +98,8 @@ impl Interpreter<'_> {
         ends.fold(launched, Picoseconds::max)
     }
 
-    /// The duration of a block that meets no other rank: a kernel, or a collective of a group with
-    /// one simulated member that loads no link. `None` for other blocks.
+    /// The duration of a block that involves no other rank: a kernel, or a collective of a group
+    /// with one simulated member that loads no link. `None` for other blocks.
     pub(super) fn uncontended_duration(&self, task: Task) -> Option<Picoseconds> {
         match self.block(task).action {
             Action::Compute => Some(self.duration(task)),
@@ -112,7 +113,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// The collective that a block is, if it is one.
+    /// The collective of a block; `None` for other blocks.
     pub(super) fn collective_of(&self, task: Task) -> Option<Communication> {
         match self.block(task).action {
             Action::Collective { group, nth } => {
@@ -122,8 +123,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Handles the event of a run ahead: the rank is through all blocks, unless it caught up
-    /// before.
+    /// Handles the event of a run ahead: the rank has run all blocks, unless it caught up before.
     pub(in crate::engine::interpreter) fn finish_run_ahead(&mut self, rank: u32, generation: u32) {
         if self.processors.states[self.processor_index(rank)].generation != generation {
             return;
@@ -138,7 +138,7 @@ impl Interpreter<'_> {
         self.finish(task);
     }
 
-    /// Brings a rank that runs ahead to its state at this instant, because something meets it.
+    /// Brings a rank that runs ahead to its state at this instant, because something else needs it.
     pub(in crate::engine::interpreter) fn catch_up(&mut self, rank: u32) {
         if self.run_ahead.run_of_rank[rank as usize] == NONE {
             return;
@@ -150,7 +150,7 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Continues with a block as any other, under way or to come.
+    /// Turns a block that is under way or yet to start into an ordinary block.
     fn resume(&mut self, rank: u32, timed: &TimedBlock) {
         let TimedBlock { block, start, end } = *timed;
         let task = Task { rank, block };
@@ -178,19 +178,19 @@ impl Interpreter<'_> {
     pub(super) fn plan_again(&mut self, task: Task) {
         let (index, stream) = (self.progress_index(task), self.block(task).stream);
         self.progress[index] = Progress::at(task.block);
-        // Else the rank would run ahead again.
+        // Without this, the rank would run ahead again.
         let may_run_ahead = self.run_ahead.forbid();
         self.try_stream(task.rank, stream);
         self.run_ahead.restore(may_run_ahead);
     }
 
-    /// Where the progress of a block's stream is.
+    /// The index of the progress of a block's stream.
     pub(super) fn progress_index(&self, task: Task) -> usize {
         self.ranks[task.rank as usize].first_stream as usize + self.block(task).stream as usize
     }
 
-    /// Ends a rank's run ahead. Records what is over by `time` and returns what is under way then.
-    /// The last block is never recorded, since its end is an event.
+    /// Ends a rank's run ahead. Records the blocks that have ended by `time`, and returns the block
+    /// or pair that is under way then. The last block is never recorded, since its end is an event.
     fn stop_run_ahead(&mut self, rank: u32, time: Picoseconds) -> Option<Stopped> {
         let index = std::mem::replace(&mut self.run_ahead.run_of_rank[rank as usize], NONE) as usize;
         let mut run = std::mem::take(self.run_ahead.runs.get_mut(index)?);
@@ -220,7 +220,7 @@ impl Interpreter<'_> {
         stopped
     }
 
-    /// Records a block that is over.
+    /// Records a block that has ended.
     fn record_block(&mut self, rank: u32, timed: &TimedBlock) {
         let task = Task { rank, block: timed.block };
         let block = self.block(task);

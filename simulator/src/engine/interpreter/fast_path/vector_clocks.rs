@@ -1,5 +1,5 @@
 //! Vector clocks of a list's streams (Fidge 1988; Mattern 1989): which instructions must have ended
-//! when another has, whatever the durations.
+//! when another has ended, whatever the durations.
 
 use crate::engine::order::InstructionOrder;
 use crate::lowering::LoweredList;
@@ -7,24 +7,25 @@ use crate::lowering::LoweredList;
 /// No clock.
 const NONE: u32 = u32::MAX;
 
-/// For each stream, the least number of its instructions that have ended at some instant. A clock
-/// has one number for each stream, rounded up to a multiple of [`LANES`].
+/// A clock has, for each stream, the least number of its instructions that have ended at some
+/// instant. Its length is the number of streams rounded up to a multiple of [`LANES`].
 pub(super) struct VectorClocks<'a> {
     order: &'a InstructionOrder,
     list: &'a LoweredList,
-    /// Numbers in a clock.
+    /// Length of a clock.
     width: usize,
     /// For each stream, the clock at the end of its latest instruction.
     now: Vec<u32>,
     /// Clocks at the ends of instructions that have dependents still to come.
     kept: Vec<u32>,
-    /// For each instruction, where its clock begins in `kept`, or [`NONE`].
+    /// For each instruction, the start of its clock in `kept`, or [`NONE`].
     kept_at: Vec<u32>,
-    /// Where unused clocks begin in `kept`. Few are in use at once, so they stay in the cache.
+    /// The starts of unused clocks in `kept`. Few clocks are in use at once, so they stay in the
+    /// cache.
     free: Vec<u32>,
 }
 
-/// Numbers of a clock that are copied and compared at once.
+/// The number of entries of a clock that are copied and compared together.
 const LANES: usize = 4;
 
 impl VectorClocks<'_> {
@@ -51,7 +52,7 @@ impl VectorClocks<'_> {
         Some(&self.kept[at..at + self.width])
     }
 
-    /// Whether an instruction must have ended by a clock.
+    /// Whether an instruction must have ended at the instant of a clock.
     pub(super) fn has_ended(&self, clock: &[u32], instruction: u32) -> bool {
         clock[self.stream(instruction)] > self.order.position[instruction as usize]
     }
@@ -59,8 +60,9 @@ impl VectorClocks<'_> {
     /// Advances a stream to the end of its next instruction, which has these dependencies.
     ///
     /// `last` is the predecessor after whose end all predecessors have ended, if one is certain.
-    /// Its clock is then the whole answer: a clock that knows the end of an instruction knows all
-    /// that this instruction knew. `previous` is the previous instruction of the stream.
+    /// The new clock is then that of `last`: a clock that includes the end of an instruction
+    /// includes everything in that instruction's clock. `previous` is the previous instruction of
+    /// the stream.
     pub(super) fn advance(&mut self, instruction: u32, dependencies: &[u32], last: Option<u32>, previous: Option<u32>) {
         let (stream, width) = (self.stream(instruction), self.width);
         let now = &mut self.now[stream * width..(stream + 1) * width];
@@ -78,7 +80,7 @@ impl VectorClocks<'_> {
         }
         now[stream] = self.order.position[instruction as usize] + 1;
         for &dependency in dependencies {
-            // Dependents are in the order of the list.
+            // Dependents are in list order, so this is the last one that reads the clock.
             let at = &mut self.kept_at[dependency as usize];
             if *at != NONE && self.order.dependents(dependency).last() == Some(&instruction) {
                 self.free.push(*at);
