@@ -4,10 +4,10 @@
 //! under their public names, and `state.json` ([`CheckpointState`]) with everything else. STEP is
 //! the number of steps that were made.
 //!
-//! Every rank copies the pieces that it saves (`CheckpointWriter`) and goes on training; a thread
-//! writes them into the files of a folder with a temporary name. When all ranks have reported, the
-//! launcher adds the checksums and renames the folder (`commit`). So a folder with a number for a
-//! name is whole, unless the disk damaged it, which [`last_whole`] notices.
+//! Every rank copies the pieces that it saves (`CheckpointWriter`) and continues training; a thread
+//! writes the copy into the files of a folder with a temporary name. When all ranks have reported,
+//! the launcher adds the checksums and renames the folder (`commit`). So a folder whose name is a
+//! number holds a complete checkpoint, unless the disk damaged it, which [`last_whole`] detects.
 
 mod commit;
 mod finding;

@@ -147,7 +147,7 @@ impl CheckpointState {
         Ok(state)
     }
 
-    /// Checks that a job can go on from here.
+    /// Checks that a job can resume from this checkpoint.
     pub(crate) fn check(&self, path: &Path, job: &TrainingJob) -> Result<(), CheckpointError> {
         let refuse = |reason: String, hint: &str| Err(CheckpointError::OtherRun { path: path.into(), reason, hint: hint.into() });
         let (own, other) = (self.optimizer, job.plan.optimizer);

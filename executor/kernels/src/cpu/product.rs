@@ -46,8 +46,8 @@ pub(super) unsafe fn multiply(
     right: View,
     mode: Destination,
 ) {
-    // The library's kernels want a destination whose columns are contiguous, or nearly so:
-    // elsewhere the transposed product is computed, `destination^T = right^T left^T`.
+    // The library is fastest if the destination is stored by columns. For one stored by rows,
+    // compute the transposed product, `destination^T = right^T left^T`.
     let by_rows = destination.column_stride < destination.row_stride;
     let (rows, columns) = if by_rows { (columns, rows) } else { (rows, columns) };
     let destination = if by_rows { destination.transposed() } else { destination };
