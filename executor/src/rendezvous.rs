@@ -34,7 +34,7 @@ const FOLDER_VARIABLE: &str = "FORETELL_RENDEZVOUS_DIR";
 /// Ports for runs whose environment names none. They lie below Linux's ephemeral ports.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// This process's place among the processes that an external launcher started.
+/// This process's position among the processes that an external launcher started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
     /// The launcher that started them.
@@ -218,7 +218,7 @@ impl World {
             // The rank listens on every interface. Its control connection shows which address the
             // others can reach.
             address: unspecified(&first),
-            // Ranks of one machine share no memory: nobody could create it for them.
+            // Ranks of one machine share no memory here: no common parent could create it for them.
             transport: if transport == TransportKind::Mpi { "mpi" } else { "tcp" },
             gpu: self.gpu(backend)?,
             uses_nccl: backend.is_direct(self.local_size().max(2)),
