@@ -33,7 +33,7 @@ pub enum ConfigError {
     UnknownType {
         /// The type.
         name: String,
-        /// Those that can be read.
+        /// The types that can be read.
         hint: String,
     },
     /// A field that the model needs, or whose value has another type.
@@ -55,7 +55,7 @@ pub enum ConfigError {
         field: String,
         /// Its value.
         value: String,
-        /// What can be.
+        /// The values that can be expressed.
         hint: String,
     },
     /// Fields that no reader knows.
@@ -95,7 +95,7 @@ pub(super) fn parse_any(text: &str) -> Result<Map<String, Value>, ConfigError> {
     }
 }
 
-/// Whether a value says that something is not there.
+/// Whether a value means that a feature is absent.
 pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
