@@ -124,7 +124,7 @@ impl Kernel {
     }
 
     /// The number of parts into which a group of ranks has cut the work, for kernels that must know
-    /// which part is theirs. The rank's index in the group tells which. 1 for other kernels.
+    /// which part is theirs: the rank's index in the group. 1 for other kernels.
     pub fn parts(&self) -> usize {
         match *self {
             Kernel::Slice { parts, .. }

@@ -69,9 +69,9 @@ fn tied_tables(network: &Network) -> BTreeSet<usize> {
 }
 
 /// For a network that names no blocks: `Some` for each layer that begins a block, with whether that
-/// block is recomputable (all but the last are). A layer begins a block if no later layer reads
-/// anything older than the previous layer's result, if the block before it has weights, and if the
-/// layer does not belong to the previous one. Empty of starts if the network names blocks.
+/// block is recomputable (all but the last are). A layer begins a block if neither it nor a later
+/// layer reads anything older than the previous layer's result, if the block before it has weights,
+/// and if it does not belong to the previous layer. All `None` if the network names blocks.
 fn block_starts(network: &Network) -> Vec<Option<bool>> {
     let layers = &network.layers;
     let mut starts = vec![None; layers.len()];
