@@ -289,8 +289,8 @@ impl Backward {
                 GradientReads::Nothing => {}
                 GradientReads::Itself => reads.push(input.clone()),
                 GradientReads::Normed => {
-                    // The gradient of the shift needs only dy; that of the scale also needs the
-                    // normalised input.
+                    // The gradient of the shift needs only dy, that of the scale also the input,
+                    // and that of the input both input and scale.
                     reads.extend(forward.inputs.first().filter(|_| index < 2).cloned());
                     reads.extend(forward.inputs.get(1).filter(|_| index == 0).cloned());
                 }

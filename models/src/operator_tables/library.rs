@@ -92,7 +92,7 @@ impl Library {
 
 /// Writes the lines of a part with allocations' numbers in place of their distances: `+SIZE` gets
 /// the number after the last one; `-D` and `gD NAME` the number D before the last one; `-PLACE:D`
-/// the number D before the one that PLACE was last resolved to.
+/// the number D before the one that PLACE last resolved to (at first 0).
 #[derive(Default)]
 struct Numbers<'a> {
     last: i64,
