@@ -64,8 +64,7 @@ pub(super) struct TracedOperator {
     pub(super) flops: u64,
     #[serde(default)]
     pub(super) view: bool,
-    /// Whether its results have the batch as a dimension of their own, so that it works sample by
-    /// sample.
+    /// Whether it has one result for each sample, as a split of the batch has.
     #[serde(default)]
     pub(super) samples: bool,
     /// The number of the checkpoint that it ran in.

@@ -23,7 +23,7 @@ impl Translator<'_> {
         if layers == 0 || is_empty || names::is_maker(name) {
             return Ok(results.iter().map(|result| Known::Constant { shape: result.shape.clone() }).collect());
         }
-        // The operator works sample by sample, so each result stands for all samples.
+        // The operator has one result for each sample, so any of them stands for all samples.
         if operator.samples
             && let (Some(result), Some(Known::Layer { place, shared: false, .. })) = (results.first(), reads.first())
             && elements(self.shape_of(*place)) == elements(&result.shape)
