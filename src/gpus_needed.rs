@@ -84,8 +84,8 @@ fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Ne
                 found.layout = best.layout;
                 break;
             }
-            // A batch may have fewer samples than there are devices, so a larger number of devices
-            // can fail although a smaller one fits.
+            // Try the next larger number: more devices may fit where fewer do not, or the search
+            // ran out of time.
             BestOfJob::Fits(_)
             | BestOfJob::DoesNotFit(_)
             | BestOfJob::Refused(Failure::Unplanned(PlannerError::OutOfTime { .. })) => {}
