@@ -20,7 +20,7 @@ pub use trace::{KinetoTrace, TraceStep};
 use miette::Diagnostic;
 use thiserror::Error;
 
-/// Why a trace was not read.
+/// Why a trace could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum KinetoError {
     /// The text has another form.
