@@ -226,8 +226,7 @@ impl Script<'_> {
         self.run(command);
     }
 
-    /// Begins an arm of a `case`, behind whose patterns a bracket closes: `case $SIZE in 7b)` or
-    /// `70b)`.
+    /// Begins an arm of a `case`, whose patterns end with a bracket: `case $SIZE in 7b)` or `70b)`.
     fn begin_arm(&mut self, mut words: Vec<Word>) {
         if words.first().and_then(Word::literal) == Some("case") {
             self.run(words.drain(..3.min(words.len())).collect());
