@@ -109,7 +109,7 @@ pub struct InputCheck {
     pub predicted_bound: String,
     /// Whether the run is predicted to be input-bound.
     pub predicted_input_bound: bool,
-    /// Whether kernels waited for samples for at least a tenth of the measured step.
+    /// Whether kernels waited for samples for more than a tenth of the measured step.
     pub input_bound: bool,
     /// Predicted time per step in which kernels wait for samples.
     #[serde(rename = "predicted_wait_seconds", serialize_with = "number")]
@@ -122,7 +122,7 @@ pub struct InputCheck {
 }
 
 impl InputCheck {
-    /// A run is called input-bound if kernels wait for samples for at least this share of a step.
+    /// A run is called input-bound if kernels wait for samples for more than this share of a step.
     /// Below it, more workers would hardly help.
     const BOUND: f64 = 0.1;
 

@@ -320,7 +320,7 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         trains: if names::trains_adapters(row) { Trained::Adapters } else { Trained::All },
         eager_loss: names::has_eager_loss(row),
         loss: names::loss(row),
-        // BERT's sequences are assumed to have no padding.
+        // BERT's sequence in a row has no padding.
         unpadded: matches!(model, Model::Bert(_)).then_some(1.0),
         ..PlannedWorkload::default()
     };
