@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// The means by which one stream executes its operations.
 pub(super) enum StreamRunner {
-    /// Loads samples, leaving out the first `samples_before` of a micro-batch. Images and features
-    /// are stored in the 16-bit format `half`, or in single precision if it is `None`.
+    /// Loads this rank's samples: those after the first `samples_before` of a micro-batch. Images
+    /// and features are stored in the 16-bit format `half`, or in single precision if it is `None`.
     Load { samples_before: usize, half: Option<SixteenBits> },
     /// Runs the collectives of a group.
     Group(Box<Group>),
