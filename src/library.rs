@@ -39,7 +39,7 @@ enum Show {
 /// A model in the list of `models`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ListedModel {
-    /// Its name.
+    /// The model's name.
     name: String,
     /// Its parameters.
     parameters: usize,
@@ -69,7 +69,7 @@ pub struct ShownModel {
 /// A topology in the list of `topologies`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ListedTopology {
-    /// Its name.
+    /// The topology's name.
     name: String,
     /// Its nodes.
     nodes: usize,

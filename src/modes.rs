@@ -88,7 +88,7 @@ pub struct ModesAnswer {
 struct ModeEntry {
     /// The plan. Its paths are absolute.
     plan: PlanFile,
-    /// Its prediction.
+    /// The plan's prediction.
     predicted: Prediction,
     /// The samples that the mode needs to reach a loss, including those whose late gradients
     /// servers drop, as a multiple of the synchronous mode's.

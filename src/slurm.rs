@@ -10,7 +10,7 @@ use std::process::Command;
 pub struct SlurmJob {
     /// Its number.
     pub id: u64,
-    /// Its name.
+    /// The job's name.
     pub name: String,
     /// Its state, such as `RUNNING`.
     pub state: String,

@@ -45,7 +45,7 @@ pub struct StatusAnswer {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Node")]
 struct NodeAnswer {
-    /// Its name.
+    /// The node's name.
     node: String,
     /// Its states, such as `IDLE+DRAIN`.
     state: String,
@@ -73,7 +73,7 @@ struct NodeAnswer {
 struct SlurmJobAnswer {
     /// Its number.
     job: u64,
-    /// Its name.
+    /// The job's name.
     name: String,
     /// Its state, such as `RUNNING`.
     state: String,

@@ -32,9 +32,9 @@ pub enum CheckpointError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
-        /// An alternative.
+        /// What to do instead.
         hint: &'static str,
     },
     /// The tensors belong to another model.
@@ -47,7 +47,7 @@ pub enum CheckpointError {
         model: String,
         /// The first difference.
         reason: String,
-        /// An alternative.
+        /// What to do instead.
         hint: String,
     },
     /// The checkpoint belongs to a run with other settings.
@@ -58,7 +58,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The difference.
         reason: String,
-        /// An alternative.
+        /// What to do instead.
         hint: String,
     },
     /// A weight is not a finite number.
@@ -103,7 +103,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
-        /// An alternative.
+        /// What to do instead.
         hint: &'static str,
     },
     /// A part of the state has no place in a checkpoint's files.

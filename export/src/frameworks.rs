@@ -164,7 +164,7 @@ pub enum FrameworkError {
         framework: &'static str,
         /// What the framework lacks.
         reason: String,
-        /// What else can be done.
+        /// What to do instead.
         hint: &'static str,
     },
     /// The framework supports neither this layout nor one close to it.
@@ -175,7 +175,7 @@ pub enum FrameworkError {
         framework: &'static str,
         /// What the framework lacks.
         reason: String,
-        /// What else can be done.
+        /// What to do instead.
         hint: String,
     },
     /// The framework does not train by the plan's method.
@@ -188,7 +188,7 @@ pub enum FrameworkError {
         method: &'static str,
         /// What the framework lacks.
         reason: &'static str,
-        /// What else can be done.
+        /// What to do instead.
         hint: &'static str,
     },
     /// The framework refuses the plan's sizes.
@@ -199,7 +199,7 @@ pub enum FrameworkError {
         framework: &'static str,
         /// The framework's reason.
         reason: String,
-        /// What else can be done.
+        /// What to do instead.
         hint: &'static str,
     },
     /// A file that does not have the form of its framework.

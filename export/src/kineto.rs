@@ -27,7 +27,7 @@ pub enum KinetoError {
     #[error("this is no trace of PyTorch's profiler: {reason}")]
     #[diagnostic(code(kineto::form), help("give the file that `export_chrome_trace` wrote, unpacked"))]
     Form {
-        /// What is wrong with it.
+        /// What is wrong with the text.
         reason: String,
     },
     /// There are no operators.

@@ -48,9 +48,9 @@ pub enum TorchError {
     #[error("operator {index} (`{operator}` in `{module}`): {reason}")]
     #[diagnostic(code(torch::operator), help("{hint}"))]
     Operator {
-        /// Its number, from 0.
+        /// The operator's number, from 0.
         index: usize,
-        /// Its name.
+        /// The operator's name.
         operator: String,
         /// The path of its module.
         module: String,

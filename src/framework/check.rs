@@ -41,7 +41,7 @@ pub struct FrameworkCheck {
 /// A kind of operator in a step.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct OperatorCheck {
-    /// Its name.
+    /// The kind's name.
     name: String,
     /// Predicted seconds of a step.
     predicted_seconds: f64,

@@ -209,7 +209,7 @@ pub struct KinetoAnswer {
 /// A kernel of a trace that no instruction explains.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct UnreadKernel {
-    /// Its name.
+    /// The kernel's name.
     name: String,
     /// How often it ran.
     count: usize,

@@ -25,7 +25,7 @@ pub enum Summary {
 /// A tool.
 #[derive(Debug)]
 pub struct Tool {
-    /// Its name.
+    /// The tool's name.
     pub name: &'static str,
     description: &'static str,
     /// The command that answers.

@@ -39,7 +39,7 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &SearchResult) ->
 pub struct PlanAnswer {
     /// The best plan. Its paths are absolute.
     pub(super) plan: Option<PlanFile>,
-    /// Its prediction.
+    /// The plan's prediction.
     pub(super) predicted: Option<Prediction>,
     /// The next best plans.
     pub(super) alternatives: Vec<AlternativeAnswer>,
@@ -72,7 +72,7 @@ pub struct PlanAnswer {
 pub(super) struct AlternativeAnswer {
     /// The plan.
     pub(super) plan: PlanFile,
-    /// Its prediction.
+    /// The plan's prediction.
     pub(super) predicted: Prediction,
 }
 
@@ -80,9 +80,9 @@ pub(super) struct AlternativeAnswer {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Compared")]
 pub(super) struct ComparedAnswer {
-    /// Its file.
+    /// The plan's file.
     pub(super) plan: PathBuf,
-    /// Its prediction.
+    /// The plan's prediction.
     pub(super) predicted: Prediction,
 }
 

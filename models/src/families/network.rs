@@ -55,7 +55,7 @@ impl NetworkStorage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkBlock {
-    /// Its name.
+    /// The block's name.
     pub name: String,
     /// Whether its activations may be dropped and recomputed.
     #[serde(default, skip_serializing_if = "crate::defaults::is_false")]

@@ -16,7 +16,7 @@ pub enum TableError {
     Line {
         /// The line.
         line: String,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         problem: &'static str,
     },
     /// A size that the table needs is not given.
