@@ -40,7 +40,7 @@ struct Stretch {
 /// The least and the greatest factor, as powers of two.
 const POWERS: std::ops::RangeInclusive<i32> = -8..=4;
 
-/// How exactly a limit between two layouts is found.
+/// The factor to which a limit between two layouts is determined.
 const EXACTNESS: f64 = 1.02;
 
 /// Finds the stretches.

@@ -31,7 +31,7 @@ pub(crate) use writer::{CheckpointWriter, Staging};
 
 /// The weights.
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
-/// What the optimizer keeps for each parameter.
+/// The file of the optimizer's state of each parameter.
 pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// The low-rank adapters, as `peft` names them. Only runs with adapters have it.
 pub(crate) const ADAPTER_FILE: &str = "adapter_model.safetensors";

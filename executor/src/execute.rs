@@ -139,7 +139,7 @@ pub struct Outcome {
     pub first_steps: Vec<usize>,
     /// The number of steps before this run, made by the run that it resumes.
     pub resumed_from_step: usize,
-    /// How often the run was restarted after the loss of a rank.
+    /// How many times the run was restarted after the loss of a rank.
     pub restarts: usize,
     /// The number of ranks.
     pub world_size: usize,
@@ -147,10 +147,9 @@ pub struct Outcome {
     pub backend: BackendKind,
     /// The order of the run's steps, if they differ.
     pub cycle: Cycle,
-    /// What was observed of workers that go at their own pace; `None` if all make each step
-    /// together.
+    /// Observations of workers that run at their own pace; `None` if all make each step together.
     pub paces: Option<ObservedPaces>,
-    /// What each checkpoint cost.
+    /// The cost of each checkpoint.
     pub checkpoints: Vec<MeasuredCheckpoint>,
     /// The workers that have left.
     pub departures: Vec<Departure>,
@@ -158,7 +157,7 @@ pub struct Outcome {
     pub references: References,
 }
 
-/// What was observed of workers that go at their own pace.
+/// Observations of workers that run at their own pace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedPaces {
     /// The staleness of pushes, over all servers.

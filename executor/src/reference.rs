@@ -136,7 +136,7 @@ impl References {
 /// The reference kernel in a run, in successive parts of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObservedReference {
-    /// How often ranks timed it.
+    /// How many times the ranks timed it.
     pub count: usize,
     /// The wall-clock time that a rank spent on it, outside of its steps.
     pub seconds: f64,

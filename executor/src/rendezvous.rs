@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Creates the run's secret on rank 0 and writes it to the file where the other ranks look for
-    /// it. A secret in the environment is taken as it is: then there is no file.
+    /// it. If the environment has a secret, that one is used and there is no file.
     pub(crate) fn create_key(&self) -> Result<(RunKey, Option<KeyFile>), ExecutorError> {
         if RunKey::is_in_environment() {
             return Ok((RunKey::from_environment()?, None));

@@ -43,7 +43,7 @@ pub fn with_evaluation(mut graph: Graph) -> Graph {
 }
 
 /// Returns a forward graph that ends with the logits, which it keeps, and has no loss. `None` if
-/// the graph has no loss over whole classes.
+/// the graph has no loss over unsharded classes.
 pub fn logits_only(mut graph: Graph) -> Option<Graph> {
     let loss = graph.operators.iter().position(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. }))?;
     let logits = graph.operators[loss].inputs[0].tensor;

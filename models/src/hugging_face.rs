@@ -178,9 +178,9 @@ pub fn from_hugging_face_as(text: &str, sequence: Option<usize>, like: &str) -> 
 /// What happens to fields that no reader knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unknown {
-    /// They are an error.
+    /// Such fields are an error.
     Refused,
-    /// They are noted.
+    /// Such fields are noted.
     Noted,
 }
 

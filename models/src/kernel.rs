@@ -98,8 +98,8 @@ pub enum Kernel {
         bias: bool,
     } => products::matmul_weight_gradient([rows, columns, contracted], weight, bias);
     /// x `[rows, columns]` in eight bits: `x · 2^e`, rounded, with the largest whole `e` for which
-    /// the largest element fits the format. Writes the factor `2^-e` `[1]` and the matrix as it is
-    /// (`straight`), transposed `[columns, rows]`, or both.
+    /// the largest element fits the format. Writes the factor `2^-e` `[1]` and the matrix in its
+    /// own order (`straight`), transposed `[columns, rows]`, or both.
     ///
     /// Scaling by a power of two rounds all but the smallest numbers in the same way, whatever `e`
     /// is. Results are thus the same in every layout, though each rank finds the `e` of its part.

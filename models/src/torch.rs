@@ -26,11 +26,11 @@ use translator::Translator;
 /// Why a trace cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum TorchError {
-    /// It is not a trace.
+    /// The text is not a trace.
     #[error("this is not a trace of a PyTorch step: {reason}")]
     #[diagnostic(code(torch::not_a_trace), help("`python -m foretell.trace FILE.py:step -o trace.json` writes one"))]
     NotATrace {
-        /// What is wrong with it.
+        /// Why the text is not a trace.
         reason: String,
     },
     /// A value's shape that is no size.
@@ -63,7 +63,7 @@ pub enum TorchError {
     #[error("the loss {reason}")]
     #[diagnostic(code(torch::loss), help("trace a step whose loss is a sum or a mean over the samples"))]
     Loss {
-        /// What is wrong with it.
+        /// Why the loss cannot be used.
         reason: String,
     },
     /// Another sequence length was asked for, and the trace has a single one.

@@ -27,7 +27,7 @@ pub struct PositionRun {
     pub start: usize,
     /// Its first position.
     pub position: usize,
-    /// How many positions it has.
+    /// The number of positions.
     pub length: usize,
 }
 

@@ -21,7 +21,7 @@ pub struct Answer {
     pub notes: Vec<String>,
     /// The command as a person would type it.
     pub line: String,
-    /// How long it took.
+    /// How long the answer took.
     pub seconds: f64,
     /// The page of `--report`, if it was asked for and made.
     pub report: Option<String>,

@@ -11,9 +11,9 @@ pub enum Refusal {
     Question(String, String),
     /// A later question replaced this one, or the client does not want the answer any more.
     Cancelled,
-    /// It took longer than allowed.
+    /// The answer took longer than allowed.
     Time(Seconds),
-    /// It took more memory than allowed.
+    /// The answer took more memory than allowed.
     Memory(Bytes),
     /// Too many questions wait already.
     Busy,

@@ -180,7 +180,7 @@ impl ProgressBar {
     pub fn finish_and_clear(&self) {}
 }
 
-/// Makes a progress bar for so many parts, under a name.
+/// Makes a progress bar of a number of parts, with a text.
 pub fn progress_bar(_: usize, _: &str) -> ProgressBar {
     ProgressBar
 }

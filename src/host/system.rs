@@ -105,7 +105,7 @@ pub fn trace_from(level: LevelFilter) {
     let _ = subscriber.try_init();
 }
 
-/// Makes a progress bar for so many parts, under a name.
+/// Makes a progress bar of `length` parts, with the text `what`.
 pub fn progress_bar(length: usize, what: &str) -> ProgressBar {
     let bar = ProgressBar::new(length as u64);
     let style = ProgressStyle::with_template("{prefix:<10} {bar:40} {pos}/{len} {elapsed} {msg}");

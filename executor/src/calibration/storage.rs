@@ -16,7 +16,7 @@ use std::time::Instant;
 /// Bytes of the two checkpoints that are written: one shows the latency, the other the rate.
 const SMALL: usize = 64 << 10;
 const LARGE: usize = 192 << 20;
-/// How often each size is written.
+/// How many times each size is written.
 const REPETITIONS: usize = 3;
 
 /// Measures what checkpoints in a folder cost if `ranks` ranks write each together.

@@ -15,7 +15,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The bytes of a file that are hashed at a time.
+/// The bytes of a file that are read and hashed in one piece.
 const HASHED_BYTES: usize = 1 << 20;
 
 /// The folder in which a checkpoint is written until it is complete.

@@ -13,7 +13,7 @@ pub struct FoundCheckpoint {
     pub path: PathBuf,
     /// Its `state.json`.
     pub state: CheckpointState,
-    /// What is wrong with each later checkpoint that is damaged.
+    /// The errors of later checkpoints that are damaged.
     pub damaged: Vec<CheckpointError>,
 }
 

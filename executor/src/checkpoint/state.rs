@@ -41,7 +41,7 @@ pub struct CheckpointState {
     /// How samples are read.
     #[serde(default)]
     pub input: InputOptions,
-    /// How long the run was to be.
+    /// The length of the run, as requested.
     pub length: Length,
     /// The learning rate of the last step.
     pub learning_rate: f32,
@@ -57,7 +57,7 @@ pub struct CheckpointState {
     pub plan: Plan,
     /// The number of ranks.
     pub world_size: usize,
-    /// The other files, by name.
+    /// The checkpoint's other files, by name.
     pub files: BTreeMap<String, FileState>,
 }
 

@@ -15,7 +15,7 @@ pub enum OnBadSample {
     /// End the run with an error that names the file.
     #[default]
     Error,
-    /// Take another sample in its place, and count it.
+    /// Use another sample instead, and count it.
     Skip,
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Collector {
 /// Samples that could not be used. Several ranks may load the same one, and each counts once.
 #[derive(Debug, Default)]
 pub(super) struct BadSamples {
-    /// Those left out when the data was opened.
+    /// Samples that were left out when the data was opened.
     left_out: usize,
     training: BTreeSet<usize>,
     evaluation: BTreeSet<usize>,

@@ -1,4 +1,4 @@
-//! Ranks that leave a run, which goes on without them.
+//! Ranks that leave a run, which continues without them.
 //!
 //! Where workers go at their own pace, none waits for another. The ranks of one worker need each
 //! other, so they leave together: when one of them is lost, the others are ended. The last worker

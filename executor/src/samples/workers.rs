@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) values: Vec<f32>,
-    /// Whether another sample was taken in its place.
+    /// Whether another sample was used instead.
     pub(super) is_replaced: bool,
 }
 

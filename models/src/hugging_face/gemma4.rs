@@ -96,7 +96,7 @@ pub(super) fn gemma3n(fields: &mut Fields) -> Result<Model, ConfigError> {
     if !fields.has("intermediate_size") {
         fields.set("intermediate_size", json!(16_384));
     }
-    // Older files state the base beside the object, which newer files have in its place.
+    // Older files state the base next to the object that newer files have instead.
     if fields.has("rope_parameters") {
         positions(fields)?;
     }

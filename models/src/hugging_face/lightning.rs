@@ -32,7 +32,7 @@ pub(super) fn kimi_linear(fields: &mut Fields) -> Result<Model, ConfigError> {
     }
     fields.must_be("mla_use_nope", &[json!(true)], "latent attention has no positions")?;
     fields.must_be("moe_router_activation_func", &[json!("sigmoid")], "gates are sigmoids of the router's logits")?;
-    // Grouping, choosing and weighing experts costs nothing beside the experts' products.
+    // Grouping, choosing and weighing experts costs nothing compared with the experts' products.
     fields.neutral(&["n_group", "topk_group", "use_grouped_topk"]);
     fields.note("gates are a softmax over the chosen experts, and in Kimi Linear they are sigmoids, normed and scaled");
     let prediction_modules = fields.count_or("num_nextn_predict_layers", 0)?;

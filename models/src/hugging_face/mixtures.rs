@@ -136,7 +136,7 @@ pub(super) fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Resu
     // Keys have as many heads as queries, whatever the file says: keys are made from the rank.
     fields.neutral(&["num_key_value_heads", "head_dim", "qk_head_dim", "ep_size"]);
     fields.sliced_products(true)?;
-    // These fields choose and weigh experts, or balance them, which costs nothing beside the
+    // These fields choose and weigh experts, or balance them, which costs nothing compared with the
     // experts' products.
     fields.neutral(&["rope_interleave", "routed_scaling_factor", "seq_aux", "aux_loss_alpha"]);
     fields.must_be("moe_layer_freq", &[json!(1)], "every layer after the first dense ones is a mixture")?;

@@ -95,7 +95,7 @@ pub(super) fn glm4_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
     let has_bias = fields.flag_or("attention_bias", false)?;
     let query_key_norm = fields.flag_or("use_qk_norm", false)?;
-    // Grouping, choosing and weighing experts costs nothing beside the experts' products.
+    // Grouping, choosing and weighing experts costs nothing compared with the experts' products.
     fields.neutral(&[
         "n_group",
         "topk_group",

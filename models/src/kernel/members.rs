@@ -84,8 +84,8 @@ impl Kernel {
         }
     }
 
-    /// The kernel as it is timed: values that change the result but not the time are replaced by
-    /// fixed ones, so that kernels of equal time are equal.
+    /// The kernel in the form in which it is timed: values that change the result but not the time
+    /// are replaced by fixed ones, so that kernels of equal time are equal.
     pub fn without_constants(self) -> Self {
         match self {
             Kernel::LogitStatistics { rows, classes, .. } => Kernel::LogitStatistics { rows, classes, parts: 1 },

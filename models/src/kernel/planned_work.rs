@@ -48,9 +48,9 @@ pub(crate) enum GradientReads {
     Nothing,
     /// The operand that it is the gradient of.
     Itself,
-    /// The other operands.
+    /// The other operands of the operator.
     Others,
-    /// What is normed, and the scale.
+    /// The input of the norm, and the scale.
     Normed,
 }
 

@@ -228,7 +228,7 @@ impl KernelOperand {
         Self { moved: elements, ..self }
     }
 
-    /// The operand, left out of the traffic because it is small beside the others.
+    /// The operand, left out of the traffic because it is small compared with the others.
     #[inline(always)]
     pub(super) fn uncounted(self) -> Self {
         self.moving(0)

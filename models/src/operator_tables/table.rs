@@ -1,4 +1,4 @@
-//! A table as it is read: parameters, and parts of ordered lines.
+//! The form of a table: parameters, and parts of ordered lines.
 
 use super::error::TableError;
 use super::formula::Formula;
@@ -69,15 +69,15 @@ impl TableParameter {
 /// How training treats a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterRole {
-    /// It is trained.
+    /// Trained.
     Trained,
-    /// It is a trained adapter.
+    /// A trained adapter.
     Adapter,
-    /// It is not trained.
+    /// Not trained.
     Frozen,
-    /// It is no parameter: a buffer that lives as long as the model.
+    /// Not a parameter: a buffer that lives as long as the model.
     Buffer,
-    /// It is another parameter under a second name, and takes no memory of its own.
+    /// Another parameter under a second name, without memory of its own.
     Tied,
 }
 

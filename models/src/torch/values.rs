@@ -93,7 +93,7 @@ pub(super) fn sample(value: &TracedValue, sequence: f64) -> Result<Sample, Strin
     Ok(sample)
 }
 
-/// How a number format is stored in a network whose products are computed in `base`.
+/// The storage of a number format in a network whose products are computed in `base`.
 pub(super) fn storage(dtype: &str, base: &str) -> NetworkStorage {
     match dtype {
         "i64" | "i32" | "i16" | "i8" | "u8" | "bool" => NetworkStorage::Integer,

@@ -28,7 +28,7 @@ pub enum Owner {
 /// Who shares the factor of a stack's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
-    /// Nobody: each stack has a factor of its own.
+    /// No other stack: each has a factor of its own.
     Stack,
     /// The stacks of a family.
     Family,

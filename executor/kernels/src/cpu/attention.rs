@@ -149,14 +149,14 @@ pub(super) unsafe fn gradient(
     let merges = sizes.ring.is_some_and(RingStep::merges);
     if sizes.ring.is_some_and(|ring| ring.unseen) {
         for write in &call.writes[1..] {
-            // SAFETY: the write is valid, and nobody reads it.
+            // SAFETY: the write is valid, and no other thread uses it.
             unsafe { floats_mut(write) }.fill(0.0);
         }
         return;
     }
     if plan.is_empty() {
         for write in &call.writes[..call.writes.len() - usize::from(table.is_some())] {
-            // SAFETY: the write is valid, and nobody reads it.
+            // SAFETY: the write is valid, and no other thread uses it.
             unsafe { floats_mut(write) }.fill(0.0);
         }
         return;

@@ -2,8 +2,8 @@
 //! keys that a block sees. It computes no scores.
 //!
 //! In a zigzag order the rank's queries are two runs of positions. Each head's keys are copied into
-//! position order, which costs little beside the products, so that a query sees a prefix of the
-//! copy. The keys of a ring step are in position order already.
+//! position order, which costs little compared with the products, so that a query sees a prefix of
+//! the copy. The keys of a ring step are in position order already.
 
 use super::dropout::ProbabilityDropout;
 use super::head_products::HeadBlock;

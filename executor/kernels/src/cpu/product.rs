@@ -6,7 +6,8 @@ use super::memory::Scratch;
 use super::micro_kernel::MicroKernel;
 use super::view::{Destination, View, ViewMut};
 
-/// Least number of columns for which packing a transposed left factor is cheap beside the product.
+/// Least number of columns for which packing a transposed left factor is cheap compared with the
+/// product.
 const LEAST_COLUMNS: usize = 256;
 
 /// As [`multiply`], but with the micro-kernel if a factor is transposed, where it is faster.

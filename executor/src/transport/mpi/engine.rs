@@ -169,7 +169,7 @@ impl Engine {
             std::thread::sleep(PAUSE);
         }
         let mut state = self.state();
-        // SAFETY: the request is under way.
+        // SAFETY: the request is in progress.
         let code = unsafe { (self.library.cancel)(&mut state.never.0) };
         self.library.check(code, || "end".into())?;
         // A cancelled receive ends at once. If it does not, the caller gives up waiting by itself.
@@ -185,7 +185,7 @@ impl Engine {
     /// Tests a request under the lock: the bytes of its message once it is complete.
     fn test_request(&self, request: &mut Request) -> Result<Option<usize>, TransportError> {
         let (mut is_done, mut count, mut status) = (0, 0, Status::default());
-        // SAFETY: the request is under way, and the places are writable.
+        // SAFETY: the request is in progress, and the pointers are writable.
         let code = unsafe { (self.library.test)(&mut request.0, &mut is_done, &mut status) };
         self.library.check(code, || "pass a message on".into())?;
         if is_done == 0 {
@@ -246,7 +246,7 @@ impl Slot {
         let (pointer, communicator) = (buffer.as_mut_ptr().cast(), state.communicator.0);
         let mut begun = std::ptr::null_mut();
         debug_assert!(request.is_none(), "one message at a time is under way");
-        // SAFETY: the buffer has `length` bytes. Nobody touches or frees it before the request is
+        // SAFETY: the buffer has `length` bytes. Nothing touches or frees it before the request is
         // complete: `buffer` refuses, and `drop` hands it to the engine.
         let code = unsafe { begin(pointer, length, library.byte, other, stream.0.into(), communicator, &mut begun) };
         library.check(code, || format!("{doing} rank {peer} on {stream}"))?;
@@ -261,7 +261,7 @@ impl Slot {
         // [`Self::complete`] then returns the reason.
         let Ok(_state) = self.engine.open_state() else { return true };
         let (mut is_done, mut status) = (0, Status::default());
-        // SAFETY: the request is under way, and the places are writable.
+        // SAFETY: the request is in progress, and the pointers are writable.
         let code = unsafe { (self.engine.library.request_get_status)(request.0, &mut is_done, &mut status) };
         code != 0 || is_done != 0
     }
@@ -296,7 +296,7 @@ impl Drop for Slot {
             return;
         };
         if self.direction == Direction::Receive {
-            // SAFETY: the request is under way.
+            // SAFETY: the request is in progress.
             unsafe { (self.engine.library.cancel)(&mut request.0) };
         }
         state.orphans.push((request, buffer));

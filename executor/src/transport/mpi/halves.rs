@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The most bytes of a segment: one stays in a second-level cache, as with TCP's records.
 const SEGMENT_BYTES: usize = 128 << 10;
-/// Segments under way in one direction: one moves while the other is filled or read.
+/// Segments in transit in one direction: one is transferred while the other is filled or read.
 const SLOTS: usize = 2;
 
 /// The state that both halves of a channel share.

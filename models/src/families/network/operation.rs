@@ -102,7 +102,7 @@ pub enum NetworkOperation {
     RmsNorm,
     /// Batch normalisation of an image's channels, with two parameters.
     BatchNorm,
-    /// A look-up of whole numbers in a parameter.
+    /// A look-up of integers in a parameter.
     Embedding,
     /// The maximum of each window.
     MaxPool(NetworkWindow),

@@ -127,7 +127,7 @@ pub(super) fn multiply(
                     unsafe { kernel.tile(&taps, Rows::Anywhere(&left[..height]), panel, &targets[..height], WIDTH, first > 0) };
                     if first + length == pairs {
                         let place = (first_row + row) * columns + column;
-                        // SAFETY: nobody else has these sums.
+                        // SAFETY: nothing else uses these sums.
                         let tile = unsafe { std::slice::from_raw_parts_mut(sums, height * WIDTH) };
                         // SAFETY: the machine has AVX-512 BF16; `y` has `height` rows of `width`
                         // numbers from `place` on.

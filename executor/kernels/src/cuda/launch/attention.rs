@@ -55,7 +55,7 @@ macro_rules! tensor_functions {
 }
 
 impl AttentionKernel {
-    /// Returns the kernel without tensor cores, for heads of so many features.
+    /// Returns the kernel without tensor cores, for heads of `features` features.
     fn function(self, features: usize, order: Option<Zigzag>) -> &'static str {
         let names = match self {
             Self::Forward => functions!("attention"),
@@ -65,7 +65,7 @@ impl AttentionKernel {
         names[usize::from(order.is_some())][usize::from(features > 64) + usize::from(features > 128)]
     }
 
-    /// Returns the kernel on tensor cores, for heads of so many features. Plain attention has
+    /// Returns the kernel on tensor cores, for heads of `features` features. Plain attention has
     /// neither dropout nor relative positions.
     fn tensor_function(self, features: usize, is_plain: bool, order: Option<Zigzag>) -> &'static str {
         let names = match self {
