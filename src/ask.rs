@@ -1,8 +1,8 @@
 //! Questions from outside: a page or an agent names a command with options, a child process of this
 //! program answers, and the answer is the document that the command prints with `--json`.
 //!
-//! [`Request`] is the question, [`Desk`] lets children answer within [`Limits`], [`Answer`] and
-//! [`Refusal`] are what comes back. `allowed.rs` says which commands and options may be asked for;
+//! [`Request`] is the question; [`Desk`] lets children answer within [`Limits`]; the result is an
+//! [`Answer`] or a [`Refusal`]. `allowed.rs` says which commands and options may be asked for;
 //! their names and types are those of clap's description of the command line. This module knows no
 //! page and no protocol.
 
@@ -39,11 +39,11 @@ use serde_json::{Map, Value};
 pub struct Request {
     /// The command, such as `plan` or `models show`.
     pub command: String,
-    /// Its options by their long names, and its arguments by theirs. A switch is `true`. A file is
-    /// its contents: a text, `{"name": .., "text": ..}`, or the document itself.
+    /// Its options by their long names, and its arguments by their names. A switch is `true`. A
+    /// file is given by its contents: a text, `{"name": .., "text": ..}`, or the document itself.
     #[serde(default)]
     pub options: Map<String, Value>,
-    /// Whether to make the page of `--report` too.
+    /// Whether to also make the page of `--report`.
     #[serde(default)]
     pub report: bool,
     /// Whether to write the search's progress, for [`Desk::progress`].

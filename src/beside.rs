@@ -1,5 +1,5 @@
-//! `foretell simulate --beside`: other jobs on the same fabric, and how much they slow each other's
-//! steps.
+//! `foretell simulate --beside`: other jobs on the same fabric, and how much the jobs slow each
+//! other's steps.
 
 use crate::failure::{Failure, code};
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -164,12 +164,12 @@ pub struct JobBesideAnswer {
     step_seconds_alone: f64,
     /// Its step beside the others.
     step_seconds: f64,
-    /// The second over the first.
+    /// The step beside the others over the step alone.
     ratio: f64,
 }
 
 impl JobSteps {
-    /// Step time next to the other jobs over step time alone.
+    /// The step beside the other jobs over the step alone.
     fn ratio(&self) -> f64 {
         if self.alone > Seconds::ZERO { self.beside / self.alone } else { 1.0 }
     }

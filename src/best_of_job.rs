@@ -1,5 +1,5 @@
-//! The best layout of one of several jobs that are asked about together: cells of tables, and
-//! numbers of devices.
+//! The best layout of each of several jobs that are compared: the cells of a table, or numbers of
+//! devices.
 
 use crate::choices::{Choices, Setting};
 use crate::explain::safest;
@@ -11,11 +11,12 @@ use foretell_program::Profile;
 use foretell_simulator::PostTrainingError;
 use foretell_units::Bytes;
 
-/// What a job's search found.
+/// The result of a job's search.
 pub enum BestOfJob {
     /// A layout that fits.
     Fits(Fitting),
-    /// None fits. Contains the memory of the smallest; `None` if the devices are too few for any.
+    /// No layout fits. Contains the memory of the smallest one; `None` if there are too few devices
+    /// for any.
     DoesNotFit(Option<Bytes>),
     /// The job cannot be planned.
     Refused(Failure),
@@ -23,7 +24,7 @@ pub enum BestOfJob {
 
 /// A layout that fits.
 pub struct Fitting {
-    /// Its ranks; with engines, the devices of all roles.
+    /// Its number of ranks; with engines, the number of devices of all roles.
     pub devices: usize,
     /// Memory of the fullest device.
     pub memory: Option<u64>,
@@ -31,19 +32,19 @@ pub struct Fitting {
     pub step_seconds: f64,
     /// Tokens per second over all devices, or samples if they are no sequences.
     pub rate: f64,
-    /// The chance of running out of memory, where it is known.
+    /// The chance of running out of memory, if it is known.
     pub chance_of_running_out: Option<f64>,
-    /// Whether that is likelier than not.
+    /// Whether running out of memory is likelier than not.
     pub probably_runs_out: bool,
     /// The layout in words.
     pub layout: String,
 }
 
-/// Searches a job. Of the `layouts` fastest it takes the first that hardly runs out of memory,
-/// or the fastest if all may.
+/// Searches a job. Of the `layouts` fastest, returns the first that is unlikely to run out of
+/// memory, or the fastest if there is none.
 ///
 /// # Errors
-/// If a plan that was found has no mesh.
+/// Fails if a plan that was found has no mesh.
 pub fn best_of_job(job: &Choices, profile: Option<&Profile>, layouts: usize) -> Result<BestOfJob, Failure> {
     let mut setting = match job.setting(Trainer::Framework) {
         Ok(setting) => setting,

@@ -11,7 +11,8 @@ use foretell_units::{Bytes, Seconds};
 /// A share of the step from which a loss is worth a sentence.
 const NOTABLE: f64 = 0.05;
 
-/// The percentage of the step from which compute is the bottleneck whatever else there is.
+/// The percentage of the step from which compute counts as the bottleneck, whatever the other parts
+/// are.
 const MOSTLY: f64 = 85.0;
 
 /// Limits of a device's memory.
@@ -23,15 +24,15 @@ pub struct Limits {
     pub headroom: f64,
 }
 
-/// Names the bottleneck: compute, or the largest part of the step without it; and how
-/// full the fullest device is.
+/// Names the bottleneck (compute, or the largest part of the rest of the step), and how full the
+/// fullest device is.
 pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Limits) -> Result<String, Failure> {
     let parts = &prediction.breakdown_seconds;
     let share = |time: Seconds| share_of_step(prediction, time) * 100.0;
     let (full, limit) = fullest(plan, prediction, topology, limits)?;
     let of_limit = full.value() / limit.value().max(1.0) * 100.0;
-    // Without a pipeline devices are idle where the host launches kernels too slowly, or ranks
-    // wait.
+    // Without a pipeline, devices are idle because the host launches kernels too slowly or because
+    // ranks wait.
     let bubble = if plan.layout.pipeline > 1 { "pipeline bubble" } else { "waiting for launches or slower ranks" };
     let lost = [
         ("exposed communication", parts.exposed_communication),
@@ -55,7 +56,8 @@ pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, lim
 /// Memory held and memory limit of the device that is fullest relative to its limit.
 fn fullest(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Limits) -> Result<(Bytes, Bytes), Failure> {
     let mesh = plan.mesh()?;
-    // A framework's allocator also fills what the limit leaves free, as long as it need not.
+    // A framework's allocator also uses memory that the limit leaves free, as long as there is
+    // some.
     let limits = if prediction.is_traced() { Limits::default() } else { limits };
     let held = &prediction.peak_memory_bytes;
     let mut fullest = (Bytes::ZERO, least_limit(topology, limits));
@@ -85,7 +87,8 @@ fn share_of_step(prediction: &Prediction, time: Seconds) -> f64 {
     time.value() / prediction.step_seconds.value().max(f64::MIN_POSITIVE)
 }
 
-/// The answer at the top of a report. `measured` is the step of the run that was made of the plan.
+/// The answer at the top of a report. `measured` is the step time of the plan's run, if there is
+/// one.
 pub fn answer(
     plan: &Plan,
     prediction: &Prediction,
@@ -133,7 +136,7 @@ pub fn answer(
     Ok(Section::Answer { facts, sentences })
 }
 
-/// Changes of the plan that work against its largest losses, the largest first.
+/// Suggests changes of the plan that reduce its largest losses, the largest first.
 fn what_to_change(plan: &Plan, prediction: &Prediction, memory: f64) -> Vec<String> {
     let (layout, parts) = (&plan.layout, &prediction.breakdown_seconds);
     let mut losses: Vec<(f64, String)> = Vec::new();

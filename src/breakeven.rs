@@ -1,5 +1,5 @@
-//! `foretell plan --breakeven QUANTITY`: from which bandwidth or rate on which layout is the
-//! fastest, among those that the answer shows and the best one of a single node.
+//! `foretell plan --breakeven QUANTITY`: the factors on a bandwidth or rate at which another layout
+//! becomes the fastest, among the layouts that the answer shows and the best one of a single node.
 
 use crate::choices::{Choices, Setting};
 use crate::failure::{Failure, code};
@@ -24,10 +24,10 @@ pub struct BreakevenAnswer {
     stretches: Vec<Stretch>,
 }
 
-/// A stretch of factors on which one layout is the fastest.
+/// A range of factors on which one layout is the fastest.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 struct Stretch {
-    /// The least factor, to 2 %; the least that was tried for the first stretch.
+    /// The least factor of the range, to 2 %; for the first range, the least that was tried.
     from: f64,
     /// The layout's number in the answer; `None` for the best one of a single node.
     layout: Option<usize>,
@@ -40,7 +40,7 @@ struct Stretch {
 /// The least and the greatest factor, as powers of two.
 const POWERS: std::ops::RangeInclusive<i32> = -8..=4;
 
-/// How exactly a limit between two layouts is found.
+/// The factor to which a limit between two layouts is determined.
 const EXACTNESS: f64 = 1.02;
 
 /// Finds the stretches.
@@ -65,7 +65,7 @@ pub fn answer(
         if stretches.last().is_some_and(|last| last.1 == winner) {
             continue;
         }
-        // Between the factor before and this one another layout took over.
+        // Between the previous factor and this one, another layout became the fastest.
         let (mut below, mut above) = (stretches.last().map_or(factor, |_| factor / 2.0), (factor, winner, step));
         while above.0 / below > EXACTNESS {
             let middle = (below * above.0).sqrt();
@@ -119,7 +119,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// The place of the fastest layout at a factor, and its step. Of equal ones the first.
+/// The index of the fastest layout at a factor, and its step. Of equally fast layouts the first.
 fn fastest(contenders: &[Contender<'_>], quantity: &str, factor: f64) -> Result<(usize, Seconds), Failure> {
     let what_if = question(quantity, factor)?;
     let steps = contenders.par_iter().map(|contender| Ok(contender.plan.predict(&what_if)?.step_seconds));
@@ -157,7 +157,7 @@ fn of_one_node(
     };
     match choices.search(&mut alone, profile, 1) {
         Ok(planned) => Ok(planned.candidates.into_iter().next().map(|candidate| (candidate, alone.topology))),
-        // It needs more nodes.
+        // The job needs more nodes.
         Err(Failure::Unplanned(_)) => Ok(None),
         Err(failure) => Err(failure),
     }

@@ -215,7 +215,7 @@ fn run_convergence(arguments: &Arguments, topology: &Topology, transport: Transp
     answer.lines().iter().try_for_each(|line| output::line(line))
 }
 
-/// Measures what the samples of a data set cost to read and decode.
+/// Measures the cost of reading and decoding the samples of a data set.
 fn measure_input(data: &DataSource, model: &Model) -> Result<Option<InputCosts>, Failure> {
     let costs = Dataset::open(data, &model.sample(), 0).and_then(|dataset| input_costs(&dataset));
     let costs = costs.map_err(ExecutorError::from)?;
@@ -255,7 +255,7 @@ fn gpu_groups(devices: usize, sizes: &BTreeSet<usize>, memory: Bytes) -> Vec<Cal
         let messages = messages.collect();
         CalibratedGroup { ranks: (0..size).collect(), reach: Reach::Node, exchanges, messages }
     };
-    // Largest first, so that the group of all ranks is always included.
+    // The largest first, so that the group of all ranks is always included.
     wanted.into_iter().rev().take(MOST_GROUPS).enumerate().map(group).collect()
 }
 
@@ -297,7 +297,7 @@ fn lab_groups(topology: &Topology) -> Result<Vec<CalibratedGroup>, Failure> {
 /// Most groups at once: the transport has this many streams for groups.
 const MOST_GROUPS: usize = 7;
 
-/// Calibrates on this machine.
+/// Runs the calibration on this machine.
 pub fn measure(
     needs: Needs,
     precision: DataType,
@@ -351,7 +351,7 @@ pub fn measure(
     Ok(profile)
 }
 
-/// Median reuse distance of each operand over all places where a kernel occurs.
+/// For each operand, the median reuse distance over all places where a kernel occurs.
 fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
     let operands = places.iter().map(Vec::len).min().unwrap_or(0);
     (0..operands).map(|operand| median(places.iter().map(|distances| distances[operand]).collect())).collect()

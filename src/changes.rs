@@ -20,12 +20,12 @@ const QUESTIONS: [(&str, &str); 4] = [
 /// Share of a step that two layouts may differ by and still be called equally fast.
 const INDISTINCT: f64 = 0.002;
 
-/// Blocks times micro-batches of all shown layouts together up to which `plan` asks without
-/// `--explain`. It is a measure of how many instructions have to be simulated.
+/// Blocks times micro-batches of all shown layouts together, up to which `plan` answers these
+/// questions without `--explain`. The product indicates how many instructions have to be simulated.
 const MOST_PASSES: usize = 10_000;
 
-/// One line for the short answer. Where the layouts are too large to be simulated again within
-/// moments, it says who answers.
+/// One line for the short answer. If simulating the layouts again takes more than moments, it names
+/// the command that does.
 pub fn in_short(planned: &SearchResult, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
     let graph = setting.base.training.graph(&setting.model.model, &setting.model.name, &GraphOptions::ONE)?;
     let micro_batches = planned.candidates.iter().map(|candidate| candidate.plan.micro_batches());
@@ -46,7 +46,7 @@ pub struct Changes<'a> {
 struct Verdict {
     question: &'static str,
     name: &'static str,
-    /// The place of the fastest layout.
+    /// The index of the fastest layout.
     fastest: usize,
     /// Its step.
     step: Seconds,
@@ -100,7 +100,7 @@ impl<'a> Changes<'a> {
     }
 
     fn verdicts(&self) -> Result<Vec<Verdict>, Failure> {
-        // Between nodes there is nothing to change on one node.
+        // With a single node, changes between nodes are left out.
         let is_asked =
             |(question, _): &&(&str, &str)| self.setting.topology.node_count() > 1 || !question.starts_with("inter_node");
         let verdicts = QUESTIONS.iter().filter(is_asked).map(|(question, name)| self.verdict(question, name));
@@ -113,7 +113,7 @@ impl<'a> Changes<'a> {
         let steps = self.layouts.par_iter().map(|layout| Ok(layout.predict(&what_if)?.step_seconds));
         let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
         let fastest = steps.iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
-        // What is no faster than the first by anything that is printed changes no choice.
+        // A layout that is faster by less than the printed precision does not change the choice.
         let fastest =
             fastest.map(|(place, step)| if *step > steps[0] * (1.0 - INDISTINCT) { (0, &steps[0]) } else { (place, step) });
         Ok(fastest.map(|(place, step)| Verdict { question, name, fastest: place, step: *step, of_first: steps[0] }))

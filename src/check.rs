@@ -96,8 +96,8 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
         peak(&predicted_peaks),
         Some(peak(&totals.peak_memory_bytes)),
     );
-    // The step from end to end, as users count it, is what the prediction is judged by. The spans
-    // explain it.
+    // The prediction is judged by the step from end to end, as users measure it. The spans explain
+    // the difference.
     let interval = (prediction.step_seconds_p10, prediction.step_seconds_p90);
     document.input = predicted.input.map(|input| {
         let wait =
@@ -145,7 +145,7 @@ fn at_pace(
     let Some(pace) = median(means, f64::total_cmp) else { return Ok(None) };
     let costs = predict::costs(Some(profile), &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
-    // Ranks that share a device were allowed to when they ran.
+    // The run itself shared devices between ranks, so this prediction may too.
     let oversubscription = Oversubscription::Allowed;
     let options = Options { oversubscription, recording: Recording::Ends, observed_paces: paces, ..Options::default() };
     let (prediction, _) = predict_cycle(compiled, &memory, &loaded.topology, &costs, &options)?;

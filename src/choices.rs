@@ -1,5 +1,5 @@
 //! The choices that `plan` and `run` offer: model, cluster, batch, precision, fixed dimensions,
-//! limits. Resolves names, takes defaults, and runs the planner over what is left open.
+//! limits. It resolves names, applies defaults, and runs the planner over the open choices.
 
 use crate::binding::Limits;
 use crate::confined;
@@ -154,18 +154,18 @@ pub struct Setting {
     pub model: NamedModel,
     /// The devices.
     pub topology: Topology,
-    /// The node kind that holds the first ranks, if that is not the first of the file.
+    /// The node kind that holds the first ranks, if it is not the first one of the file.
     pub first_nodes: Option<String>,
     /// The plan without its layout, which the search varies.
     pub base: Plan,
-    /// Options whose defaults were taken, as they would be typed.
+    /// Options that got their defaults, as they would be typed.
     pub taken: Vec<String>,
     /// RL post-training, if that is the method.
     pub policy: Option<PolicyTraining>,
 }
 
 impl Choices {
-    /// Looks names up and takes defaults. `trainer` decides the default of the stack.
+    /// Looks names up and applies defaults. `trainer` decides the default of the stack.
     pub fn setting(&self, trainer: Trainer) -> Result<Setting, Failure> {
         let mut taken = Vec::new();
         let model = self.model(&mut taken)?;
@@ -251,7 +251,7 @@ impl Choices {
         }
         let rollout = self.method.rollout.clone().unwrap_or_default().rollout(method, taken).map_err(Failure::of_input)?;
         let update = self.global_batch.unwrap_or(rollout.responses());
-        // A placement that the search finds is checked there.
+        // The search checks the placements that it finds.
         let stated = Rollout { off_policy: 0, placement: RolloutPlacement::Colocated, ..rollout.clone() };
         let is_placed = self.method.rollout.as_ref().is_some_and(|choices| choices.fixed().placement.is_some());
         let checked = if is_placed { &rollout } else { &stated };
@@ -259,7 +259,8 @@ impl Choices {
         Ok(Some(PolicyTraining { method, rollout }))
     }
 
-    /// Refuses RL post-training where only `plan` itself and `simulate` know it.
+    /// Refuses RL post-training for commands other than `plan` and `simulate`. `what` names the
+    /// command.
     pub fn refuse_policy(&self, what: &str) -> Result<(), Failure> {
         match self.method.method.filter(|method| method.policy().is_some()) {
             None => Ok(()),
@@ -321,7 +322,8 @@ impl Choices {
         self.job(setting, None, Instant::now()).devices()
     }
 
-    /// Whether the search is one, so that its progress is that of the whole.
+    /// Whether the planner makes a single search, so that the search's progress is that of the
+    /// answer.
     pub fn is_one_search(&self, setting: &Setting) -> bool {
         self.job(setting, None, Instant::now()).is_one_search()
     }
@@ -350,8 +352,8 @@ impl Choices {
         self.search_watched(setting, profile, top, &|_, _| {})
     }
 
-    /// Searches as [`Self::search`] does. Tells `watch` how far the search is, with the seconds
-    /// since it began.
+    /// As [`Self::search`]. Also reports the search's progress to `watch`, with the seconds since
+    /// the search began.
     pub fn search_watched(
         &self,
         setting: &mut Setting,
@@ -395,7 +397,7 @@ impl Choices {
         })
     }
 
-    /// As [`Self::plan_file`], for a file in any folder.
+    /// As [`Self::plan_file`], for a file that can be moved to any folder.
     pub fn movable_plan_file(&self, setting: &Setting, plan: &Plan) -> Result<PlanFile, Failure> {
         let mut file = self.plan_file(setting, plan);
         if confined::is_confined() && !inputs::is_zoo_name(&self.model) {
@@ -417,7 +419,7 @@ fn share(text: &str) -> Result<f64, Mistake> {
 impl From<Objective> for foretell_planner::Objective {
     fn from(objective: Objective) -> Self {
         match objective {
-            // Of layouts in one mode the fastest is the first to reach a loss.
+            // Layouts are compared in one mode, so the fastest is the first to reach a loss.
             Objective::Time | Objective::TimeToLoss => Self::Time,
             Objective::P90 => Self::SlowEnd,
             Objective::Cost => Self::Cost,

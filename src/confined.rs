@@ -7,10 +7,11 @@ use crate::host;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The folder, with symbolic links resolved. Empty in a process that is not confined.
+/// The folder, with symbolic links resolved. Not set in a process that is not confined.
 static FOLDER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Confines this process to a folder, for good. `parent` is the process that it ends with.
+/// Confines this process to a folder for the rest of its life. It ends when the process `parent`
+/// ends.
 pub fn enter(folder: &Path, parent: Option<i32>) -> Result<(), Failure> {
     host::end_with_parent(parent)?;
     let folder =
@@ -18,10 +19,10 @@ pub fn enter(folder: &Path, parent: Option<i32>) -> Result<(), Failure> {
     FOLDER.set(folder).map_err(|_| Failure::undone(code::SYSTEM, "this process is confined already"))
 }
 
-/// The file of the folder that has why the process failed, in one line.
+/// The file, in the folder, with the reason why the process failed, in one line.
 pub const FAILURE: &str = "failure.txt";
 
-/// Tells the process that asked why this one failed, if it is confined.
+/// Tells the process that asked why this one failed, if this one is confined.
 pub fn tell(failure: &Failure) {
     if let Some(folder) = FOLDER.get() {
         // Without the file the exit status tells the failure.
@@ -45,7 +46,8 @@ pub fn permit(path: &Path) -> Result<(), Failure> {
         .hint(hint))
 }
 
-/// Whether a path leads into a folder. Of a path that does not exist yet its nearest parent counts.
+/// Whether a path leads into a folder. For a path that does not exist yet, its nearest existing
+/// parent counts.
 fn lies_in(path: &Path, folder: &Path) -> bool {
     let Ok(path) = host::absolute(path) else { return false };
     if path.components().any(|component| component == Component::ParentDir) {

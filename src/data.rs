@@ -61,9 +61,9 @@ pub struct TokenizeAnswer {
     output: String,
     /// Its tokens.
     tokens: u64,
-    /// The documents that they are from.
+    /// The documents that the tokens come from.
     documents: u64,
-    /// One more than the largest token that the tokenizer has.
+    /// One more than the largest token of the tokenizer.
     vocabulary: usize,
     /// Size of a token in the file.
     bytes_per_token: usize,
@@ -118,7 +118,7 @@ fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
     ))
 }
 
-/// Writes the tokens of all documents, and shows how far it is. Returns the number of documents.
+/// Writes the tokens of all documents, and shows the progress. Returns the number of documents.
 fn write_tokens(
     arguments: &Tokenize,
     tokenizer: &Tokenizer,
@@ -127,7 +127,7 @@ fn write_tokens(
     writer: &mut TokenFileWriter,
     bar: &ProgressBar,
 ) -> Result<u64, Failure> {
-    // A file that is no file is an error when its documents are read.
+    // An input that is not a file gives an error when its documents are read.
     let whole = arguments.inputs.iter().filter_map(|input| Some(std::fs::metadata(input).ok()?.len())).sum();
     let (mut written, mut read) = (0_u64, 0_u64);
     loop {

@@ -121,7 +121,7 @@ fn library(library: Library) -> Finding {
         Library::Cudnn => "cuDNN",
         Library::Nccl => "NCCL",
     };
-    // Without a driver nothing works on a GPU; the driver's line says so.
+    // Without a driver nothing works on a GPU, and the driver's own line says so.
     let fault = Library::Driver.is_present().then(|| library.fault()).flatten();
     let detail = match (library.version(), &fault) {
         (Some(version), Some(fault)) => format!("{version}, but its parts cannot be used, and it is not ({fault})"),

@@ -13,8 +13,8 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_plain) {
         return text.into();
     }
-    // This form is JSON's too, so an escaped document stays one. All these characters have four
-    // digits.
+    // JSON has the same escape, so an escaped document stays valid. All of these characters have
+    // four hexadecimal digits.
     let escape =
         |character: char| if is_plain(character) { character.to_string() } else { format!("\\u{:04x}", u32::from(character)) };
     text.chars().map(escape).collect()

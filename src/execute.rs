@@ -1,4 +1,4 @@
-//! `foretell execute`: predicts a plan, then trains as it says.
+//! `foretell execute`: predicts a plan, then trains according to it.
 
 use crate::failure::{Failure, code};
 use crate::framework;
@@ -109,7 +109,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         oversubscribe: arguments.oversubscribe,
     };
     recovery.check_options(world.as_ref(), &training, &loaded.plan)?;
-    // Before anything of the folder is touched.
+    // Check before touching anything in the folder.
     training.check_start(&job)?;
     if let (Some(init), Some(run), true) = (&training.init, &arguments.run, arguments.overwrite) {
         refuse_weights_in(init, run)?;
@@ -131,7 +131,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     output::line(&format!("the run is in {0}; `foretell check {0}` compares it with its prediction", folder.path().display()))
 }
 
-/// Has another framework train, whose operators the profile at `path` measured.
+/// Lets another framework train. The profile at `path` was measured with its operators.
 fn run_framework(arguments: &Arguments, loaded: &LoadedPlan, path: &Path, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(Some(path))?.expect("invariant: a path gives a profile");
     let folder = RunFolder::claim(arguments.run.as_deref(), arguments.overwrite)?;
@@ -145,7 +145,7 @@ fn run_framework(arguments: &Arguments, loaded: &LoadedPlan, path: &Path, json: 
     output::line(&format!("the run of `{}` is in {}", loaded.plan.stack.name(), folder.path().display()))
 }
 
-/// Refuses weights that lie in the run that is to be replaced.
+/// Refuses weights that lie in the folder of the run that will be replaced.
 fn refuse_weights_in(weights: &Path, run: &Path) -> Result<(), Failure> {
     let canonical = |path: &Path| std::fs::canonicalize(path).ok();
     match (canonical(weights), canonical(run)) {
@@ -185,7 +185,7 @@ pub struct ExecuteAnswer {
     /// The norm of each step's whole gradient; null where it was not finite.
     #[schemars(with = "Vec<Option<f64>>")]
     gradient_norm: Vec<f64>,
-    /// The allocated arena of each stage; none if memory was not measured.
+    /// The allocated arena of each stage; empty if memory was not measured.
     peak_memory_bytes: Vec<u64>,
     /// Samples in a second.
     samples_per_second: f64,
@@ -193,13 +193,13 @@ pub struct ExecuteAnswer {
     evaluation: Option<EvaluationAnswer>,
     /// Samples that were left out or replaced.
     bad_samples: Option<u64>,
-    /// The step that the run went on from; 0 for a new run.
+    /// The step that the run resumed from; 0 for a new run.
     resumed_from_step: usize,
     /// Median time that a step waited for a checkpoint; null without checkpoints.
     checkpoint_seconds: Option<f64>,
     /// Median time until a checkpoint was on storage; null without checkpoints.
     checkpoint_write_seconds: Option<f64>,
-    /// How often the run was started again.
+    /// How often the run was restarted.
     restarts: usize,
     /// The workers that have left.
     departures: Vec<DepartureAnswer>,
@@ -215,9 +215,9 @@ pub struct ExecuteAnswer {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Departure")]
 pub struct DepartureAnswer {
-    /// Its number, its position along `data`.
+    /// The worker's number: its position along `data`.
     worker: usize,
-    /// The steps that all had made.
+    /// The steps that all workers had made.
     step: usize,
     /// The reason, with the rank.
     cause: String,
@@ -240,9 +240,9 @@ pub struct EvaluationAnswer {
     /// The exponential of the loss; null if it was not finite.
     #[schemars(with = "Option<f64>")]
     perplexity: f64,
-    /// Share of samples whose label is the first guess.
+    /// Share of samples whose label is the first prediction.
     top1: f64,
-    /// Share of samples whose label is among the first five guesses.
+    /// Share of samples whose label is among the first five predictions.
     top5: f64,
     /// Precision, as the mean over classes.
     precision: Option<f64>,

@@ -1,4 +1,4 @@
-//! `foretell plan --explain`: why the best layout is best, and where the others lose.
+//! `foretell plan --explain`: why the best layout is the best, and where the others lose time.
 
 use crate::binding::what_binds;
 use crate::changes::Changes;
@@ -58,7 +58,7 @@ pub fn explanation(
     Ok(text)
 }
 
-/// States the space: each dimension with its values, and what is left out of it.
+/// States the space: each dimension with its values, and the values that are left out of it.
 fn stated_space(search: &Search) -> String {
     let mut text = format!(
         "\nthe space; {} values are left out by judgement, and lists of numbers that cannot be counted; \
@@ -101,8 +101,8 @@ fn bound_of(search: &Search) -> String {
     format!("{of_space};\n{of_any}")
 }
 
-/// Says that a search was ended early, and how far its answer may be from the best; `None` if it
-/// was not.
+/// Says that a search was ended early, and how far its answer may be from the best; `None` if the
+/// search was complete.
 pub fn cut_off(planned: &SearchResult, objective: &ObjectiveWords) -> Option<String> {
     let search = &planned.search;
     let gap = if search.gap.is_finite() {
@@ -123,18 +123,19 @@ pub fn title(setting: &Setting) -> String {
     format!("{} on {} ({devices} devices), trained by {stack}", setting.model.name, topology.name())
 }
 
-/// Chance of running out from which on an answer says so, and what would leave more memory.
+/// Chance of running out of memory from which an answer mentions it, and says what would free
+/// memory.
 pub const RISKY: f64 = 0.1;
 
-/// How many times as long as the fastest layout's a step may take whose layout hardly runs out of
-/// memory, to be preferred to it.
+/// Largest step, as a multiple of the fastest layout's, at which a layout that is unlikely to run
+/// out of memory is preferred.
 const WORTH_SAFETY: f64 = 1.5;
 
-/// Fastest layouts that are asked for where [`safest`] chooses.
+/// Number of fastest layouts that [`safest`] chooses from.
 pub const LAYOUTS_TO_CHOOSE_FROM: usize = 5;
 
-/// The best of some candidates, of which the first is the fastest: the first that hardly runs out
-/// of memory and is not much slower, else the first that probably does not run out.
+/// The best of some candidates, the fastest first: the first that is unlikely to run out of memory
+/// and not much slower than the fastest, else the first that probably does not run out.
 pub fn safest(candidates: &[Candidate]) -> Option<&Candidate> {
     let mut likely = candidates.iter().filter(|candidate| !candidate.prediction.probably_runs_out());
     let first = likely.clone().next()?;
@@ -144,13 +145,14 @@ pub fn safest(candidates: &[Candidate]) -> Option<&Candidate> {
     Some(safe.unwrap_or(first))
 }
 
-/// A chance of running out in words, if it is one to speak of.
+/// A chance of running out of memory in words, if it is worth mentioning.
 pub fn risk(chance: Option<f64>) -> Option<String> {
     chance.filter(|&chance| chance > RISKY).map(|chance| format!("runs out with a chance of {:.0} %", chance * 100.0))
 }
 
-/// Whether an answer fits, how likely it is that it does not, and what holds the memory at its
-/// peak, where a framework's own allocations say so; `None` of others that are no fine-tuning.
+/// Whether an answer fits, the chance that it does not, and what holds the memory at its peak, for
+/// predictions from a framework's own allocations; `None` for other predictions, unless the job is
+/// fine-tuning.
 pub fn fit(prediction: &Prediction, topology: &Topology, is_fine_tuning: bool) -> Option<String> {
     let device = topology.device_kinds().first()?;
     let held = prediction.peak_memory_bytes.iter().copied().max()?;
@@ -170,8 +172,9 @@ pub fn fit(prediction: &Prediction, topology: &Topology, is_fine_tuning: bool) -
     ))
 }
 
-/// Explains an answer in a few lines: what binds, the second best, how sure the order is, which
-/// `changes` of hardware would change it, what is odd about it, and the memory that stays free.
+/// Explains an answer in a few lines: what binds, the second best layout, how certain their order
+/// is, which `changes` of hardware would change the answer, what is unusual about it, and how much
+/// memory stays free.
 pub fn in_short(
     planned: &SearchResult,
     setting: &Setting,
@@ -185,7 +188,8 @@ pub fn in_short(
     if let Some(second) = planned.candidates.get(1) {
         let objective = ObjectiveWords::new(choices.objective, setting.topology.currency());
         let loses = what_it_loses(best, second);
-        // Over samples of different lengths the mean step decides, and not that of the longest.
+        // For samples of different lengths the mean step decides, not the step of the longest
+        // samples.
         let is_by_step = [best, second].iter().all(|candidate| candidate.value <= candidate.prediction.step_seconds.value());
         lines.push(if objective.column().is_none() && is_by_step && !objective.is_less(second, best) {
             let sure = likelihood_of_order(best, second) * 100.0;
@@ -240,22 +244,24 @@ fn certificate(search: &Search) -> String {
     format!("{of_space}{left_out}{of_any} (`--explain` states the space)")
 }
 
-/// Dimensions whose values outside of the space could matter most.
+/// Dimensions whose values outside of the space are most likely to matter.
 const OFTEN_MATTER: [&str; 5] = ["micro_batch", "recompute", "bucket", "cuts", "stages"];
 
-/// The gap that is printed as zero.
+/// The largest gap that is printed as zero.
 const ROUNDED_AWAY: f64 = 0.000_05;
 
-/// The largest lead over the bound of all plan files that is worth saying.
+/// The largest lead over the bound of all plan files that is mentioned.
 const MOST_SAID: f64 = 10.0;
 
-/// How likely the first of two layouts is the faster one, if the errors of their predictions are
-/// independent. Errors of layouts of one job mostly agree, so it is likelier than that. The slow
-/// ends of the intervals are left out: what slows a whole run slows it in either layout.
+/// The probability that the first of two layouts is the faster one, if the errors of their
+/// predictions are independent. Errors of layouts of one job mostly agree, so the true probability
+/// is higher. The slow ends of the intervals are left out: what slows a whole run slows it in
+/// either layout.
 fn likelihood_of_order(first: &Candidate, second: &Candidate) -> f64 {
     /// Standard deviations between the 10th percentile and the median.
     const DEVIATIONS: f64 = 1.282;
-    /// Makes the logistic function nearly the normal distribution (Bowling et al. 2009).
+    /// Factor that makes the logistic function approximate the normal distribution (Bowling et al.
+    /// 2009).
     const LOGISTIC: f64 = 1.702;
     let deviation =
         |candidate: &Candidate| (candidate.prediction.step_seconds - candidate.prediction.step_seconds_p10).value() / DEVIATIONS;
@@ -264,10 +270,10 @@ fn likelihood_of_order(first: &Candidate, second: &Candidate) -> f64 {
     1.0 / (1.0 + (-LOGISTIC * apart / both).exp())
 }
 
-/// Stages from which on a pipeline is longer than most that people run.
+/// Stages from which on a pipeline is unusually long.
 const MANY_STAGES: usize = 30;
 
-/// Names what an expert would ask about: idle devices, a tensor group over several nodes, very many
+/// Names what an expert would ask about: idle devices, a tensor group that spans nodes, very many
 /// stages, stages without a layer.
 fn oddities(best: &Candidate, search: &Search, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let topology = &setting.topology;
@@ -291,8 +297,8 @@ fn oddities(best: &Candidate, search: &Search, setting: &Setting, choices: &Choi
     Ok(said)
 }
 
-/// Names the stages that hold none of the model's layers, but only what comes before or after
-/// them, such as the embedding.
+/// Names the stages that hold none of the model's layers, but only the parts before or after them,
+/// such as the embedding.
 fn stages_without_layers(plan: &Plan, setting: &Setting, choices: &Choices) -> Result<Option<String>, Failure> {
     let Layout { pipeline, virtual_stages, schedule, .. } = plan.layout;
     if pipeline == 1 || choices.fix.cuts.is_some() {
@@ -321,7 +327,7 @@ fn stages_without_layers(plan: &Plan, setting: &Setting, choices: &Choices) -> R
         .then(|| format!("{}: no layout without such a stage is known to be faster", alone.join("; "))))
 }
 
-/// Lays a plan of the user's beside the answer.
+/// Compares a plan of the user's with the answer.
 pub fn comparison(best: &Candidate, mine: &Candidate, name: &str) -> String {
     let fits = if mine.prediction.fits { "" } else { ", and it does not fit" };
     format!(
@@ -338,7 +344,7 @@ pub fn comparison(best: &Candidate, mine: &Candidate, name: &str) -> String {
 fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     let (fast, slow) = (&best.prediction, &other.prediction);
     let change = (slow.step_seconds / fast.step_seconds - 1.0) * 100.0;
-    // Not "-0.0 %".
+    // Avoids printing "-0.0 %".
     let change = if change.abs() < 0.05 { 0.0 } else { change };
     let parts = |candidate: &Candidate| {
         let parts = &candidate.prediction.breakdown_seconds;

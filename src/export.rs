@@ -75,7 +75,7 @@ enum Target {
 }
 
 impl Target {
-    /// The framework whose job this is. `None` for formats of a step.
+    /// The framework whose job the target is. `None` for formats of a step.
     fn framework(self) -> Option<Framework> {
         match self {
             Target::Megatron => Some(Framework::Megatron),
@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 pub struct JobAnswer {
     /// The folder that was written.
     folder: PathBuf,
-    /// Its files.
+    /// The files in it.
     files: Vec<String>,
     /// The command that runs the job.
     command: String,
@@ -152,15 +152,15 @@ pub struct TraceAnswer {
 pub struct ChakraAnswer {
     /// The folder that was written.
     folder: PathBuf,
-    /// The number of traces: one of each rank.
+    /// The number of traces: one for each rank.
     traces: usize,
-    /// Their size.
+    /// The size of all traces together.
     bytes: usize,
     /// The command that runs them in ASTRA-sim; null if it cannot express the network.
     astra_sim: Option<String>,
 }
 
-/// Writes a plan as a framework's job, and says where.
+/// Writes a plan as a framework's job, and prints the folder.
 fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> Result<(), Failure> {
     let (exported, plan) = write_job(loaded, framework, folder)?;
     let files: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).chain(["plan.yaml"]).collect();
@@ -183,13 +183,13 @@ fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> 
 pub struct ChangedAnswer {
     /// The changed file.
     file: PathBuf,
-    /// Lines that are removed and added, with `-` and `+` before them.
+    /// Removed and added lines, with `-` and `+` before them.
     changes: Vec<String>,
     /// How the job differs from the plan that was asked for.
     differences: Vec<String>,
 }
 
-/// Puts a plan into the file that its job came from, and prints the difference.
+/// Writes a plan into the file that its job was imported from, and prints the difference.
 fn changed(loaded: &LoadedPlan, framework: Framework, original: &Path, folder: &Path, json: bool) -> Result<(), Failure> {
     let text = inputs::read(original)?;
     let beside = original.parent().unwrap_or(Path::new("."));
@@ -233,7 +233,7 @@ fn job_of<'a>(loaded: &'a LoadedPlan, plan: &'a Plan) -> Job<'a> {
     Job { name: &loaded.model.name, model: &loaded.model.model, plan, devices_per_node }
 }
 
-/// The plan without its stack's usual bucket, where the framework chooses that itself.
+/// The plan without its stack's usual bucket, if the framework chooses the bucket itself.
 fn without_usual_bucket(plan: &Plan, framework: Framework) -> Plan {
     let own = Layout::default().bucket;
     let mut plan = plan.clone();
@@ -243,7 +243,7 @@ fn without_usual_bucket(plan: &Plan, framework: Framework) -> Plan {
     plan
 }
 
-/// Writes a plan as a framework's job, and beside it the plan that the job expresses.
+/// Writes a plan as a framework's job, together with the plan that the job expresses.
 pub fn write_job(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Result<(JobFiles, PlanFile), Failure> {
     let exported = exported(loaded, framework)?;
     for (name, text) in &exported.files {
@@ -258,7 +258,7 @@ pub fn write_job(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Re
 }
 
 /// Whether a folder has the plan of another job, which [`write_job`] would replace. The file that
-/// the plan was read from is none.
+/// the plan was read from does not count.
 pub fn has_other_plan(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Result<bool, Failure> {
     let kept = folder.join("plan.yaml");
     let is_the_source = matches!((kept.canonicalize(), loaded.path.canonicalize()), (Ok(one), Ok(other)) if one == other);
@@ -274,7 +274,7 @@ fn exported(loaded: &LoadedPlan, framework: Framework) -> Result<JobFiles, Failu
         .map_err(|error| Failure::of_input(error).in_file(&loaded.path))
 }
 
-/// The plan that a job expresses, for a file in `folder`, which is there.
+/// The plan that a job expresses, as a file for `folder`, which must exist.
 fn expressed(loaded: &LoadedPlan, framework: Framework, exported: &JobFiles, folder: &Path) -> Result<PlanFile, Failure> {
     let overlap = match framework {
         Framework::Slurm => exported.plan.overlap,
@@ -321,8 +321,8 @@ fn chakra(
     }
     bar.finish_and_clear();
     output::write(&folder.join("communicators.json"), chakra.communicators().as_bytes())?;
-    // ASTRA-sim takes one efficiency per class of link. It comes from the profile, or else from the
-    // assumed defaults.
+    // ASTRA-sim accepts one efficiency per class of link. It comes from the profile, or else from
+    // the assumed defaults.
     let links = CostModel::new(profile, &loaded.topology).links;
     let astra_sim = AstraSim::new(&loaded.topology, ranks, &|class| links.of(class));
     match &astra_sim {
@@ -336,7 +336,7 @@ fn chakra(
                 output::write(&folder.join(file), text.as_bytes())?;
             }
         }
-        // The traces are complete without these files.
+        // The traces can be used without these files.
         Err(error) => output::note(&format!("no network for ASTRA-sim: {}", one_line(error))),
     }
     let at = folder.display();

@@ -26,9 +26,9 @@ pub use terminal::{Colours, in_terminal};
 pub enum Failure {
     /// The input is wrong. The fault says where, and how to fix it.
     Input(Box<Fault>),
-    /// The input is right, but the command could not be carried out.
+    /// The input is right, but the command failed.
     Undone(Box<Fault>),
-    /// The search ran, and found no layout.
+    /// The search found no layout.
     Unplanned(PlannerError),
     /// A signal stopped the command.
     Stopped {
@@ -50,7 +50,7 @@ pub struct FailureAnswer {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Error")]
 struct ErrorDocument {
-    /// `input`: the input is wrong; `undone`: it could not be done; `stopped`: a signal ended it.
+    /// `input`: the input is wrong; `undone`: the command failed; `stopped`: a signal ended it.
     /// From `serve` and `mcp` also `cancelled`, `time`, `memory` and `busy`.
     code: String,
     /// The diagnostic's code, such as `topology::unknown_name`: the page of errors lists them.
@@ -68,7 +68,7 @@ struct ErrorDocument {
 }
 
 impl FailureAnswer {
-    /// The document of a failure that has a code of its own.
+    /// The document of a failure with its own code.
     pub fn new(code: &str, message: impl Into<String>, hint: Option<&str>) -> Self {
         let (code, message, hint) = (code.into(), message.into(), hint.map(str::to_owned));
         Self { error: ErrorDocument { code, diagnostic: None, message, hint, file: None, line: None, column: None } }
@@ -80,27 +80,27 @@ impl Failure {
     pub const INPUT: u8 = 2;
     const UNDONE: u8 = 1;
 
-    /// Wrong input.
+    /// A fault of the input.
     pub fn input(code: Code, message: impl Into<String>) -> Self {
         Failure::Input(Fault::new(code, message).into())
     }
 
-    /// Something that could not be done.
+    /// A fault of something else than the input.
     pub fn undone(code: Code, message: impl Into<String>) -> Self {
         Failure::Undone(Fault::new(code, message).into())
     }
 
-    /// Wrong input that another crate found.
+    /// A fault of the input that another crate found.
     pub fn of_input(error: impl Diagnostic + Send + Sync + 'static) -> Self {
         Failure::Input(Fault::of(error).into())
     }
 
-    /// Something that another crate could not do.
+    /// A fault of something else than the input that another crate found.
     pub fn of_undone(error: impl Diagnostic + Send + Sync + 'static) -> Self {
         Failure::Undone(Fault::of(error).into())
     }
 
-    /// Adds how to fix it, in place of what the fault says itself.
+    /// Sets the hint, in place of the fault's own.
     pub fn hint(self, hint: impl Into<String>) -> Self {
         self.with(|fault| fault.hint(hint))
     }
@@ -110,12 +110,12 @@ impl Failure {
         self.with(|fault| fault.in_file(path))
     }
 
-    /// Adds what it was about to the message, such as an option.
+    /// Puts the subject of the message before it, such as an option.
     pub fn about(self, subject: &str) -> Self {
         self.with(|fault| fault.about(subject))
     }
 
-    /// The failure as one of input, with its exit status.
+    /// The same failure as a failure of the input, with that exit status.
     pub fn into_input(self) -> Self {
         match self {
             Failure::Input(fault) | Failure::Undone(fault) | Failure::Stopped { fault, .. } => Failure::Input(fault),
@@ -132,7 +132,7 @@ impl Failure {
         }
     }
 
-    /// What is wrong.
+    /// The diagnostic of the failure.
     pub fn diagnostic(&self) -> &dyn Diagnostic {
         match self {
             Failure::Input(fault) | Failure::Undone(fault) | Failure::Stopped { fault, .. } => &**fault,
@@ -173,14 +173,14 @@ impl Failure {
         match self {
             Failure::Input(_) => Self::INPUT,
             Failure::Undone(_) | Failure::Unplanned(_) => Self::UNDONE,
-            // As shells have it for a process that a signal ended.
+            // As shells report a process that a signal ended.
             Failure::Stopped { signal, .. } => 128_u8.saturating_add(*signal),
         }
     }
 }
 
 impl fmt::Display for Failure {
-    /// The message alone.
+    /// The message only.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self.diagnostic(), formatter)
     }

@@ -78,7 +78,7 @@ pub struct TableAnswer {
     cells: Vec<Cell>,
 }
 
-/// The best layout of one job of the table.
+/// The best layout of one of the table's jobs.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Cell {
     /// The row's value.
@@ -87,16 +87,16 @@ struct Cell {
     column: String,
     /// Whether the job fits.
     fits: bool,
-    /// Peak memory of the fullest device; the least that any layout needs if none fits. `None` if
-    /// the job cannot be planned.
+    /// Peak memory of the fullest device; if no layout fits, the least that any layout needs.
+    /// `None` if the job cannot be planned.
     memory_bytes: Option<u64>,
     /// The predicted step.
     step_seconds: Option<f64>,
     /// Tokens per second over all devices, or samples if they are no sequences.
     rate: Option<f64>,
-    /// The chance of running out of memory, where it is known.
+    /// The chance of running out of memory, if it is known.
     chance_of_running_out: Option<f64>,
-    /// The layout in words; why there is none.
+    /// The layout in words, or why there is none.
     layout: String,
 }
 
@@ -130,7 +130,7 @@ pub fn answer(axes: Axes, choices: &Choices, profile: Option<&Profile>) -> Resul
             refusal = refusal.or(failure);
         }
     }
-    // If no job of the table can be planned, the first says why.
+    // If no job of the table can be planned, report why the first one cannot.
     if let Some(refusal) = refusal.filter(|_| cells.iter().all(|cell| cell.memory_bytes.is_none())) {
         return Err(refusal.into_input());
     }
@@ -176,7 +176,7 @@ fn values(axis: Axis, choices: &Choices) -> Result<Vec<String>, Failure> {
     })
 }
 
-/// The library's name of the one kind of device.
+/// The library's name of the topology's only kind of device.
 fn one_kind(choices: &Choices) -> Result<String, Failure> {
     let topology = choices.setting(Trainer::Framework)?.topology;
     match topology.device_kinds() {
@@ -186,7 +186,8 @@ fn one_kind(choices: &Choices) -> Result<String, Failure> {
     }
 }
 
-/// The library's models whose names begin as that of one does, by size: its family.
+/// The models of the library of the same family, that is, with the same first part of the name; the
+/// smallest first.
 fn relatives(name: &str) -> Vec<String> {
     let family = |name: &str| name.split('-').next().unwrap_or_default().to_owned();
     let mut found: Vec<(u64, &str)> = Model::zoo()
@@ -197,7 +198,7 @@ fn relatives(name: &str) -> Vec<String> {
     found.into_iter().map(|(_, name)| name.to_owned()).collect()
 }
 
-/// Devices of a node, of which there are several beyond them.
+/// Devices of a node. A topology of more devices has several nodes.
 const GPUS_OF_NODE: usize = 8;
 /// Most devices of a table.
 const MOST_GPUS: usize = 64;
@@ -217,7 +218,8 @@ fn set(choices: &mut Choices, axis: Axis, value: &str) {
         }
         Axis::Method => {
             choices.method.method = Some(Method::from_str(value, true).expect("invariant: the axis has methods"));
-            // Adapters are of the columns that have some, and bits of those that leave them open.
+            // Adapters apply only to columns whose method has them, and bits only to columns that
+            // leave them open.
             if choices.method.method == Some(Method::Full) {
                 choices.method.adapter = None;
             }
@@ -229,7 +231,7 @@ fn set(choices: &mut Choices, axis: Axis, value: &str) {
     }
 }
 
-/// A job of the table, and why it cannot be planned if it cannot.
+/// A job of the table. The failure says why it cannot be planned, if so.
 fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Result<(Cell, Option<Failure>), Failure> {
     let empty = |memory: Option<Bytes>, why: String| Cell {
         row: row.into(),
@@ -300,7 +302,7 @@ impl TableAnswer {
 }
 
 impl TableAnswer {
-    /// A line for each job, with numbers in columns of their own.
+    /// One line for each job, with each number in its own column.
     fn csv(&self) -> String {
         let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
         let head = format!("{},{},fits,memory_bytes,step_seconds,rate,chance_of_running_out", self.rows, self.columns);

@@ -1,12 +1,12 @@
-//! Recognises files that are not what a command asks for: files of other tools, and our own of
-//! another kind. Only for messages: a file that can be read never comes here.
+//! Recognises files of another kind than a command asks for: files of other tools, and our own of
+//! another kind. Used only for messages, after a file could not be read.
 
 use crate::failure::{Failure, code};
 use foretell_export::PlanForm;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// What a command asks for.
+/// The kind of file that a command asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// A model file.
@@ -19,7 +19,8 @@ pub enum Wanted {
     Profile,
 }
 
-/// A kind of file: what it is, what can be done with it, and which of our kinds it is, if any.
+/// A kind of file: its description, a hint on what to do with it, and which of our kinds it is, if
+/// any.
 type Kind = (&'static str, &'static str, Option<Wanted>);
 
 const MODEL: Kind = ("a model file", "give it to `--model`", Some(Wanted::Model));
@@ -47,7 +48,7 @@ const NANOTRON: Kind = ("a configuration of nanotron", "it is not read; use `for
 const FOUNDRY: Kind = ("a configuration of llm-foundry", "it is not read; use `foretell plan --stack mosaicml-composer`", None);
 const ACCELERATE: Kind = ("Accelerate's configuration", "use `foretell import accelerate`", None);
 
-/// Replaces the failure of a file that is something else than what is wanted.
+/// Replaces the failure of reading a file that is recognised as another kind than the wanted one.
 pub fn explain(failure: Failure, text: &str, path: &Path, wanted: Wanted) -> Failure {
     match recognise(text) {
         Some((what, hint, own)) if own != Some(wanted) => {
@@ -63,7 +64,7 @@ pub fn explain(failure: Failure, text: &str, path: &Path, wanted: Wanted) -> Fai
     }
 }
 
-/// Refuses a file that is recognised as another kind than the form that it is imported as.
+/// Refuses a file that is recognised as another kind than the one that it is imported as.
 pub fn refuse_other_kinds(text: &str, form: PlanForm, path: &Path) -> Result<(), Failure> {
     let own = match form {
         PlanForm::MegatronArguments => MEGATRON,
@@ -74,7 +75,8 @@ pub fn refuse_other_kinds(text: &str, form: PlanForm, path: &Path) -> Result<(),
         PlanForm::Torchtune => TORCHTUNE,
     };
     match recognise(text) {
-        // Scripts and lists of settings name each other's words.
+        // Scripts and lists of settings contain each other's words, so these kinds are not told
+        // apart.
         Some(kind) if kind != own && ![MEGATRON, TORCHTITAN, SBATCH].contains(&kind) => {
             let (what, hint, _) = kind;
             let message = format!("this is {what}, and {} is asked for", own.0);
@@ -84,12 +86,12 @@ pub fn refuse_other_kinds(text: &str, form: PlanForm, path: &Path) -> Result<(),
     }
 }
 
-/// What a file that is no text may be: what it is, and a hint.
+/// What a binary file may be: its description, and a hint.
 pub fn of_bytes(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     let begins = |head: &[u8]| bytes.starts_with(head);
     let length = bytes.first_chunk().map(|head| u64::from_le_bytes(*head));
     let weights = "give the `config.json` beside it to `--model`, and weights to `execute --init`";
-    // ONNX's protocol buffer begins with its version. A producer, graph or operators follow.
+    // ONNX's protocol buffer begins with its version, followed by a producer, graph or operators.
     if matches!(bytes, [0x08, 1..=16, 0x12 | 0x3a | 0x42, ..]) {
         Some(("a model in ONNX's format", "trace the step in PyTorch: `python -m foretell.trace FILE.py:FUNCTION -o trace.json`"))
     } else if bytes.get(8) == Some(&b'{') && length.is_some_and(|length| length < 1 << 32) {
@@ -120,7 +122,7 @@ fn recognise(text: &str) -> Option<Kind> {
     }
     let keys = of_keys(|key| text.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'))));
     if keys.is_some_and(|(.., own)| own.is_some()) {
-        // One of our own files, whatever its comments name.
+        // The keys show one of our own files, whatever its comments mention.
         return keys;
     }
     if text.contains("_component_: torchtune.") {

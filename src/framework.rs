@@ -1,7 +1,7 @@
-//! Other frameworks' training on this machine's processors: `calibrate --stack` has the framework
-//! time its own operators, `execute` has it train, and `check` compares the two. The framework runs
-//! in a Python of the user's (`foretell.trace.measure` and `foretell.trace.train`), which gets a
-//! request in a file and writes its answer into another.
+//! Training by other frameworks on this machine's processors: with `calibrate --stack` the
+//! framework times its own operators, `execute` trains with it, and `check` compares the two. The
+//! framework runs in the user's Python (`foretell.trace.measure` and `foretell.trace.train`), which
+//! reads a request from a file and writes its answer to another.
 
 mod calibrate;
 mod check;
@@ -24,21 +24,21 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The Python that runs the framework, if none is named.
+/// The Python interpreter that runs the framework by default.
 pub const PYTHON: &str = "python3";
 
-/// A step that the framework measures or trains.
+/// A request to a framework to measure or train a step.
 #[derive(Clone, Debug, Serialize)]
 struct Request {
-    /// The words of the operator table's key.
+    /// The entries of the operator table's key.
     key: BTreeMap<String, String>,
     /// The sizes of the model and its batch, by symbol.
     sizes: BTreeMap<String, f64>,
     /// Layers of every stack.
     layers: usize,
-    /// Processes.
+    /// Number of processes.
     ranks: usize,
-    /// Threads of each.
+    /// Threads of each process.
     threads: usize,
     /// Micro-batches of a step.
     micro_batches: usize,
@@ -49,7 +49,7 @@ struct Request {
 }
 
 impl Request {
-    /// The request of a plan whose stack has tables.
+    /// The request for a plan whose stack has operator tables.
     fn of(loaded: &LoadedPlan, steps: usize) -> Result<Self, Failure> {
         let (plan, model) = (&loaded.plan, &loaded.model.model);
         let stack = plan.stack.name();
@@ -88,7 +88,7 @@ impl Request {
     }
 }
 
-/// Has a module of the Python package answer a request.
+/// Runs a module of the Python package on a request, and returns its answer.
 fn ask<T: DeserializeOwned>(python: &Path, module: &str, request: &Request) -> Result<T, Failure> {
     let system = |error: std::io::Error| Failure::undone(code::SYSTEM, format!("files for Python cannot be written: {error}"));
     let folder = tempfile::tempdir().map_err(system)?;
@@ -113,7 +113,7 @@ fn ask<T: DeserializeOwned>(python: &Path, module: &str, request: &Request) -> R
         .map_err(|error| Failure::undone(code::FRAMEWORK, format!("the answer of `{name} -m {module}` is damaged: {error}")))
 }
 
-/// The Python of an option.
+/// The Python interpreter: the stated one, or the default.
 fn python(stated: Option<&PathBuf>) -> &Path {
     stated.map_or(Path::new(PYTHON), PathBuf::as_path)
 }
@@ -121,14 +121,14 @@ fn python(stated: Option<&PathBuf>) -> &Path {
 /// Totals of a run of the framework.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TrainedSteps {
-    /// Each step that counts, of the slowest rank, in seconds.
+    /// The duration of each measured step on the slowest rank, in seconds.
     pub step_seconds: Vec<f64>,
-    /// The most bytes of tensors that each rank held at once.
+    /// The most bytes of tensors that each rank held at the same time.
     pub peak_bytes: Vec<u64>,
     /// The time of each operator in a step, by name, in seconds.
     pub operators: BTreeMap<String, f64>,
     /// The loss of each step.
     pub loss: Vec<f64>,
-    /// Versions of what trained.
+    /// Versions of the packages that trained.
     pub versions: BTreeMap<String, String>,
 }

@@ -1,4 +1,5 @@
-//! `foretell generate`: continues a text with a trained language model, to look at what it learned.
+//! `foretell generate`: continues a text with a trained language model, to show what it has
+//! learned.
 
 use crate::failure::{Failure, code};
 use crate::inputs;
@@ -55,17 +56,17 @@ const USUAL_TOKENS: usize = 50;
 /// How texts become tokens, and the reverse.
 enum Coding {
     Tokenizer(Box<Tokenizer>, PathBuf),
-    /// A token per byte, as data of plain text has them.
+    /// One token per byte, as in data of plain text.
     Bytes,
     /// Tokens are given and shown by number.
     Numbers,
 }
 
-/// A text and what was generated of it.
+/// A prompt's continuation.
 struct Continued {
-    /// The prompt and what follows.
+    /// The prompt and the generated text.
     whole: String,
-    /// What follows the prompt.
+    /// The generated text only.
     new: String,
 }
 
@@ -166,10 +167,10 @@ impl Coding {
         }
     }
 
-    /// The text of a prompt and of the tokens after it; `None` where tokens are shown by number.
+    /// The text of a prompt and of the tokens after it; `None` if tokens are shown by number.
     fn continued(&self, prompt: &[u32], tokens: &[u32]) -> Result<Option<Continued>, Failure> {
-        // Some tokenizers leave out the space before the first word of what they decode, so the
-        // new tokens are decoded with the prompt before them.
+        // Some tokenizers drop the space before the first word that they decode, so the new tokens
+        // are decoded together with the prompt.
         let (before, whole) = (self.decode(prompt)?, self.decode(&[prompt, tokens].concat())?);
         let (Some(before), Some(whole)) = (before, whole) else { return Ok(None) };
         let new = match whole.strip_prefix(&before) {
@@ -180,7 +181,7 @@ impl Coding {
         Ok(Some(Continued { whole, new }))
     }
 
-    /// The text of tokens; `None` where tokens are shown by number.
+    /// The text of tokens; `None` if tokens are shown by number.
     fn decode(&self, tokens: &[u32]) -> Result<Option<String>, Failure> {
         match self {
             Coding::Tokenizer(tokenizer, path) => {

@@ -33,13 +33,13 @@ struct Needed {
     rate: Option<f64>,
     /// Peak memory of the fullest device there.
     memory_bytes: Option<u64>,
-    /// The chance of running out of memory there, where it is known.
+    /// The chance of running out of memory there, if it is known.
     chance_of_running_out: Option<f64>,
     /// The layout in words.
     layout: String,
 }
 
-/// Nodes that are tried beyond the devices of one, which has eight.
+/// Numbers of nodes that are tried after the devices of a single node, which has eight.
 const NODES: [usize; 7] = [2, 3, 4, 6, 8, 16, 32];
 /// Devices of a node.
 const OF_NODE: usize = 8;
@@ -49,7 +49,7 @@ const USUAL_BATCH: usize = 32;
 
 /// Finds the least number of each kind.
 pub fn answer(kinds: &[String], choices: &Choices, profile: Option<&Profile>) -> Result<GpusNeededAnswer, Failure> {
-    // The same batch on any number of devices. A rollout states its own.
+    // The batch is the same for any number of devices. A rollout states its own.
     let batch = choices.global_batch.or_else(|| {
         (!choices.method.generates()).then(|| {
             output::note(&format!("`--global-batch {USUAL_BATCH}` is assumed"));
@@ -84,8 +84,8 @@ fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Ne
                 found.layout = best.layout;
                 break;
             }
-            // A batch may have fewer samples than there are devices; more of them fit where fewer
-            // do not.
+            // Try the next larger number: more devices may fit where fewer do not, or the search
+            // ran out of time.
             BestOfJob::Fits(_)
             | BestOfJob::DoesNotFit(_)
             | BestOfJob::Refused(Failure::Unplanned(PlannerError::OutOfTime { .. })) => {}

@@ -1,5 +1,5 @@
 //! Services of the system for the commands: files, streams, a clock, progress bars, and facts about
-//! this machine. In a browser there is no system, and `memory.rs` stands in for it. This module
+//! this machine. In a browser there is no such system, and `memory.rs` replaces it. This module
 //! knows no commands.
 
 #[cfg(not(target_family = "wasm"))]

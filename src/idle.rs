@@ -1,14 +1,14 @@
-//! What a plan's answer says of devices that it leaves idle: how many of each kind, and what they
-//! would be worth.
+//! The sentence of a plan's answer on devices that it leaves idle: how many of each kind, and how
+//! much time they would save.
 
 use foretell_planner::{Candidate, Search};
 use foretell_topologies::{DeviceId, Topology};
 use std::ops::Range;
 
-/// Names the `idle` devices of the best layout of a search, their share of the arithmetic, and how
-/// long the best layouts take that use them, kind by kind.
+/// Names the `idle` devices of the best layout of a search, their share of all devices' arithmetic,
+/// and the steps of the best layouts that use them, kind by kind.
 pub fn idle_devices(best: &Candidate, search: &Search, topology: &Topology, idle: Range<usize>) -> String {
-    // The kinds in the order of the devices, each with the first device after it.
+    // The idle kinds in the order of the devices, each with the index after its last device.
     let mut kinds: Vec<(&str, usize, usize)> = Vec::new();
     for device in idle.clone() {
         let name = topology.device_kind(DeviceId(device)).name.as_str();
@@ -39,7 +39,7 @@ pub fn idle_devices(best: &Candidate, search: &Search, topology: &Topology, idle
             format!("the best layout found on all devices takes {}, but the objective prefers this one", beside(share, 1.0))
         }
         Some(share) => format!("the best layout found on all devices takes {}", beside(share, 1.0)),
-        // Energy does not tell times.
+        // Under other objectives, such as energy, times were not recorded.
         None if search.seconds_by_devices.is_empty() => "the objective prefers this layout".into(),
         None => "no layout on all devices is known to fit".into(),
     });
@@ -52,7 +52,7 @@ pub fn idle_devices(best: &Candidate, search: &Search, topology: &Topology, idle
     )
 }
 
-/// Says how much more or less one time is than another.
+/// States by how much one time is longer or shorter than another.
 fn beside(seconds: f64, best: f64) -> String {
     let longer = (seconds / best - 1.0) * 100.0;
     if longer < 0.0 { format!("{:.1} % less time", -longer) } else { format!("{longer:.1} % longer") }

@@ -137,14 +137,14 @@ impl Form {
         }
     }
 
-    /// Whether it becomes a topology.
+    /// Whether the form becomes a topology.
     fn is_topology(self) -> bool {
         matches!(self, Form::NvidiaSmiTopo | Form::NcclXml | Form::RocmSmiTopo | Form::SlurmNodes)
     }
 }
 
 impl Arguments {
-    /// The one file. A Trainer's may have that of its launch beside it.
+    /// The one file. A Trainer's file may be accompanied by that of its launch.
     fn file(&self) -> Result<&Path, Failure> {
         match self.files.as_slice() {
             [file] => Ok(file),
@@ -205,7 +205,7 @@ pub struct ImportAnswer {
     without_effect: Vec<String>,
 }
 
-/// What became of a file's settings, beside the plan.
+/// The settings of a file that need attention, beside the plan.
 #[derive(Default)]
 struct Settings {
     unread: Vec<String>,
@@ -216,7 +216,7 @@ struct Settings {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     arguments.check_options()?;
-    // A page cannot be asked for it.
+    // `serve` does not offer this form.
     #[cfg(not(target_family = "wasm"))]
     if arguments.form == Form::Kineto {
         return kineto::run(arguments, json);
@@ -262,7 +262,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The text of a plan file, and what became of the settings.
+/// The text of a plan file, and the settings that need attention.
 fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Settings), Failure> {
     let path = arguments.file()?;
     foreign::refuse_other_kinds(text, form, path)?;
@@ -274,7 +274,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     let topology = inputs::topology(name, arguments.nodes)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let launch_file = arguments.files.get(1).and_then(|path| path.to_str());
-    // A file that is there and cannot be read is an error, and not one that is missing.
+    // A file that exists but cannot be read is an error, unlike a missing one.
     let unreadable = std::cell::RefCell::new(None);
     let read_beside = |name: &str| {
         let text = inputs::read_beside(folder, Path::new(name))?;
@@ -306,7 +306,8 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
     let mut imported = imported;
     let model = model(arguments, &mut imported, path)?;
     let mut plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
-    // Readers leave our own bucket where their file states none. Without shards it is DDP's too.
+    // If the file states no bucket, readers leave Foretell's default, so take the stack's. DDP
+    // without shards has that default itself.
     if plan.layout.zero > 0 && !imported.states_bucket {
         plan.layout.bucket = usual_bucket(&plan.stack, plan.layout.bucket);
     }
@@ -321,7 +322,8 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
 }
 
 impl Settings {
-    /// Prints what a user must know. Settings without effect are counted, and listed with `-v`.
+    /// Prints what a user must know. Settings without effect are counted; with `-v` they are
+    /// listed.
     fn note(&self) {
         for setting in &self.unread {
             output::note(&format!("not understood, and it may change time or memory: `{setting}`"));
@@ -341,8 +343,8 @@ impl Settings {
     }
 }
 
-/// The plan's model: what the file states, or what `--model` names. The stack's framework must take
-/// the plan.
+/// The plan's model: the one that the file states, or `--model`. Checks that the stack's framework
+/// accepts the plan.
 fn model(arguments: &Arguments, imported: &mut ImportedPlan, path: &Path) -> Result<ModelReference, Failure> {
     let in_file = |message: String, hint: &str| Failure::input(code::IMPORT_OPTIONS, message).hint(hint).in_file(path);
     let stated = imported.model.clone();
@@ -391,15 +393,15 @@ fn model(arguments: &Arguments, imported: &mut ImportedPlan, path: &Path) -> Res
     };
     check_stack(&model, &imported.plan).map_err(|error| Failure::of_input(error).in_file(path))?;
     keep_known_attention(&model, imported);
-    // Adapters name layers of the model, which are not known before.
+    // Adapters name layers of the model, so they can only be checked now.
     imported.plan.training.graph(&model, "model", &GraphOptions::ONE).map_err(|error| Failure::of_input(error).in_file(path))?;
     let by_path = name.filter(|name| inputs::model(name).is_ok_and(|named| named.model == model));
     let known = by_path.or_else(|| Model::zoo().find(|(_, known)| *known == model).map(|(name, _)| name.into()));
     Ok(known.map_or(ModelReference::InPlace(model), ModelReference::Named))
 }
 
-/// Leaves out the choice of an attention kernel where the stack has no operators of this job: its
-/// profile has one kernel, which is as fast as the best.
+/// Drops the choice of an attention kernel if the stack has no operators of this job: then its
+/// profile has a single kernel, which is as fast as the best.
 fn keep_known_attention(model: &Model, imported: &mut ImportedPlan) {
     let plan = &mut imported.plan;
     let tables = inputs::stack(plan.stack.name()).ok().and_then(|stack| stack.tables.as_ref());

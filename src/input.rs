@@ -1,5 +1,5 @@
-//! The input pipeline: how long a step waits for samples. Its costs are the plan's, or measured on
-//! the data of the run, or the calibration's.
+//! The input pipeline: how long a step waits for samples. Its costs are those of the plan, or
+//! measured on the run's data, or from the calibration.
 
 #[cfg(not(target_family = "wasm"))]
 mod of_run;
@@ -61,13 +61,13 @@ pub fn waiting(loaded: &LoadedPlan, profile: Option<&Profile>, program: &Program
     predict(&source, &loaded.topology, program, prediction)
 }
 
-/// The plan's costs, and the measured ones where it states none.
+/// The costs that the plan states, and the measured ones for those that it does not.
 fn costs(loaded: &LoadedPlan, measured: Option<InputCosts>) -> Option<InputCosts> {
     let (bytes, decode) = loaded.file.input.map_or((None, None), |input| (input.bytes_per_sample, input.decode));
     bytes.or(measured.map(|costs| costs.bytes_per_sample)).map(|bytes_per_sample| InputCosts {
         bytes_per_sample,
         decode: decode.or(measured.map(|costs| costs.decode)).unwrap_or(Seconds::ZERO),
-        // Only a measurement says so.
+        // Only a measurement states the rate of reading.
         read: measured.map_or(BytesPerSecond::new(f64::INFINITY), |costs| costs.read),
     })
 }
@@ -75,14 +75,14 @@ fn costs(loaded: &LoadedPlan, measured: Option<InputCosts>) -> Option<InputCosts
 /// Samples that a rank of each list reads per step.
 fn samples_by_list(program: &Program) -> Vec<usize> {
     let samples = program.lists.iter().map(|list| {
-        // Of several inputs (images, labels) one counts.
+        // Of several inputs (images, labels), only the largest counts.
         let mut by_input = BTreeMap::new();
         for instruction in &list.instructions {
             if let Operation::Load { input, samples, .. } = *instruction.operation {
                 *by_input.entry(input).or_insert(0) += samples;
             }
         }
-        // Labels come with the samples, which the first stage reads.
+        // Labels come with the samples, which are read by the first stage.
         if list.stage == 0 { by_input.values().copied().max().unwrap_or(0) } else { 0 }
     });
     samples.collect()
@@ -95,19 +95,19 @@ fn predict(source: &Source, topology: &Topology, program: &Program, prediction: 
     let most = samples.iter().copied().max().filter(|&most| most > 0)?;
     let is_cpu = topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Cpu);
     let cores = topology.device_count() as f64 / program.mesh.world_size().max(1) as f64;
-    // Without workers the rank's own core does it.
+    // Without workers the rank's own core reads and decodes.
     let cores = if source.workers == 0 { 1.0 } else { cores.max(1.0) };
     let measured = Some(source.costs.read).filter(|rate| rate.value().is_finite());
     let storage = topology.storage_bandwidth().or(measured);
     let pipeline = InputPipeline {
         bytes_per_sample: source.costs.bytes_per_sample,
-        // All ranks read at once, each in proportion to its samples.
+        // All ranks read at the same time, each in proportion to its samples.
         storage: storage.map(|rate| rate * (most as f64 / total as f64)),
         decode: source.costs.decode,
         workers: source.workers.max(1),
         prefetch: source.prefetch.max(1),
         samples: most,
-        // Without workers a rank decodes inside its step, on a GPU too.
+        // Without workers a rank decodes inside its step, also with a GPU.
         shared_cores: (is_cpu || source.workers == 0).then_some(cores),
     };
     let step = prediction.step_seconds;
@@ -117,7 +117,7 @@ fn predict(source: &Source, topology: &Topology, program: &Program, prediction: 
     Some(Waiting { bound, pipeline, storage, step, wait: steady - step, first, ranks })
 }
 
-/// Makes every rank's first load take `wait` longer, and all that follows later.
+/// Makes every rank's first load take `wait` longer, and moves everything after it.
 fn delay(timeline: &mut Timeline, program: &Program, wait: Seconds) {
     let wait = Picoseconds::from(wait);
     // Ranks that were simulated as one share a timeline.
@@ -142,7 +142,7 @@ fn delay(timeline: &mut Timeline, program: &Program, wait: Seconds) {
     }
 }
 
-/// The input pipeline's part of an answer.
+/// The input pipeline in an answer.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "InputPipeline")]
 pub struct InputAnswer {
@@ -162,7 +162,7 @@ pub struct InputAnswer {
     decode_seconds: f64,
     /// Workers of each rank.
     workers: usize,
-    /// Batches that may be ready or in flight at once.
+    /// Batches that may be ready or in preparation at the same time.
     prefetch: usize,
 }
 

@@ -1,5 +1,5 @@
 //! Finds what users name: models and topologies by name or path, profiles, and this machine. All
-//! file reading of the command line is here.
+//! file reading of the command line is in this module.
 
 use crate::confined;
 use crate::failure::{Failure, Fault, code};
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 /// A model with its name.
 #[derive(Clone, Debug)]
 pub struct NamedModel {
-    /// The zoo's name, or the file's without its extension.
+    /// The zoo's name, or the file's name without its extension.
     pub name: String,
     /// The model.
     pub model: Model,
@@ -43,7 +43,7 @@ pub struct ModelFile {
     model: Model,
 }
 
-/// Adds the form that names a `base`, and refuses fields that no form has.
+/// Adds the form that has a `base` to the schema, and refuses fields that no form has.
 fn or_based(schema: &mut Schema) {
     if let Some(forms) = schema.get_mut("oneOf").and_then(Value::as_array_mut) {
         let meaning = "A model of the library with other sizes: its name, and the fields that differ.";
@@ -56,7 +56,7 @@ fn or_based(schema: &mut Schema) {
 }
 
 impl ModelFile {
-    /// The text of a model's file.
+    /// The text of a model file.
     pub fn to_yaml(model: &Model) -> Result<String, Failure> {
         let file = Self { schema_version: SchemaVersion, model: model.clone() };
         serde_saphyr::to_string(&file).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))
@@ -78,8 +78,8 @@ pub fn read(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_INPUT)
 }
 
-/// Reads a file that another one names. Its path is relative to where a job is run: to the other
-/// one's folder, one above it, or the current one.
+/// Reads a file that another file names. The path may be relative to the folder in which a job is
+/// run: the other file's folder, one above it, or the current one.
 pub fn read_beside(folder: &Path, name: &Path) -> Option<Result<String, Failure>> {
     // The folder of a bare name is empty.
     let folder = host::absolute(&Path::new(".").join(folder)).ok()?;
@@ -95,21 +95,22 @@ pub fn read_run_file(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_RUN_FILE)
 }
 
-/// How far a compressed trace may grow. Traces of PyTorch's profiler grow 10 to 40 times, and
-/// gzip's limit is 1,032.
+/// How much longer than the compressed file a trace may be. Traces of PyTorch's profiler grow by
+/// factors of 10 to 40; gzip's limit is 1,032.
 const MOST_GROWTH: u64 = 200;
 
-/// Text that any compressed trace may have.
+/// Length that any decompressed trace may have.
 const LEAST_LIMIT: u64 = 64 << 20;
 
-/// Reads a trace, which may be compressed with gzip, as PyTorch and we write it.
+/// Reads a trace, which may be compressed with gzip, as PyTorch and Foretell write it.
 pub fn read_trace(path: &Path) -> Result<String, Failure> {
     let bytes = read_bytes(path, MOST_RUN_FILE)?;
     if !bytes.starts_with(b"\x1f\x8b") {
         return text_of(bytes, path);
     }
     let mut text = Vec::new();
-    // Not more is kept than of a plain trace, nor than traces grow by, whatever the file grows to.
+    // Read no more than a plain trace may have, and no more than traces usually grow by, whatever
+    // the file expands to.
     let most = (bytes.len() as u64).saturating_mul(MOST_GROWTH).clamp(LEAST_LIMIT, MOST_RUN_FILE);
     let mut limited = MultiGzDecoder::new(bytes.as_slice()).take(most + 1);
     limited.read_to_end(&mut text).map_err(|error| unreadable(path, &error, "check that the file is whole"))?;
@@ -127,7 +128,7 @@ fn unreadable(path: &Path, why: &dyn std::fmt::Display, hint: &str) -> Failure {
     Failure::input(code::FILE_UNREADABLE, format!("`{}` cannot be read: {why}", path.display())).hint(hint)
 }
 
-/// Reads a text file of at most `most` bytes. Not more are read, whatever the path leads to.
+/// Reads a text file of at most `most` bytes. Never reads more.
 fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
     text_of(read_bytes(path, most)?, path)
 }
@@ -152,7 +153,7 @@ fn read_bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// Reads what `--routing` says: a law, or a file of measured loads.
+/// Reads the value of `--routing`: a distribution, or a file of measured loads.
 pub fn routing(text: &str) -> Result<Routing, Failure> {
     let path = Path::new(text);
     match text.parse() {
@@ -201,7 +202,7 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     sound(NamedModel { name, model }, &path)
 }
 
-/// Reads a model file that says `base: NAME`: a model of the zoo with other sizes. `None` if the
+/// Reads a model file with `base: NAME`: a model of the zoo with some sizes changed. `None` if the
 /// file has no `base`.
 fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     let begins = |line: &str| line.trim_start().trim_start_matches(['{', '"', '\'']).trim_start().starts_with("base");
@@ -213,7 +214,7 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     based(&base, sizes).map(Some).map_err(|error| Failure::of_input(error).in_file(path))
 }
 
-/// A model of the zoo with other sizes.
+/// A model of the zoo with some sizes changed.
 pub fn based(base: &Value, mut sizes: serde_json::Map<String, Value>) -> Result<Model, Mistake> {
     let name = base.as_str().unwrap_or_default();
     let base = Model::named(name).map_err(|error| Mistake::of(&error))?;
@@ -237,9 +238,9 @@ pub fn based(base: &Value, mut sizes: serde_json::Map<String, Value>) -> Result<
     serde_json::from_value(model).map_err(written)
 }
 
-/// Reads a `config.json` of Hugging Face, with another sequence than the longest that it allows.
-/// Notes what differs from Transformers' model.
-/// `like` is another model type to read it as.
+/// Reads a `config.json` of Hugging Face; `sequence` replaces the longest sequence that it allows.
+/// Prints notes on differences from Transformers' model. `like` is another model type to read it
+/// as.
 pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: Option<&str>) -> Result<NamedModel, Failure> {
     let imported = match like {
         Some(like) => from_hugging_face_as(content, sequence, like),
@@ -248,13 +249,13 @@ pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: O
     let imported = imported.map_err(|error| Failure::of_input(error).in_file(path))?;
     note(&imported, path);
     let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-    // The file's usual name says nothing; its folder has the model's.
+    // The file's usual name says nothing about the model; its folder's name does.
     let folder = host::absolute(path).ok().and_then(|path| Some(path.parent()?.file_name()?.to_string_lossy().into_owned()));
     let name = if stem == "config" { folder.unwrap_or(stem) } else { stem };
     sound(NamedModel { name, model: imported.model }, path)
 }
 
-/// Reads a trace of a PyTorch step, with another sequence than that of the trace. Notes what was
+/// Reads a trace of a PyTorch step; `sequence` replaces the trace's. Prints notes on what was
 /// assumed.
 pub fn torch_trace(content: &str, path: &Path, sequence: Option<usize>) -> Result<NamedModel, Failure> {
     let imported = from_torch(content, sequence).map_err(|error| Failure::of_input(error).in_file(path))?;
@@ -263,7 +264,7 @@ pub fn torch_trace(content: &str, path: &Path, sequence: Option<usize>) -> Resul
     sound(NamedModel { name, model: imported.model }, path)
 }
 
-/// Notes what differs from the file's model.
+/// Prints notes on differences from the file's model.
 fn note(imported: &ImportedModel, path: &Path) {
     for note in &imported.notes {
         output::note(&format!("{}: {note}", path.display()));
@@ -288,7 +289,7 @@ pub fn is_library_name(text: &str) -> bool {
     text == LOCAL || text == LOCAL_GPUS || Topology::library_names().any(|name| name == text)
 }
 
-/// Finds a topology by library name, reads its file, takes it from a few words (`8xh100`), or
+/// Finds a topology by library name, reads its file, makes it from a few words (`8xh100`), or
 /// discovers this machine.
 pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
     let topology = topology_in(text, Path::new("."))?;
@@ -329,8 +330,8 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
         .map_err(|error| foreign::explain(error.into(), &content, &path, Wanted::Topology))
 }
 
-/// What a plan file says of a topology that is named so: the name, or in a confined process, whose
-/// files nobody else has, the topology in place.
+/// The form in which a plan file refers to a topology: by its name, or in a confined process, whose
+/// files no one else has, by its contents.
 pub fn topology_reference(text: &str) -> Result<TopologyReference, Failure> {
     let path = Path::new(text);
     if !confined::is_confined() || is_library_name(text) || !host::is_file(path) {

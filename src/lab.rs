@@ -1,4 +1,4 @@
-//! `foretell lab`: makes described hosts from network namespaces on this machine, and removes them.
+//! `foretell lab`: creates described hosts as network namespaces on this machine, and removes them.
 
 use crate::failure::{Failure, code};
 use crate::inputs;
@@ -56,7 +56,7 @@ struct Which {
     nodes: Option<usize>,
 }
 
-/// Runs the command. A command on a node decides the exit status.
+/// Runs the command. If it runs a command on a node, that command's exit status is returned.
 pub fn run(arguments: &Arguments, json: bool) -> Result<ExitCode, Failure> {
     match &arguments.command {
         Command::Up(which) => up(which, json)?,
@@ -111,7 +111,7 @@ fn up(which: &Which, json: bool) -> Result<(), Failure> {
 fn down(topology: Option<&str>, json: bool) -> Result<(), Failure> {
     let mut found = false;
     match topology {
-        // By name, so that a lab whose file is gone can be removed too.
+        // The name alone suffices, so a lab can be removed even if its topology file is gone.
         Some(name) => {
             let named = inputs::topology(name, None).map(|topology| topology.name().to_owned());
             found |= take_down(&named.unwrap_or_else(|_| name.to_owned()))?;
@@ -141,7 +141,7 @@ fn exec(which: &Which, node: &str, command: &[String], json: bool) -> Result<Exi
     let mut command = std::process::Command::new(program);
     command.args(words);
     if !json {
-        // Returns only on failure.
+        // `exec` returns only on failure.
         return Err(refused(command.exec()));
     }
     let ended = command.output().map_err(refused)?;

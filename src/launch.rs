@@ -19,7 +19,7 @@ pub struct Hosts {
 impl Hosts {
     /// Opens the hosts of a topology. A lab that is not up is brought up; it goes down with
     /// [`close`](Self::close) or with the end of this process. `world` describes ranks that another
-    /// launcher (torchrun, Slurm) started; they stay where they are.
+    /// launcher (torchrun, Slurm) started; they are not moved.
     pub fn open(
         topology: &Topology,
         transport: TransportKind,
@@ -94,9 +94,9 @@ pub fn backend_for(topology: &Topology, world: Option<&World>) -> Result<Backend
     Ok(backend)
 }
 
-/// Refuses more ranks than this machine has cores or GPUs, whatever its topology file says, unless
-/// `oversubscribe` allows it. A lab's devices may share cores; its calibration measures how fast
-/// they then are.
+/// Refuses more ranks than this machine has cores or GPUs, whatever its topology file states,
+/// unless `oversubscribe` allows it. A lab's devices may share cores; its calibration measures how
+/// fast they then are.
 pub fn enough_devices(ranks: usize, topology: &Topology, backend: BackendKind, oversubscribe: bool) -> Result<(), Failure> {
     if topology.is_lab() {
         return Ok(());

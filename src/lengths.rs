@@ -1,5 +1,5 @@
-//! `--lengths`: what samples of different lengths do to a step: padding, ranks that wait for the
-//! longest, and the longest batch, which decides memory.
+//! `--lengths`: the effects of different sample lengths on a step: padding, ranks that wait for the
+//! longest sample, and the longest batch, which decides memory.
 
 mod data;
 
@@ -57,18 +57,18 @@ impl Batching {
     }
 }
 
-/// A data set beside a job.
+/// The sample lengths of a job's data set.
 pub struct DataLengths {
     /// As stated.
     lengths: SampleLengths,
-    /// How many samples there are, if a file lists them.
+    /// The number of samples, if a file lists them.
     samples: Option<usize>,
-    /// The model's positions, at which longer samples are cut.
+    /// The model's positions. Longer samples are cut at this length.
     positions: usize,
     batching: Batching,
 }
 
-/// What the samples' lengths do to a step.
+/// The effects of the samples' lengths on a step.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Lengths")]
 pub struct LengthsAnswer {
@@ -77,7 +77,7 @@ pub struct LengthsAnswer {
     samples: Option<usize>,
     /// Tokens of a sample in the mean, after cutting.
     mean_tokens: f64,
-    /// Tokens that 95 % of the samples have at most.
+    /// The length that 95 % of the samples do not exceed, in tokens.
     p95_tokens: usize,
     /// The most tokens of a sample.
     longest_tokens: usize,
@@ -85,10 +85,10 @@ pub struct LengthsAnswer {
     cut_share: f64,
     /// The ways to make batches, the chosen one first.
     batching: Vec<BatchingAnswer>,
-    /// Fast and slow end of the prediction's own 80 % interval, over each of these times: that of a
-    /// step at about the mean length.
+    /// Fast and slow end of the prediction's own 80 % interval, relative to each of these times.
+    /// Taken from a step at about the mean length.
     interval: [f64; 2],
-    /// What is assumed, a sentence each.
+    /// The assumptions, a sentence each.
     assumptions: Vec<String>,
 }
 
@@ -100,30 +100,30 @@ struct BatchingAnswer {
     name: String,
     /// The mean step.
     step_seconds: f64,
-    /// The step than which one step in ten is shorter, because its samples are.
+    /// The 10th percentile of the step, over batches of different samples.
     step_seconds_p10: f64,
-    /// The step than which one step in ten is longer.
+    /// The 90th percentile of the step, over batches of different samples.
     step_seconds_p90: f64,
     /// Samples of the data set per second.
     samples_per_second: f64,
-    /// Tokens of the data set per second: none of padding.
+    /// Tokens of the data set per second, without padding.
     tokens_per_second: f64,
     /// Share of the positions that hold no token.
     padding_share: f64,
     /// Peak memory of the fullest device, in the longest batch.
     memory_bytes: u64,
-    /// Whether that fits.
+    /// Whether that memory fits.
     fits: bool,
 }
 
-/// Lengths at which steps are predicted; between them steps are interpolated.
+/// Number of lengths at which steps are predicted. Steps between them are interpolated.
 const GRID: usize = 7;
 
-/// Lengths are predicted at multiples of so many positions for each rank along `context`, so that
+/// Predicted lengths are multiples of this many positions for each rank along `context`, so that
 /// every layout can shard them.
 const UNIT: usize = 64;
 
-/// The seed of the steps that are drawn.
+/// The seed for drawing steps.
 const SEED: u64 = 0;
 
 impl LengthChoices {
@@ -132,7 +132,7 @@ impl LengthChoices {
         self.lengths.is_some()
     }
 
-    /// The choices of a search over samples of these lengths: its sequences are as long as the
+    /// The choices of a search over samples of these lengths. Its sequences are as long as the
     /// longest batch, which decides memory.
     pub fn apply(&self, choices: &Choices, trainer: Trainer) -> Result<(Choices, Option<DataLengths>), Failure> {
         let mut choices = choices.clone();
@@ -181,7 +181,7 @@ impl DataLengths {
         grid
     }
 
-    /// Orders layouts by their mean step over these samples. Returns the answer of the best.
+    /// Orders layouts by their mean step over these samples. Returns the answer of the best one.
     pub fn rank(
         &self,
         planned: &mut SearchResult,
@@ -263,7 +263,7 @@ impl DataLengths {
     }
 }
 
-/// What is predicted at several lengths.
+/// The job whose step is predicted at several lengths.
 struct Job<'a> {
     model: &'a NamedModel,
     topology: &'a Topology,
@@ -271,7 +271,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Predicts a step whose rows have so many positions.
+    /// Predicts a step whose rows have `positions` positions.
     fn step(&self, plan: &Plan, positions: usize) -> Result<Prediction, Failure> {
         let model = self.model.model.with_sequence(positions).expect("invariant: lengths are of models with one length");
         let costs = predict::costs(self.profile, self.topology, plan, &model)?;
@@ -283,8 +283,8 @@ impl Job<'_> {
         Ok(predict_cycle(&compiled, &memory, self.topology, &costs, &Options::default())?.0)
     }
 
-    /// The step of packed rows whose samples do not attend to each other. It is that of as many
-    /// tokens in rows of one length that have as much attention.
+    /// The step of packed rows whose samples do not attend to each other. It equals the step of as
+    /// many tokens in rows of one length, chosen such that attention has as much work.
     fn packed_step(&self, plan: &Plan, positions: usize, lengths: &SampleLengths) -> Result<Seconds, Failure> {
         let tokens = plan.layout.micro_batch * positions;
         let rows = (tokens as f64 / lengths.mean_of_tokens().min(positions as f64)).round().max(1.0) as usize;
@@ -298,7 +298,7 @@ impl Job<'_> {
     }
 }
 
-/// The value at a place between points, in proportion above the last.
+/// The value at `place`, interpolated between points; beyond the last point in proportion to it.
 fn between(points: &[(f64, f64)], place: f64) -> f64 {
     let above = points.partition_point(|(known, _)| *known < place);
     match (points[..above].last(), points.get(above)) {
@@ -325,12 +325,12 @@ impl BatchingAnswer {
 }
 
 impl LengthsAnswer {
-    /// The mean step of the chosen way.
+    /// The mean step of the chosen batching.
     pub fn step(&self) -> Seconds {
         Seconds::new(self.batching[0].step_seconds)
     }
 
-    /// The mean step of the chosen way, with the samples and tokens of the data set that it has.
+    /// The mean step of the chosen batching, with the samples and tokens of the data set in it.
     pub fn pace(&self) -> Pace {
         let BatchingAnswer { samples_per_second, tokens_per_second, .. } = &self.batching[0];
         let step = self.step();

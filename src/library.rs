@@ -39,13 +39,13 @@ enum Show {
 /// A model in the list of `models`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ListedModel {
-    /// Its name.
+    /// The model's name.
     name: String,
     /// Its parameters.
     parameters: usize,
-    /// Multiply-adds of the forward pass over one sample.
+    /// Multiply-adds of the forward pass for one sample.
     multiply_adds: f64,
-    /// The same, by its longer name.
+    /// The same number, under its longer name.
     forward_multiply_adds: f64,
 }
 
@@ -60,7 +60,7 @@ impl ListedModel {
 pub struct ShownModel {
     #[serde(flatten)]
     listed: ListedModel,
-    /// The model, as a model file has it.
+    /// The model, in the form of a model file.
     model: Model,
     /// Its parts that are planned and simulated, but not executed.
     planned_only: Vec<&'static str>,
@@ -69,7 +69,7 @@ pub struct ShownModel {
 /// A topology in the list of `topologies`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ListedTopology {
-    /// Its name.
+    /// The topology's name.
     name: String,
     /// Its nodes.
     nodes: usize,
@@ -79,7 +79,8 @@ pub struct ListedTopology {
     device_kinds: Vec<String>,
 }
 
-/// Returns a model's parameters, and the multiply-adds of its forward pass over one sample.
+/// Returns a model's number of parameters, and the multiply-adds of its forward pass for one
+/// sample.
 fn figures(name: &str, model: &Model) -> Result<(usize, f64), Failure> {
     let options = GraphOptions::ONE;
     let graph = model.graph(name, &options)?;

@@ -1,5 +1,5 @@
-//! The progress of a run while it goes: a bar on a terminal, lines elsewhere, and TensorBoard's
-//! event files. It only shows what it is given, and knows no ranks or files of the run.
+//! The progress of a running run: a bar on a terminal, lines elsewhere, and TensorBoard's event
+//! files. It only shows what it is given, and knows no ranks and no files of the run.
 
 use crate::failure::Failure;
 use crate::output;
@@ -10,13 +10,13 @@ use foretell_units::Seconds;
 use indicatif::ProgressBar;
 use std::path::Path;
 
-/// The steps, from the first, that the measured time so far leaves out: they warm up.
+/// The number of first steps that the measured time leaves out because they warm up.
 const WARM_UP_STEPS: usize = 1;
 
 /// Shows a run's progress.
 pub struct LiveProgress {
     bar: ProgressBar,
-    /// How often a line is printed where there is no bar.
+    /// How often a line is printed if there is no bar.
     print_every: Option<Period>,
     length: RunLength,
     predicted: Seconds,
@@ -30,8 +30,8 @@ pub struct LiveProgress {
 }
 
 impl LiveProgress {
-    /// Progress of a run whose steps are predicted to take `predicted`. Events go into the folder
-    /// `tensorboard`, if there is one.
+    /// Progress of a run whose steps are predicted to take `predicted`. Events are written to the
+    /// folder `tensorboard`, if there is one.
     pub fn new(print_every: Option<Period>, predicted: Seconds, tensorboard: Option<&Path>) -> Result<Self, Failure> {
         Ok(Self {
             bar: output::progress(1, "train"),
@@ -82,7 +82,7 @@ impl LiveProgress {
         self.write(step.step, &step_values(step));
     }
 
-    /// A step in text: loss, throughput, and the step time so far beside the predicted one.
+    /// A step in text: loss, throughput, and the mean step time so far beside the predicted one.
     fn text_of(&self, step: &StepMetrics) -> String {
         let mut text = format!("loss {:.4}, {:.1} samples/s", step.loss, step.samples_per_second);
         let (steps, seconds) = self.measured;

@@ -76,7 +76,7 @@ use failure::{Failure, usage};
 use output::Verbosity;
 use std::process::ExitCode;
 
-/// A search compiles hundreds of Programs on all cores; with glibc's allocator it took a fifth
+/// A search compiles hundreds of Programs on all cores. With glibc's allocator it took a fifth
 /// longer.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -73,8 +73,7 @@ struct Message {
     params: Value,
 }
 
-/// Runs the command. It ends with its standard input. `line` is clap's description of the command
-/// line.
+/// Runs the server until its standard input ends. `line` is clap's description of the command line.
 pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
     if arguments.skill {
         return output::line(SKILL.trim_end());
@@ -97,8 +96,8 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
         calls.retain(|call| !call.is_finished());
         calls.extend(server.take(text.trim_ascii()));
     }
-    // Questions that were piped are still answered, each within its limits, unless the client has
-    // gone, and with it the wish for answers.
+    // Questions that were piped in are still answered, each within its limits, unless the client
+    // has closed the output.
     while calls.iter().any(|call| !call.is_finished()) && !output_is_closed() {
         std::thread::sleep(LOOK);
     }
@@ -106,10 +105,10 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Time between two looks at whether the last calls are answered.
+/// Time between two checks of whether the last calls are answered.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Whether nobody reads standard output any longer.
+/// Whether the reader of standard output is gone.
 fn output_is_closed() -> bool {
     let output = std::io::stdout();
     let mut looked = [PollFd::new(&output, PollFlags::empty())];
@@ -126,7 +125,7 @@ struct Server {
 }
 
 impl Server {
-    /// Takes a message. Returns the thread of a tool call.
+    /// Handles a message. Returns the thread of a tool call, if the message is one.
     fn take(&self, text: &[u8]) -> Option<JoinHandle<()>> {
         if text.is_empty() {
             return None;
@@ -144,14 +143,14 @@ impl Server {
             (Some(_), None) => {}
             (Some("tools/call"), Some(id)) => return self.begin(id, &message.params),
             (Some(method), Some(id)) => self.request(method, &id, &message.params),
-            // An answer of the client, which is asked nothing.
+            // A response of the client. The server sends no requests, so ignore it.
             (None, Some(_)) if document.get("result").is_some() || document.get("error").is_some() => {}
             (None, id) => self.fail(&id.unwrap_or_default(), Code::Request, "the message has no method"),
         }
         None
     }
 
-    /// Begins a tool call. It can be cancelled from here on.
+    /// Begins a tool call, which can be cancelled from here on.
     fn begin(&self, id: Value, parameters: &Value) -> Option<JoinHandle<()>> {
         let lane = lane(&id);
         if self.desk.is_taken(&lane) {
@@ -190,7 +189,7 @@ impl Server {
         }
     }
 
-    /// Answers a tool call. What the client cancelled gets no answer.
+    /// Answers a tool call. A cancelled call gets no answer.
     fn call(&self, id: &Value, place: Place, request: &Request, call: &Call) {
         match self.desk.ask_in(place, request) {
             Err(Refusal::Cancelled) => {}
@@ -210,12 +209,12 @@ impl Server {
     fn write(&self, message: &Value) {
         let _one_at_a_time = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         let mut output = std::io::stdout();
-        // The client may have gone; the end of the input then ends the server.
+        // If the client has gone, the end of the input ends the server.
         let _ = output.write_all(format!("{message}\n").as_bytes()).and_then(|()| output.flush());
     }
 }
 
-/// The lane of a request's question. No id is the start of another's.
+/// The lane of a request's question. The suffix ensures that no lane is the beginning of another.
 fn lane(id: &Value) -> String {
     format!("{id};")
 }
@@ -270,7 +269,7 @@ fn result(tool: &Tool, call: &Call, answer: &Answer) -> Value {
     json!({"content": contents, "structuredContent": structured(document), "isError": false})
 }
 
-/// Structured content is an object; a list is wrapped.
+/// Structured content must be an object, so a list is wrapped.
 fn structured(document: Value) -> Value {
     if document.is_object() { document } else { json!({"items": document}) }
 }

@@ -1,5 +1,5 @@
-//! What is trained of a model, and with which of a framework's kernels: `--method`, `--adapter` and
-//! their like. It knows plans, and no layouts or devices.
+//! What part of a model is trained, and with which of a framework's kernels: `--method`,
+//! `--adapter` and related options. It knows plans, and no layouts or devices.
 
 use crate::failure::{Failure, code};
 use crate::rollout::RolloutChoices;
@@ -99,7 +99,7 @@ impl Method {
         }
     }
 
-    /// The method of reinforcement learning.
+    /// The method of reinforcement learning, if it is one.
     pub fn policy(self) -> Option<PolicyMethod> {
         match self {
             Self::Grpo => Some(PolicyMethod::Grpo),
@@ -108,7 +108,7 @@ impl Method {
         }
     }
 
-    /// Whether a trained model is trained further.
+    /// Whether a trained model is trained further (fine-tuned).
     pub fn is_fine_tuning(self) -> bool {
         self != Self::Pretrain
     }
@@ -117,7 +117,7 @@ impl Method {
         matches!(self, Self::Lora | Self::Qlora)
     }
 
-    /// The preferences that are trained on.
+    /// The kind of preference training, if it is one.
     pub fn preference(self) -> Option<Preference> {
         match self {
             Self::Dpo => Some(Preference::Dpo),
@@ -260,7 +260,7 @@ impl Adapter {
     /// The adapters, at layers of a model.
     ///
     /// # Errors
-    /// If the model has no such layers.
+    /// Fails if the model has no such layers.
     pub fn lora(&self, model: &Model) -> Result<Lora, Failure> {
         let graph = model.graph("model", &GraphOptions::ONE)?;
         let targets = match &self.targets {
@@ -291,21 +291,21 @@ fn base_bits(text: &str) -> Result<u8, Mistake> {
 }
 
 impl MethodChoices {
-    /// Whether a trained model is trained further.
+    /// Whether a trained model is trained further (fine-tuned).
     pub fn is_fine_tuning(&self) -> bool {
         self.method.is_some_and(Method::is_fine_tuning)
     }
 
-    /// Whether a step generates what it trains on.
+    /// Whether a step generates the data that it trains on.
     pub fn generates(&self) -> bool {
         self.method.is_some_and(|method| method.policy().is_some())
     }
 
-    /// Writes the choices into a plan, and the defaults that matter into `taken`.
+    /// Writes the choices into a plan, and adds the defaults that matter to `taken`.
     pub fn apply(&self, plan: &mut Plan, model: &Model, taken: &mut Vec<String>) -> Result<(), Failure> {
         let method = self.method.unwrap_or(Method::Pretrain);
         let preference = method.preference();
-        // Preferences and rewards are trained into all parameters, unless adapters are described.
+        // Preference and reward training update all parameters, unless adapters are described.
         let may_have_adapters = preference.is_some() || method.policy().is_some();
         let has_adapters = method.has_adapters() || may_have_adapters && self.adapter.is_some();
         if self.adapter.is_some() && !has_adapters {
@@ -328,7 +328,7 @@ impl MethodChoices {
                 Adapter::default()
             });
             plan.training.lora = Some(adapter.lora(model)?);
-            // Targets that match no layer are refused before anything is searched.
+            // Targets that match no layer are refused here, before any search.
             plan.training.graph(model, "model", &GraphOptions::ONE)?;
             plan.workload.adapter_dropout = adapter.has_dropout;
         }

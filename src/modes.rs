@@ -1,9 +1,9 @@
-//! `plan --mode any`: which mode is best for the layouts that a search found.
+//! `plan --mode any`: which mode is best for the layouts that a search has found.
 //!
-//! Steps of modes are equally long only if they bring training equally far. The plain objective
-//! therefore compares modes that give the synchronous result. `--objective time-to-loss` multiplies
-//! each mode's time with the samples that it needs, as a table says: an assumption, and the answer
-//! says so.
+//! Steps in two modes can be compared only if they bring training equally far. The plain objective
+//! therefore compares modes with the synchronous result. `--objective time-to-loss` multiplies each
+//! mode's time by the samples that it needs according to a table: an assumption, which the answer
+//! states.
 
 mod samples_needed;
 
@@ -22,7 +22,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::Path;
 
-/// How many of the found layouts each mode is tried with.
+/// The number of found layouts with which each mode is tried.
 const LAYOUTS: usize = 3;
 
 /// Modes on the command line.
@@ -44,19 +44,19 @@ struct ModeAnswer {
 }
 
 impl ModeAnswer {
-    /// The samples that the mode needs, with those whose late gradients servers drop.
+    /// The samples that the mode needs, including those whose late gradients servers drop.
     fn samples(&self) -> f64 {
         self.needed.at(self.staleness()) / self.candidate.plan.counted_share()
     }
 
-    /// The mean staleness of pushes that count: late ones do not.
+    /// The mean staleness of the pushes that count; late pushes do not count.
     fn staleness(&self) -> f64 {
         let Candidate { plan, prediction, .. } = &self.candidate;
         let mean = prediction.paces.as_ref().map_or(0.0, |paces| paces.staleness.mean);
         if plan.counted_share() < 1.0 { 0.0 } else { mean }
     }
 
-    /// The time to a loss, in seconds for each step that the synchronous mode needs.
+    /// The time to a loss: seconds for each step that the synchronous mode needs.
     fn time(&self) -> f64 {
         self.candidate.prediction.step_seconds.value() * self.samples()
     }
@@ -65,7 +65,7 @@ impl ModeAnswer {
 /// The modes, the best first.
 pub struct ModeAnswers {
     answers: Vec<ModeAnswer>,
-    /// Each mode that no layout can have, with the reason.
+    /// Each mode that no layout can run in, with the reason.
     refused: Vec<(String, String)>,
     /// What the order assumes.
     assumption: String,
@@ -77,7 +77,7 @@ pub struct ModeAnswers {
 pub struct ModesAnswer {
     /// The modes, the best first.
     modes: Vec<ModeEntry>,
-    /// The modes that no layout can have.
+    /// The modes that no layout can run in.
     refused: Vec<RefusedMode>,
     /// What the order assumes.
     assumption: String,
@@ -88,18 +88,18 @@ pub struct ModesAnswer {
 struct ModeEntry {
     /// The plan. Its paths are absolute.
     plan: PlanFile,
-    /// Its prediction.
+    /// The plan's prediction.
     predicted: Prediction,
-    /// The samples that the mode needs to reach a loss, with those whose late gradients
+    /// The samples that the mode needs to reach a loss, including those whose late gradients
     /// servers drop, as a multiple of the synchronous mode's.
     samples_needed: f64,
-    /// Where that number is from.
+    /// The source of that number.
     source: String,
     /// The time to a loss, relative to the synchronous mode's.
     relative_time: f64,
 }
 
-/// A mode that no layout can have.
+/// A mode that no layout can run in.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RefusedMode {
     /// The mode.
@@ -199,7 +199,7 @@ impl ModeAnswers {
     }
 }
 
-/// The fastest of the found layouts in a mode, or the reason why the first cannot have it.
+/// The fastest of the found layouts in a mode, or the reason why the first one cannot run in it.
 fn best_layout(
     choices: &Choices,
     setting: &Setting,
@@ -224,7 +224,7 @@ fn best_layout(
     Ok(best.ok_or_else(|| reason.unwrap_or_else(|| "the search found no layout".into())))
 }
 
-/// A found layout in a mode, or the reason why it cannot have it.
+/// A found layout in a mode, or the reason why it cannot run in it.
 fn in_mode(
     choices: &Choices,
     setting: &Setting,
@@ -255,8 +255,8 @@ fn in_mode(
     Ok(Ok(Candidate { plan, prediction, value }))
 }
 
-/// A plan in another mode, on as many devices at most. Replicas hold whole models, and servers take
-/// the place of workers where no device is free.
+/// A plan in another mode, with at most `devices` devices. Replicas hold complete models. If no
+/// device is free for servers, they replace workers.
 fn with_mode(plan: &Plan, mode: Mode, devices: usize) -> Option<Plan> {
     let mut plan = Plan { mode, ..plan.clone() };
     let (batch, servers) = (plan.global_batch, mode.servers());

@@ -1,4 +1,4 @@
-//! What a search minimised, in words: the objective's name, and amounts of it.
+//! The objective of a search in words: its name, and amounts of it.
 
 use crate::choices::Objective;
 use crate::running_cost::money;
@@ -17,7 +17,7 @@ impl ObjectiveWords {
         Self { objective, currency: currency.map(str::to_owned) }
     }
 
-    /// What is minimised, and how more of it is called.
+    /// The minimised quantity, and the word for more of it.
     pub fn names(&self) -> (&'static str, &'static str) {
         match self.objective {
             Objective::Time | Objective::TimeToLoss => ("its step", "longer"),
@@ -39,7 +39,7 @@ impl ObjectiveWords {
         }
     }
 
-    /// An amount of what is minimised, for a step ([`Candidate::value`]).
+    /// An amount of the minimised quantity, for a step ([`Candidate::value`]).
     pub fn amount(&self, value: f64) -> String {
         /// Prices are per hour.
         const HOUR: f64 = 3600.0;
@@ -50,12 +50,12 @@ impl ObjectiveWords {
         }
     }
 
-    /// Whether a layout takes measurably less of it than another.
+    /// Whether a layout needs measurably less of it than another.
     pub fn is_less(&self, one: &Candidate, other: &Candidate) -> bool {
         (one.value / other.value - 1.0) * 100.0 < -SAME
     }
 
-    /// How much more of it a layout takes than the best one, such as `its price is 2.1 % higher`.
+    /// By how much a layout exceeds the best one, such as `its price is 2.1 % higher`.
     pub fn difference(&self, best: &Candidate, other: &Candidate) -> String {
         let (what, more) = self.names();
         let change = (other.value / best.value - 1.0) * 100.0;
@@ -67,5 +67,5 @@ impl ObjectiveWords {
     }
 }
 
-/// Per cent that are printed as zero.
+/// Differences in per cent that are printed as zero.
 const SAME: f64 = 0.05;

@@ -1,4 +1,4 @@
-//! Output: one JSON document or text, whole files, and progress on a terminal.
+//! Output: one JSON document or text, complete files, and progress on a terminal.
 
 use crate::confined;
 use crate::escaping::escaped;
@@ -14,23 +14,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use tracing::level_filters::LevelFilter;
 
-/// How much the command says on standard error.
+/// How much the command prints on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     /// Errors only.
     Quiet,
-    /// Notes and progress too.
+    /// Notes and progress as well.
     Usual,
-    /// What it does, and how long that takes.
+    /// Also each action, with its duration.
     Verbose,
-    /// Every file that it reads, too.
+    /// Also every file that is read.
     Detailed,
 }
 
 /// Whether notes and progress are shown.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Sets what is said on standard error. Call it once, at the start.
+/// Sets what is printed on standard error. Call it once, at the start.
 pub fn set_verbosity(verbosity: Verbosity) {
     IS_QUIET.store(verbosity == Verbosity::Quiet, Ordering::Relaxed);
     let level = match verbosity {
@@ -59,7 +59,7 @@ pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
     json_as_it_is(&Versioned { schema_version: SchemaVersion, document })
 }
 
-/// Prints a command's only JSON document: a list, or an object that has its version already.
+/// Prints a command's only JSON document: a list, or an object that already has its version.
 pub fn json_as_it_is<T: Serialize>(document: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(document).map_err(|error| Failure::undone(code::SYSTEM, error.to_string()))?;
     HAS_DOCUMENT.store(true, Ordering::Relaxed);
@@ -72,7 +72,7 @@ pub fn has_document() -> bool {
     HAS_DOCUMENT.load(Ordering::Relaxed)
 }
 
-/// Prints text. A closed pipe (`| head`) is no error.
+/// Prints text. A closed pipe (`| head`) is not an error.
 pub fn line(text: &str) -> Result<(), Failure> {
     match writeln!(host::stdout(), "{}", escaped(text)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -85,7 +85,7 @@ pub fn line(text: &str) -> Result<(), Failure> {
 /// The notes that were printed.
 static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// Prints a note on standard error, once: a command may look at the same inputs several times.
+/// Prints a note on standard error, at most once: a command may read the same inputs several times.
 pub fn note(text: &str) {
     let is_new = SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned());
     if is_new && !IS_QUIET.load(Ordering::Relaxed) {
@@ -107,17 +107,18 @@ pub fn report(failure: &Failure, is_json: bool) {
     self::failure(failure);
     confined::tell(failure);
     if is_json && !has_document() {
-        // The exit status tells the failure even if standard output is closed.
+        // The exit status reports the failure even if standard output is closed.
         let _ = json(&failure.document());
     }
 }
 
-/// Prints a line on standard error, which may be closed: a run goes on without its messages.
+/// Prints a line on standard error. Errors are ignored: a run continues even if the stream is
+/// closed.
 pub fn message(text: &str) {
     let _ = writeln!(host::stderr(), "{}", escaped(text));
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file completely or not at all.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), Failure> {
     confined::permit(path)?;
     host::write_whole(path, contents)?;
@@ -125,7 +126,7 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether progress is shown: on a terminal, unless the command is to be quiet.
+/// Whether progress is shown: on a terminal, unless the command is quiet.
 fn shows_progress() -> bool {
     host::has_terminal() && !IS_QUIET.load(Ordering::Relaxed)
 }
@@ -135,12 +136,12 @@ pub fn progress(length: usize, what: &str) -> ProgressBar {
     if shows_progress() { host::progress_bar(length, what) } else { ProgressBar::hidden() }
 }
 
-/// Shows that a command of unknown length goes on; hidden if standard error is not a terminal.
+/// Shows that work of unknown length is in progress; hidden if standard error is not a terminal.
 pub fn spinner(what: &str) -> ProgressBar {
     if shows_progress() { host::spinner(what) } else { ProgressBar::hidden() }
 }
 
-/// Does something that may take seconds, under a spinner.
+/// Runs `work`, which may take seconds, under a spinner.
 pub fn with_spinner<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let (bar, started) = (spinner(what), Instant::now());
     let result = work();

@@ -99,7 +99,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let started = Instant::now();
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    // A profile is measured on our kernels, and the other modes are ours alone.
+    // A profile is measured on Foretell's own kernels, and only its own executor runs the other
+    // modes.
     let is_ours = profile.is_some() || arguments.mode == ModeChoice::Any;
     let has_policy = arguments.choices.method.generates();
     if has_policy {
@@ -258,7 +259,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&line)?;
     }
     // Other objectives do not choose by time, and a search that was cut off has no time left.
-    // Traced steps take moments to predict again, which `--explain` does.
+    // Predicting traced steps again takes moments, so that is left to `--explain`.
     let asks_for_time =
         matches!(choices.objective, Objective::Time) && !planned.search.is_cut_off && !best.prediction.is_traced();
     let changes = (asks_for_time && !arguments.explain).then(|| changes::in_short(&planned, &setting, profile.as_ref()));
@@ -286,7 +287,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 impl Arguments {
-    /// Refuses questions about a run where no one layout answers.
+    /// Refuses questions about a run's cost if the answer is not a single layout.
     fn refuse_running_costs(&self) -> Result<(), Failure> {
         let others = [
             ("--gpus-needed", !self.gpus_needed.is_empty()),
@@ -304,7 +305,7 @@ impl Arguments {
         }
     }
 
-    /// What a run of the best layout costs.
+    /// The costs of a run of the best layout.
     fn cost_of(
         &self,
         best: &Candidate,
@@ -344,7 +345,7 @@ impl Arguments {
     }
 }
 
-/// The prediction of a plan file that is laid beside the answer.
+/// The prediction of the plan file that is compared with the answer.
 fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices, setting: &Setting) -> Result<Candidate, Failure> {
     let loaded = PlanFile::load(path)?;
     if let Some(difference) = difference_of_jobs(&loaded, choices, setting)? {
@@ -356,14 +357,15 @@ fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices, setting: 
     Ok(Candidate { plan: loaded.plan, prediction: predicted.prediction, value })
 }
 
-/// Returns what keeps a plan file from being another layout of the same job, with a hint.
+/// Returns the reason why a plan file is not another layout of the same job, with a hint; `None` if
+/// it is one.
 fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting) -> Result<Option<Mistake>, Failure> {
     let (plan, base) = (&loaded.plan, &setting.base);
     if loaded.model.model != setting.model.model {
         let message = format!("its model is not `{}`", setting.model.name);
         return Ok(Some(Mistake::new(message, "give its model to `--model`")));
     }
-    // The search may order the nodes otherwise.
+    // The search may have chosen another order of the nodes.
     let first = setting.topology.node_groups().first().map(|group| group.name.as_str());
     let reordered = match first {
         Some(first) => loaded.topology.clone().beginning_with(first).ok(),

@@ -88,20 +88,20 @@ fn default_precision() -> DataType {
 }
 
 /// The input pipeline of a rank. Costs that the file does not state are measured: by `execute` on
-/// its data, else by the calibration.
+/// its data, otherwise by the calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
     /// Size of a sample in storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_sample: Option<Bytes>,
-    /// Time that one worker takes to read, decode and change a sample.
+    /// Time that one worker takes to read, decode and augment a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<Seconds>,
     /// Number of workers per rank.
     #[serde(default = "one_worker")]
     pub workers: usize,
-    /// Batches of a step that may be ready or in flight at once.
+    /// Batches that may be ready or in preparation at the same time.
     #[serde(default = "two_batches")]
     pub prefetch: usize,
 }
@@ -115,10 +115,10 @@ fn two_batches() -> usize {
     2
 }
 
-/// RL post-training: how, and with which rollout.
+/// RL post-training: the method and the rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyTraining {
-    /// How it trains.
+    /// The training method.
     pub method: PolicyMethod,
     /// The generation of a step.
     pub rollout: Rollout,
@@ -131,7 +131,7 @@ pub struct LoadedPlan {
     pub model: NamedModel,
     /// The devices.
     pub topology: Topology,
-    /// The rest of the file, as the compiler takes it.
+    /// The rest of the file, in the compiler's form.
     pub plan: Plan,
     /// The file as written, with model and topology as named there.
     pub file: PlanFile,
@@ -155,7 +155,7 @@ impl LoadedPlan {
         self.plan.validate().map_err(|error| Failure::of_input(error).in_file(recipe))
     }
 
-    /// Replaces the plan's routing of tokens to experts by what `--routing` says.
+    /// Replaces the plan's routing of tokens to experts by the value of `--routing`.
     pub fn replace_routing(&mut self, routing: &str) -> Result<(), Failure> {
         self.file.workload.routing = inputs::routing(routing)?;
         self.plan.workload = self.file.workload.clone();
@@ -164,7 +164,7 @@ impl LoadedPlan {
             .map_err(|error| Failure::of_input(error).in_file(&self.path))
     }
 
-    /// Replaces what is trained, and on what.
+    /// Replaces the plan's training and workload.
     pub fn replace_training(&mut self, training: Training, workload: PlannedWorkload) -> Result<(), Failure> {
         (self.file.training, self.file.workload) = (training, workload);
         self.plan = self.file.plan();
@@ -172,7 +172,8 @@ impl LoadedPlan {
         check_stack(&self.model.model, &self.plan).map_err(|error| Failure::of_input(error).in_file(&self.path))
     }
 
-    /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
+    /// Refuses a plan whose mode has several kinds of steps, for a question (`what`) about one
+    /// kind.
     pub fn require_equal_steps(&self, what: &str) -> Result<(), Failure> {
         if self.plan.mode.is_synchronous() {
             return Ok(());
@@ -213,7 +214,7 @@ impl PlanFile {
         }
     }
 
-    /// The file with RL post-training, or without.
+    /// The file with RL post-training, if `policy` is given.
     #[must_use]
     pub fn with_policy(self, policy: Option<PolicyTraining>) -> Self {
         let (method, rollout) = policy.map(|policy| (Method::from(policy.method), policy.rollout)).unzip();
@@ -237,7 +238,8 @@ impl PlanFile {
         }
     }
 
-    /// Makes paths that are relative to one folder relative to another, if a name is a path at all.
+    /// Makes paths that are relative to one folder relative to another. Names that are not paths
+    /// stay.
     pub fn relative_to(&mut self, from: &Path, to: &Path) -> Result<(), Failure> {
         let absolute = |path: &Path| {
             // The folder of a bare file name is empty.
@@ -305,7 +307,7 @@ impl PlanFile {
         }
     }
 
-    /// Reads a plan file, also of RL post-training.
+    /// Reads a plan file, including those of RL post-training.
     pub fn load_any(path: &Path) -> Result<LoadedPlan, Failure> {
         let text = inputs::read(path)?;
         let file: Result<PlanFile, Failure> = inputs::parse_yaml(&text, path);
@@ -343,14 +345,15 @@ impl PlanFile {
             return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("keep one of them").in_file(path));
         }
         let mut method_remarks = Vec::new();
-        // What a method says is stated by the fields that describe the same.
+        // The method is translated to the fields that describe the same.
         if let Some(method) = file.method.take_if(|method| method.policy().is_none()) {
             stated_method::apply(method, &mut file.training, &mut file.workload, &model.model, &mut method_remarks)
                 .map_err(|failure| failure.in_file(path))?;
         }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| failure.in_file(path))?;
-        // Responses are packed before they are divided: their number need not divide the layout.
+        // Responses are packed before they are distributed, so their number need not be a multiple
+        // of the layout's.
         let divided = if file.rollout.is_some() { plan.layout.samples_at_once() } else { plan.global_batch };
         let divided = Plan { global_batch: divided, ..plan.clone() };
         let checked =
@@ -380,8 +383,8 @@ impl PlanFile {
     }
 }
 
-/// Returns the model as the stack trains it: without padding, if the plan or the stack says so.
-/// Also returns the sentence that says so.
+/// Returns the model in the size that the stack trains: without padding, if the plan or the stack
+/// says so. Also returns a sentence on that.
 fn without_padding(model: NamedModel, plan: &Plan, usual: f64) -> (NamedModel, Vec<String>) {
     let share = plan.workload.unpadded.unwrap_or(usual);
     let Some(shorter) = gpu::without_padding(&model.model, share) else {
@@ -397,9 +400,9 @@ fn without_padding(model: NamedModel, plan: &Plan, usual: f64) -> (NamedModel, V
     (NamedModel { model: shorter, ..model }, vec![remark])
 }
 
-/// Returns a path as seen from a folder. Both are absolute.
+/// Returns a path relative to a folder. Both are absolute.
 fn relative(path: &Path, folder: &Path) -> PathBuf {
-    // `..` can only be undone by name after it is resolved.
+    // Resolve first: `..` can be removed by name only from a resolved path.
     let resolve = |path: &Path| host::resolved(path).unwrap_or_else(|_| path.to_path_buf());
     let (path, folder) = (resolve(path), resolve(folder));
     let common = path.components().zip(folder.components()).take_while(|(component, other)| component == other).count();
@@ -407,7 +410,7 @@ fn relative(path: &Path, folder: &Path) -> PathBuf {
     up.chain(path.components().skip(common)).collect()
 }
 
-/// Whether a file states what its stack decides otherwise.
+/// Which fields a file states that its stack would otherwise decide.
 #[derive(Deserialize)]
 struct Stated {
     #[serde(default)]
@@ -420,18 +423,19 @@ struct StatedLayout {
     bucket: bool,
 }
 
-/// `true`, whatever is written.
+/// `true` for any value.
 fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     de::IgnoredAny::deserialize(deserializer).map(|_| true)
 }
 
-/// Returns how much a stack communicates together: what a layout without `bucket` means. `own` is
-/// that of stacks that are not known.
+/// Returns the bytes that a stack communicates together: the default of a layout without `bucket`.
+/// `own` is the default for unknown stacks.
 pub fn usual_bucket(stack: &Stack, own: Bytes) -> Bytes {
     inputs::stack(stack.name()).map_or(own, |stack| stack.defaults.bucket)
 }
 
-/// Returns which communication a stack overlaps with kernels: what a file without `overlap` means.
+/// Returns which communication a stack overlaps with kernels: the default of a file without
+/// `overlap`.
 pub fn usual_overlap(stack: &Stack) -> Option<Overlap> {
     inputs::stack(stack.name()).ok().map(|stack| stack.defaults.overlap)
 }

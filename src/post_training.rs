@@ -51,7 +51,7 @@ pub struct SimulateRolesAnswer {
     prediction: PostTrainingPrediction,
     /// What the prediction assumes, a sentence each.
     remarks: Vec<String>,
-    /// Where the roles do not fit: changes of the rollout with which they would.
+    /// If the roles do not fit: changes of the rollout with which they would.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     changes: Vec<ChangedRollout>,
     /// What a step costs, and a run if its length is stated. The energy is not known.
@@ -72,12 +72,12 @@ struct ChangedRollout {
 /// Width of a timeline's bars.
 const BARS: usize = 40;
 
-/// Prompts and methods that were refused by the program's parts, as failures.
+/// An error of post-training as a failure of the input.
 fn of_error(error: PostTrainingError) -> Failure {
     Failure::of_input(error)
 }
 
-/// Plans a job. Its setting has a policy.
+/// Plans a job. Its setting must have a policy.
 pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<PlannedRoles, Failure> {
     search(choices, setting, profile, top)?.map_err(|error| match error {
         PostTrainingPlanError::Planner(error) => Failure::Unplanned(error),
@@ -86,7 +86,7 @@ pub fn plan(choices: &Choices, setting: &Setting, profile: Option<&Profile>, top
     })
 }
 
-/// As [`plan`], with the reason why no placement was found.
+/// As [`plan`]; the inner error is the reason why no placement was found.
 pub fn search(
     choices: &Choices,
     setting: &Setting,
@@ -112,7 +112,7 @@ fn as_searched(rollout: &Rollout, fixed: &FixedRollout) -> Rollout {
     if fixed.placement.is_some() || rollout.off_policy == 0 {
         return rollout.clone();
     }
-    // Engines on devices of their own drive nothing out.
+    // Engines on their own devices displace nothing.
     let offload = fixed.offload.unwrap_or(RolloutOffload::None);
     Rollout { placement: RolloutPlacement::Split(1), offload, ..rollout.clone() }
 }
@@ -125,7 +125,7 @@ fn framework_of(rollout: &Rollout) -> Result<Option<&'static Framework>, Failure
     rollout.framework.as_deref().map(Framework::named).transpose().map_err(Failure::of_input)
 }
 
-/// Refuses what the rollout's framework cannot place.
+/// Refuses a rollout that its framework cannot place.
 fn check_framework(method: PolicyMethod, rollout: &Rollout, stack: &str) -> Result<(), Failure> {
     let Some(framework) = framework_of(rollout)? else { return Ok(()) };
     framework.check(method, rollout, stack).map_err(|mistake| {
@@ -303,7 +303,7 @@ fn changes(loaded: &LoadedPlan, policy: &PolicyTraining, profile: Option<&Profil
     Ok(found)
 }
 
-/// Whether the roles fit, in a line.
+/// Whether the roles fit, in one line.
 fn fit(prediction: &PostTrainingPrediction) -> String {
     let (peak, device) = (Bytes::new(prediction.peak_memory_bytes), Bytes::new(prediction.device_memory_bytes));
     match prediction.fits {
@@ -339,7 +339,7 @@ fn placements(candidates: &[PlacedRoles]) -> String {
     table(&columns, &candidates.iter().enumerate().map(row).collect::<Vec<_>>())
 }
 
-/// Where engines run, and how large they are.
+/// Where engines run, and their size.
 pub fn engines_in_words(rollout: &Rollout) -> String {
     let place = match rollout.placement {
         RolloutPlacement::Colocated => "colocated".to_owned(),

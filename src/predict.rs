@@ -25,13 +25,13 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
     if allowed { Oversubscription::Allowed } else { Oversubscription::Refused }
 }
 
-/// Compiles and simulates a plan, by its framework's operators where these are known.
+/// Compiles and simulates a plan, by its framework's traced operators if they are known.
 pub fn predict(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PlanPrediction, Failure> {
     let options = Options { oversubscription: oversubscription(oversubscribe), ..Options::default() };
     with_spinner("simulate", || predict_as(loaded, profile, &options))
 }
 
-/// Compiles and simulates a plan as our executor runs it, whatever its framework.
+/// Compiles and simulates a plan as Foretell's executor runs it, whatever its framework.
 pub fn predict_own(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PlanPrediction, Failure> {
     let oversubscription = oversubscription(oversubscribe);
     let options = Options { oversubscription, operators: Operators::Own, ..Options::default() };
@@ -55,15 +55,14 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     Ok(predicted)
 }
 
-/// The cost model of a plan, with what it assumes.
+/// The cost model of a plan, with its assumptions.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model: &Model) -> Result<CostModel, Failure> {
     let mut costs = plan_costs(profile, topology, plan, model).map_err(Failure::of_input)?;
     costs.remarks.extend(profile.and_then(|profile| on_machine(profile, topology)));
     Ok(costs)
 }
 
-/// Returns a sentence if a profile stands for the cores of this machine, and was measured on
-/// another.
+/// Returns a sentence if the profile of this machine's cores was measured on another machine.
 fn on_machine(profile: &Profile, topology: &Topology) -> Option<String> {
     let is_local = topology.is_lab() || topology.device_kinds().iter().any(|kind| kind.name == LOCAL_DEVICE);
     let (there, here) = (&profile.machine.device, host::processor());
@@ -128,7 +127,7 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         },
         calibrated: prediction.calibrated,
     });
-    // Kinds that take equally long share a line: those of the fragments of an exchange are many.
+    // Kinds of steps that take equally long share a line: an exchange in fragments has many kinds.
     let mut kinds: Vec<StepKind> = Vec::new();
     for kind in &prediction.cycle {
         let times = (kind.step_seconds, kind.exposed_communication_seconds);
@@ -165,8 +164,8 @@ fn load_in_words(load: &Load) -> String {
     line("servers", servers) + &line("links", links)
 }
 
-/// Prints the caveats of a prediction: estimated devices, what costs assume, estimated costs,
-/// shared devices.
+/// Prints the caveats of a prediction: estimated devices, assumptions of the costs, estimated
+/// costs, shared devices.
 pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize, remarks: &[String]) {
     for remark in topology.notes().iter().chain(remarks) {
         note(remark);

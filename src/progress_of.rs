@@ -1,5 +1,5 @@
-//! The progress of a run that another process makes, from its folder, and the ends of files that
-//! grow. Knows no launcher.
+//! The progress of a run in another process, read from its folder, and the ends of growing files.
+//! Knows no launcher.
 
 use foretell_executor::regular;
 use serde::Deserialize;
@@ -26,11 +26,11 @@ impl fmt::Display for LastStep {
     }
 }
 
-/// More bytes than a line of the metrics or a few lines of a log have.
+/// More bytes than a line of the metrics, or a few lines of a log, have.
 const TAIL: u64 = 4096;
 
-/// The last bytes of a file as text, with replacements for what is no UTF-8. The first line may be
-/// cut. `None` if the file cannot be read.
+/// The last bytes of a file as text, with replacement characters for invalid UTF-8. The first line
+/// may be cut. `None` if the file cannot be read.
 pub fn tail(path: &Path) -> Option<String> {
     let (mut file, length) = regular::open(path).ok()?;
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;

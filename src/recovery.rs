@@ -17,16 +17,17 @@ use foretell_simulator::{CostModel, Stop};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest search for a layout of the ranks that are left.
+/// The longest search for a layout of the remaining ranks.
 const LONGEST_SEARCH: Duration = Duration::from_secs(10);
 
-/// A checkpoint to go on from.
+/// A checkpoint to resume from.
 pub struct Resumption {
     found: FoundCheckpoint,
 }
 
 impl Resumption {
-    /// Finds the last whole checkpoint of the run in a folder. Notes each that is damaged.
+    /// Finds the last complete checkpoint of the run in a folder. Prints a note on each damaged
+    /// one.
     pub fn find(run: &Path) -> Result<Self, Failure> {
         let found = last_whole(run).map_err(ExecutorError::from)?;
         for damage in &found.damaged {
@@ -40,7 +41,7 @@ impl Resumption {
         Start::Checkpoint { path: self.found.path.clone(), step: self.found.state.step }
     }
 
-    /// Fills arguments that the user left out with those of the resumed run.
+    /// Fills in arguments that the user left out with those of the resumed run.
     pub fn fill_left_out(&self, arguments: &TrainingArguments) -> Result<TrainingArguments, Failure> {
         let mut arguments = arguments.clone();
         let CheckpointState { seed, data, input, length, .. } = &self.found.state;
@@ -68,14 +69,14 @@ pub struct Recovery<'a> {
     pub elastic: bool,
     /// The maximum number of restarts.
     pub max_restarts: usize,
-    /// Measured costs, to plan again.
+    /// Measured costs, for planning again.
     pub profile: Option<&'a Profile>,
     /// Whether ranks may share devices.
     pub oversubscribe: bool,
 }
 
 impl Recovery<'_> {
-    /// The loss of a rank ends the run.
+    /// The policy under which the loss of a rank ends the run.
     pub fn none() -> Self {
         Recovery { elastic: false, max_restarts: 0, profile: None, oversubscribe: false }
     }
@@ -122,7 +123,8 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Trains to the end, and writes the totals. Steps that were repeated count once.
+    /// Trains to the end, restarting if necessary, and writes the totals. Repeated steps count
+    /// once.
     pub fn train(&self, mut training: Training<'_>) -> Result<Outcome, Failure> {
         let signals = StopSignals::catch()?;
         let folder = training.folder;
@@ -145,7 +147,7 @@ impl Recovery<'_> {
             restarts += 1;
             match last_whole(folder.path()) {
                 Ok(found) => training.start = Resumption { found }.start(),
-                // The run goes back to where it began.
+                // Without a checkpoint the run starts over.
                 Err(CheckpointError::None { .. }) => {}
                 Err(error) => return Err(ExecutorError::from(error).into()),
             }
@@ -177,10 +179,10 @@ impl Recovery<'_> {
             made.evaluations.retain(|evaluation| evaluation.step < step);
             first_steps.push(step);
             if self.elastic {
-                // Use devices that were lost earlier again, unless the last attempt made no step:
+                // Also use devices that were lost earlier, unless the last attempt made no step:
                 // then one of them may still be broken.
                 let missing = if has_progressed { 1 } else { full.saturating_sub(before) + 1 };
-                // At least one rank: this process's own machine still runs.
+                // At least one rank: the machine of this process still runs.
                 training = self.planned_again(training, full.saturating_sub(missing).max(1))?;
                 check_program(&training)?;
             }
@@ -195,8 +197,8 @@ impl Recovery<'_> {
         Ok(outcome)
     }
 
-    /// The same run in the fastest layout of `ranks` ranks, or of the most ranks below that with a
-    /// layout.
+    /// The same run in the fastest layout of `ranks` ranks, or of the largest smaller number that
+    /// has a layout.
     fn planned_again<'b>(&self, training: Training<'b>, ranks: usize) -> Result<Training<'b>, Failure> {
         let loaded = &training.loaded;
         let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
@@ -221,7 +223,7 @@ impl Recovery<'_> {
         Err(refusal)
     }
 
-    /// The fastest layout of so many ranks.
+    /// The fastest layout of `ranks` ranks.
     fn layout_of(&self, loaded: &LoadedPlan, ranks: usize, costs: &CostModel, stop: &Stop) -> Result<Plan, Failure> {
         let base = Plan { layout: Layout::default(), ..loaded.plan.clone() };
         let request = Request {

@@ -1,15 +1,15 @@
-//! `--method` and its like for a plan that exists: they replace what the plan says of its method.
+//! `--method` and related options for an existing plan: they replace its method.
 
 use crate::failure::{Failure, code};
 use crate::method::{Method, MethodChoices};
 use crate::plan_file::LoadedPlan;
 use foretell_program::{Plan, Preference};
 
-/// Replaces what options state of a plan's method. A method of theirs replaces the plan's and its
-/// adapters; options beside the plan's own method change what they name.
+/// Replaces the parts of a plan's method that options state. A method among them replaces the
+/// plan's method and its adapters; without one, options change only what they name.
 ///
 /// # Errors
-/// If the options contradict each other, or the plan's rollout.
+/// Fails if the options contradict each other or the plan's rollout.
 pub fn replace(loaded: &mut LoadedPlan, choices: &MethodChoices) -> Result<(), Failure> {
     if *choices == (MethodChoices { rollout: choices.rollout.clone(), ..MethodChoices::default() }) {
         return Ok(());

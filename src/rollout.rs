@@ -1,5 +1,5 @@
-//! `--rollout`: the generation of a step of RL post-training, and its roles. What it leaves out is
-//! the plan file's, the framework's, or a default, which the answer names.
+//! `--rollout`: the generation of a step of RL post-training, and its roles. Values that it leaves
+//! out come from the plan file, from the framework, or from defaults, which the answer names.
 
 use foretell_planner::{FixedRollout, Framework};
 use foretell_program::{PolicyMethod, Reward, Rollout, RolloutOffload, RolloutPlacement};
@@ -7,18 +7,18 @@ use foretell_units::diagnostic::Mistake;
 use foretell_units::suggest;
 use std::str::FromStr;
 
-/// The framework where nobody names one: it runs every method and placement.
+/// The default framework: it runs every method and placement.
 const USUAL_FRAMEWORK: &str = "verl";
 
-/// Prompts of a step, and tokens of a prompt and of a response, where nobody states them.
+/// Default numbers of prompts of a step, and of tokens of a prompt and of a response.
 const USUAL_PROMPTS: usize = 64;
 const USUAL_PROMPT: usize = 512;
 const USUAL_RESPONSE: usize = 1024;
 
-/// The most tokens of a response over the mean, where nobody states them.
+/// Default longest response, as a multiple of the mean.
 const USUAL_MOST: usize = 4;
 
-/// A rollout as far as options state it.
+/// The parts of a rollout that options state.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RolloutChoices {
     prompts: Option<usize>,
@@ -139,8 +139,8 @@ impl RolloutChoices {
         self.framework.as_deref().unwrap_or(USUAL_FRAMEWORK)
     }
 
-    /// The rollout of a job, with the defaults of the framework. Names in `taken` those that were
-    /// taken, as they would be typed.
+    /// The rollout of a job, with the defaults of the framework. Adds the defaults that were used
+    /// to `taken`, as they would be typed.
     pub fn rollout(&self, method: PolicyMethod, taken: &mut Vec<String>) -> Result<Rollout, Mistake> {
         let framework = Framework::named(self.framework())?;
         let mut defaults = Vec::new();
@@ -173,7 +173,7 @@ impl RolloutChoices {
         Ok(rollout)
     }
 
-    /// Replaces what the options state.
+    /// Overwrites the fields of a rollout that the options state.
     pub fn apply(&self, rollout: &mut Rollout) {
         let choices = self.clone();
         let set = |field: &mut usize, stated: Option<usize>| *field = stated.unwrap_or(*field);
@@ -196,7 +196,7 @@ impl RolloutChoices {
         rollout.framework = choices.framework.or(rollout.framework.take());
     }
 
-    /// What the search leaves as it is.
+    /// The fields that the search must not change.
     pub fn fixed(&self) -> FixedRollout {
         let Self { tensor, placement, memory_share, offload, .. } = *self;
         FixedRollout { tensor, placement, memory_share, offload }

@@ -48,13 +48,13 @@ pub struct Arguments {
 /// The document of `run`: those of its parts.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RunAnswer {
-    /// As of `plan`.
+    /// The document of `plan`.
     plan: PlanAnswer,
     /// The prediction of the plan that ran.
     predicted: Prediction,
-    /// As of `execute`.
+    /// The document of `execute`.
     execute: ExecuteAnswer,
-    /// As of `check`.
+    /// The document of `check`.
     check: CheckDocument,
     /// The run's folder, with the report.
     report: String,

@@ -45,7 +45,7 @@ pub struct Measured {
     pub step_seconds: f64,
     /// Number of steps.
     pub steps: usize,
-    /// The allocated arena of each stage; none if memory was not measured.
+    /// The allocated arena of each stage; empty if memory was not measured.
     pub peak_memory_bytes: Vec<u64>,
     /// Median time that a step waited for a checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,10 +73,10 @@ impl From<&Outcome> for Measured {
     }
 }
 
-/// Files of a run that one that goes on from it keeps or replaces.
+/// Files of a run that a resuming run keeps or replaces.
 const KEPT_TO_RESUME: [&str; 6] =
     ["predicted.json", "plan.yaml", "metrics.jsonl", "evaluation.jsonl", "checkpoints", "tensorboard"];
-/// The other files of a run.
+/// The other files of a run, which are removed when it is resumed.
 const LEFT_BEHIND: [&str; 9] = [
     "measured.json",
     PREDICTED_OPERATORS,
@@ -96,14 +96,14 @@ pub const MEASURED_OPERATORS: &str = "measured-operators.json";
 const PROFILE: &str = "profile.yaml";
 /// Files that show that a folder is a run's: other folders are never cleared.
 const SIGNS_OF_A_RUN: [&str; 3] = ["predicted.json", "metrics.jsonl", "checkpoints"];
-/// The file whose lock keeps a second run out.
+/// The file whose lock prevents a second run in the folder.
 const LOCK: &str = "lock";
 
 /// A run's folder.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Held while this process writes into the folder. The system lets go of it when the process
+    /// Held while this process writes into the folder. The system releases it when the process
     /// ends, however it ends.
     _lock: Option<Arc<File>>,
 }
@@ -118,7 +118,7 @@ impl RunFolder {
     /// claim it before this process ends.
     ///
     /// # Errors
-    /// [`Failure::Input`] if another process runs there, or if the folder has a run already and
+    /// [`Failure::Input`] if another process runs there, or if the folder already has a run and
     /// `overwrite` is not set.
     pub fn claim(path: Option<&Path>, overwrite: bool) -> Result<Self, Failure> {
         let mut folder = match path {
@@ -134,7 +134,8 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Claims the folder of a run that goes on there, and removes what it left except what is kept.
+    /// Claims the folder of a run that is resumed there, and removes its files except those that
+    /// are kept.
     ///
     /// # Errors
     /// [`Failure::Input`] if another process runs there.
@@ -149,7 +150,7 @@ impl RunFolder {
         SIGNS_OF_A_RUN.iter().any(|name| self.file(name).exists())
     }
 
-    /// Locks the folder, which is made if it is missing.
+    /// Locks the folder, after creating it if necessary.
     fn lock(&mut self) -> Result<(), Failure> {
         let path = self.file(LOCK);
         let failed = |error: std::io::Error| {
@@ -162,7 +163,7 @@ impl RunFolder {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 self._lock = Some(Arc::new(file));
-                // A command that was killed while it wrote here may have left them.
+                // A command that was killed while it wrote here may have left temporary files.
                 remove_abandoned(&self.path).map_err(failed)
             }
             Err(Errno::WOULDBLOCK) => {
@@ -253,8 +254,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Writes the plan with its topology, and a model that is not the zoo's, in place: the folder
-    /// needs no other file.
+    /// Writes the plan with its topology in place, and also with its model in place if the zoo does
+    /// not have it: the folder needs no other file.
     pub fn keep_plan(&self, loaded: &LoadedPlan) -> Result<(), Failure> {
         let topology = TopologyReference::InPlace(Box::new(specification(&loaded.topology)?));
         let model = match &loaded.file.model {

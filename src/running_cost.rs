@@ -132,11 +132,11 @@ pub fn answer_of_roles(
     Ok(Answers { cost, currency, step, steps: steps(questions, pace)?, goodput: None, is_asked: questions.asks_for_cost() })
 }
 
-/// Computes the answer of a run of such steps.
+/// Computes the answers for a run of such steps.
 pub fn answer(questions: &Questions, predicted: &PlanPrediction, pace: Pace, loaded: &LoadedPlan) -> Result<Answers, Failure> {
     let program = predicted.program();
     let of_program = running_cost(program, &loaded.topology, &predicted.timeline, &PowerModel::default());
-    // A step of another duration has the simulated step's mean power.
+    // A step of another duration is assumed to have the simulated step's mean power.
     let share = pace.step / predicted.prediction.step_seconds;
     let energy = predicted.traced_energy.or(of_program.step_energy).map(|energy| energy * share);
     let (cost, currency) = priced(questions, RunningCost { step_energy: energy, ..of_program }, &loaded.topology);
@@ -151,7 +151,7 @@ fn priced(questions: &Questions, mut cost: RunningCost, topology: &Topology) -> 
     let Some(Price { amount, currency }) = &questions.device_price else {
         return (cost, topology.currency().map(str::to_owned));
     };
-    // Of nodes that are used in part, only the devices in use are paid.
+    // If a node is only partly used, only the devices in use are paid.
     cost.price_per_hour = Some(amount * cost.devices as f64);
     cost.unpriced.clear();
     (cost, currency.clone())
@@ -167,7 +167,7 @@ fn steps(questions: &Questions, pace: Pace) -> Result<Option<f64>, Failure> {
     if questions.epochs.is_some() && (questions.steps.is_some() || samples.or(questions.tokens).is_none()) {
         return wrong("`--epochs` of what is not known", "add `--samples` or `--tokens` of the data set, or `--lengths FILE`");
     }
-    // Samples of a step are a mean, whose last digits are no further step.
+    // The samples of a step are a mean, whose rounding error must not add a step.
     let per_step = |amount: Option<f64>, each: f64| {
         amount.map(|amount| (amount * questions.epochs.unwrap_or(1.0) / each * (1.0 - 1e-9)).ceil())
     };
@@ -197,7 +197,7 @@ fn goodput(
     }
     let state = checkpoint_bytes(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
     let reliability = match reliability(topology, devices, state, predicted.storage) {
-        // The executor writes a checkpoint while it trains on.
+        // Foretell's executor continues training while it writes a checkpoint.
         Ok(reliability) if loaded.plan.stack == Stack::default() => {
             let CheckpointCost { wait, written, .. } = predicted.checkpoint;
             Reliability { checkpoint: wait, write: written.unwrap_or(wait) - wait, ..reliability }
@@ -274,7 +274,7 @@ impl Answers {
             }
             if let Some(steps) = self.steps {
                 row("the run", format!("{steps} steps"));
-                // The run fails before it reaches a checkpoint, for ever.
+                // The run always fails before it reaches a checkpoint.
                 let endless = || "never ends".to_string();
                 row("  its time", self.run_time().map_or_else(endless, days));
                 let price = |time| self.cost.price(time).map_or(unpriced, money);
@@ -409,7 +409,6 @@ fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// Formats an amount, with the currency where the topology file names one.
 /// An amount of money, with its currency if that is known.
 pub fn money(amount: f64, currency: Option<&str>) -> String {
     let number = if amount < 1.0 { format!("{amount:.3e}") } else { format!("{amount:.2}") };

@@ -36,7 +36,7 @@ pub struct Arguments {
     pages: Option<PathBuf>,
 }
 
-/// Whether people write a form or read it.
+/// Whether the program reads a form or prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// A file that the program reads.
@@ -58,12 +58,12 @@ const fn file<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form 
     Form { name, meaning, kind: Kind::File, schema: T::json_schema }
 }
 
-/// A document that is an object, and so has its version.
+/// A document that is an object, to which the version is added.
 const fn answer<T: JsonSchema + 'static>(name: &'static str, meaning: &'static str) -> Form {
     Form { name, meaning, kind: Kind::Answer, schema: Versioned::<'static, T>::json_schema }
 }
 
-/// A document that is a list, or whose type has the version already.
+/// A document that is a list, or an object that already has its version.
 const fn plain<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form {
     Form { name, meaning, kind: Kind::Answer, schema: T::json_schema }
 }

@@ -34,13 +34,13 @@ pub enum SearchLine {
         /// Its devices.
         devices: usize,
     },
-    /// How far the search is.
+    /// A moment of the search.
     Progress(SearchMoment),
     /// The last line, if the search was not interrupted.
     Ended(SearchMoment),
 }
 
-/// A moment of a search. Its values are seconds of a step, or what `--objective` asks for.
+/// A moment of a search. Its values are seconds of a step, or amounts of the objective.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SearchMoment {
     /// Seconds since the search began.
@@ -64,7 +64,7 @@ impl SearchMoment {
         GapPoint { seconds: self.seconds, best: self.best, bound: self.bound }
     }
 
-    /// By how many percent the best may be above the best of all. Infinite without a bound.
+    /// By how many per cent the best layout found may exceed the optimum. Infinite without a bound.
     pub fn gap(self) -> f64 {
         if self.bound > 0.0 { (self.best / self.bound - 1.0) * 100.0 } else { f64::INFINITY }
     }
@@ -78,7 +78,7 @@ pub struct ProgressFile {
     last: Option<SearchMoment>,
     /// When the last line was written.
     written: f64,
-    /// The first failure to write, which ends the command when the search is over.
+    /// The first write error. It ends the command when the search is over.
     failure: Option<Failure>,
 }
 
@@ -114,9 +114,9 @@ impl ProgressFile {
         if self.failure.is_some() {
             return;
         }
-        // An infinite value, before there is a first layout, is null in JSON.
+        // Before the first layout the value is infinite, which becomes null in JSON.
         let text = serde_json::to_string(line).map_err(std::io::Error::other);
-        // One write a line: a reader sees whole lines.
+        // One write per line, so that a reader sees complete lines.
         if let Err(error) = text.and_then(|text| self.file.write_all(format!("{text}\n").as_bytes())) {
             self.failure = Some(unwritable(&self.path, &error));
         }
@@ -128,7 +128,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
         .hint("give `--progress` a file in a folder that exists")
 }
 
-/// A search that is shown.
+/// A search whose progress is shown.
 pub struct ServedSearch {
     path: PathBuf,
 }
@@ -141,7 +141,7 @@ impl ServedSearch {
         Ok(this)
     }
 
-    /// The file's lines. The last may be half written.
+    /// The file's lines. The last one may be incomplete.
     fn read(&self) -> Result<(SearchLine, Vec<SearchLine>), Failure> {
         let text = inputs::read_run_file(&self.path)?;
         let mut lines = text.lines().filter_map(|line| serde_json::from_str::<SearchLine>(line).ok());

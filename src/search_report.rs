@@ -1,4 +1,4 @@
-//! The pages of `foretell plan --report`: the answer with its step, and what the search found.
+//! The pages of `foretell plan --report`: the answer with its step, and the results of the search.
 
 use crate::binding;
 use crate::choices::{Choices, Objective, Setting};

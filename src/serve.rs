@@ -1,7 +1,7 @@
 //! `foretell serve`: the planner's page, or a run's report or a search's progress in a browser,
-//! while it goes and after it. The server listens on the loopback interface, or where `--host`
-//! says, and answers those who know the address's token. It changes nothing: the planner's answers
-//! come from confined child processes (`crate::ask`).
+//! during and after it. The server listens on the loopback interface, or at the address of
+//! `--host`, and answers requests that have the address's token. It changes nothing: the planner's
+//! answers come from confined child processes (`crate::ask`).
 
 mod door;
 mod planner;
@@ -52,19 +52,19 @@ pub struct Arguments {
 /// The document of `serve`, printed before it answers.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ServeAnswer {
-    /// The address, with the token without which nothing is shown.
+    /// The address, including the token that every request needs.
     url: String,
     /// The run's folder, or the search's file; null for the planner.
     run: Option<PathBuf>,
 }
 
-/// The host that only this machine reaches.
+/// The host name that only this machine can reach.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// Seconds between two looks at a run that goes on.
+/// Seconds between two reloads of the page of an active run.
 const REFRESH: u32 = 2;
 
-/// Time between two looks at whether a signal asked to stop.
+/// Time between two checks of whether a signal asked to stop.
 const SIGNAL_CHECK: Duration = Duration::from_millis(200);
 
 /// The longest that the server waits for its last replies.
@@ -73,7 +73,7 @@ const LAST_REPLIES: Duration = Duration::from_secs(1);
 /// The most requests that are answered at once. A page has six connections.
 const MOST_REQUESTS: usize = 32;
 
-/// What a server that other machines reach risks.
+/// The warning for a server that other machines can reach.
 const WARNING: &str = "warning: other machines can reach this server, and its connections are not encrypted: who reads the network \
                        reads the token, the questions and the answers. Whoever has the token uses this machine's processors";
 
@@ -136,7 +136,8 @@ fn answer_all(server: &Server, site: Arc<(Door, Served)>, signals: &StopSignals)
             let mut request = request;
             let answer = site.1.answer(&site.0, &mut request);
             let is_refused = answer.is_err();
-            // A reply reads the rest of the body: one who is refused must not hold a place by it.
+            // Responding reads the rest of the body, so a refused request must not occupy a slot
+            // meanwhile.
             if is_refused {
                 open.fetch_sub(1, Ordering::Relaxed);
             }
@@ -150,7 +151,7 @@ fn answer_all(server: &Server, site: Arc<(Door, Served)>, signals: &StopSignals)
     if let Served::Planner(planner) = &site.1 {
         planner.close();
     }
-    // What was cancelled is said before the end.
+    // Wait for the replies to requests that were cancelled.
     let end = Instant::now() + LAST_REPLIES;
     while open.load(Ordering::Relaxed) > 0 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
@@ -158,7 +159,7 @@ fn answer_all(server: &Server, site: Arc<(Door, Served)>, signals: &StopSignals)
     Ok(())
 }
 
-/// The run of the highest number in a folder of runs; other paths stay.
+/// The run with the highest number in a folder of runs; returns other paths unchanged.
 fn newest(path: &Path) -> Result<PathBuf, Failure> {
     if !path.is_dir() || path.join("predicted.json").is_file() {
         return Ok(path.to_owned());
@@ -171,7 +172,7 @@ fn newest(path: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-/// What is shown.
+/// What the server shows.
 enum Served {
     Planner(Box<Planner>),
     Run(Box<ServedRun>),
@@ -189,8 +190,8 @@ impl Served {
     }
 }
 
-/// The one page of a run or a search, or why there is none. It looks again while the run or the
-/// search goes.
+/// The single page of a run or a search, or why there is none. It reloads while the run or the
+/// search is active.
 fn single(request: &Request, page: impl FnOnce() -> Result<(String, bool), Failure>) -> Result<Page, Refused> {
     if !matches!(request.method(), Method::Get | Method::Head) {
         return Err((405, "this server changes nothing: it answers GET"));

@@ -143,7 +143,7 @@ impl From<CollectivesAs> for Collectives {
 }
 
 fn jitter(text: &str) -> Result<f64, Mistake> {
-    // With more variation the slowest of many ranks alone decides the step.
+    // With more variation, the slowest of many ranks alone would decide the step.
     let most = 2.0;
     let jitter: f64 = text.parse().map_err(|_| Mistake::new("not a number", "0.02 means two per cent"))?;
     if (0.0..=most).contains(&jitter) {
@@ -189,18 +189,18 @@ pub struct SimulateAnswer {
     /// The answers to `--what-if`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     what_if: Vec<what_if::WhatIfAnswer>,
-    /// What `--jitter` and `--straggler` cost.
+    /// The cost of `--jitter` and `--straggler`.
     #[serde(skip_serializing_if = "Option::is_none")]
     disturbance: Option<DisturbanceAnswer>,
     /// This job and those of `--beside`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     jobs: Vec<beside::JobBesideAnswer>,
-    /// What the samples' lengths do to the step, with `--lengths`.
+    /// The effect of the samples' lengths on the step, with `--lengths`.
     #[serde(skip_serializing_if = "Option::is_none")]
     lengths: Option<LengthsAnswer>,
 }
 
-/// What jitter and stragglers cost.
+/// The cost of jitter and stragglers.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Disturbance")]
 struct DisturbanceAnswer {
@@ -212,7 +212,7 @@ struct DisturbanceAnswer {
     stragglers: Vec<StragglerAnswer>,
     /// The step without either.
     undisturbed_step_seconds: f64,
-    /// The step less that.
+    /// The step less the undisturbed step.
     cost_seconds: f64,
 }
 
@@ -328,13 +328,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             output::line(&format!("\n{}", beside::listing(&jobs, &loaded.topology)))?;
         }
     }
-    // The answer is printed and says so too, but the plan cannot run.
+    // The printed answer says so too, but the command must fail because the plan cannot run.
     predict::require_fit(&predicted, &loaded)
 }
 
 impl Arguments {
-    /// RL post-training, as the plan and the options state it. Notes defaults in the plan's
-    /// remarks.
+    /// RL post-training, as the plan and the options state it. Adds the defaults that were used to
+    /// the plan's remarks.
     fn policy(&self, loaded: &mut LoadedPlan) -> Result<Option<PolicyTraining>, Failure> {
         let rollout = &self.method.rollout;
         let policy = match (loaded.policy.clone(), self.method.method.and_then(Method::policy)) {
@@ -426,7 +426,7 @@ fn of_representatives(loaded: &LoadedPlan, prediction: Prediction) -> Result<Pre
 /// Options of the simulation. Records spans only if an output needs them.
 fn options(arguments: &Arguments, json: bool) -> Options {
     let draws = arguments.trace.is_some() || arguments.plots.is_some() || arguments.report.is_some();
-    // Energy needs to know what each device does when.
+    // Energy depends on what each device does at each time.
     let needs_spans = draws || arguments.critical_path || json || arguments.running.asks_for_cost() || !arguments.dump_program;
     Options {
         oversubscription: predict::oversubscription(arguments.oversubscribe),

@@ -1,4 +1,4 @@
-//! Slurm's commands: what they print, and what goes wrong. Knows no plans and no runs.
+//! Slurm's commands: their output and their errors. Knows no plans and no runs.
 
 use crate::failure::{Failure, code};
 use foretell_topologies::SlurmNode;
@@ -10,7 +10,7 @@ use std::process::Command;
 pub struct SlurmJob {
     /// Its number.
     pub id: u64,
-    /// Its name.
+    /// The job's name.
     pub name: String,
     /// Its state, such as `RUNNING`.
     pub state: String,
@@ -26,7 +26,7 @@ pub struct SlurmJob {
     pub folder: String,
 }
 
-/// What `squeue` prints of a job.
+/// The fields that `squeue` prints of a job.
 const FORMAT: &str = "%i|%T|%M|%D|%C|%R|%Z|%j";
 
 /// Runs one of Slurm's commands, and returns what it printed.
@@ -67,7 +67,7 @@ pub fn jobs(id: Option<u64>) -> Result<Vec<SlurmJob>, Failure> {
     Ok(text.lines().filter_map(read_job).collect())
 }
 
-/// Reads a line of `squeue`. A name may have any characters, so it is last.
+/// Reads a line of `squeue`. The name comes last, since it may have any characters.
 fn read_job(line: &str) -> Option<SlurmJob> {
     let fields: Vec<&str> = line.splitn(8, '|').map(str::trim).collect();
     let [id, state, time, nodes, cpus, place, folder, name] = fields[..] else { return None };
@@ -86,7 +86,7 @@ fn read_job(line: &str) -> Option<SlurmJob> {
 }
 
 impl SlurmJob {
-    /// Whether it will run, or runs.
+    /// Whether the job waits or runs.
     pub fn is_alive(&self) -> bool {
         !matches!(
             self.state.as_str(),

@@ -1,16 +1,17 @@
-//! `method` of a plan file: what is trained of the model, in the words of `--method`. It becomes
-//! the fields that describe the same (`training.lora`, `workload`), and must not contradict them.
+//! `method` of a plan file: what is trained of the model, with the names of `--method`. It is
+//! translated to the fields that describe the same (`training.lora`, `workload`), and must not
+//! contradict them.
 
 use crate::failure::{Failure, code};
 use crate::method::{Adapter, Method};
 use foretell_models::Model;
 use foretell_program::{PlannedWorkload, Training};
 
-/// Writes what a method says into `training` and `workload`. `remarks` gets what it leaves open.
-/// The methods that generate are described by the file's `rollout`.
+/// Writes the meaning of a method into `training` and `workload`, and what it leaves open into
+/// `remarks`. Methods that generate are described by the file's `rollout` instead.
 ///
 /// # Errors
-/// If the file states something else.
+/// Fails if the file states something else.
 pub fn apply(
     method: Method,
     training: &mut Training,

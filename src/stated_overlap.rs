@@ -1,12 +1,13 @@
-//! `overlap` in a plan file: the parts of it that the file states. It must not know what a stack
+//! `overlap` in a plan file: the fields that the file states. It must not know what a stack
 //! overlaps.
 
 use foretell_program::Overlap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The communication that overlaps with kernels. Kernels wait for all other communication. A key
-/// that is left out has the stack's value; our own executor overlaps all but `passes`.
+/// The communication that overlaps with kernels. Kernels wait for all other communication. A
+/// missing key has the stack's default; Foretell's own executor overlaps everything except
+/// `passes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "Overlap")]
@@ -27,20 +28,20 @@ pub struct StatedOverlap {
     /// Gathers of parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<bool>,
-    /// Sends between stages. `false` only for other stacks, whose sends are buffered. Our sends
-    /// wait for the receiver: two stages whose kernels waited for their sends to each other would
-    /// deadlock.
+    /// Sends between stages. `false` is possible only for other stacks, whose sends are buffered.
+    /// Foretell's sends wait for the receiver: two stages whose kernels waited for their sends to
+    /// each other would deadlock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipeline: Option<bool>,
-    /// Passes: a stage runs a forward and a backward pass of different micro-batches at a time.
-    /// While one waits for tokens of its experts, or for activations over `tensor` or `context`,
-    /// the other computes. "Two passes at a time" on the page about files has the schedules.
+    /// Passes: a stage runs a forward and a backward pass of two micro-batches together. While one
+    /// waits for tokens of its experts, or for activations over `tensor` or `context`, the other
+    /// computes. "Two passes at a time" on the page about files has the schedules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passes: Option<bool>,
 }
 
 impl StatedOverlap {
-    /// The statement of those parts of an overlap that are not as usual. `None` if all are.
+    /// The fields of an overlap that differ from the usual one. `None` if none does.
     pub fn of(overlap: Overlap, usual: Overlap) -> Option<Self> {
         let stated = |value: bool, usual: bool| (value != usual).then_some(value);
         let found = Self {
@@ -55,7 +56,7 @@ impl StatedOverlap {
         (found != Self::default()).then_some(found)
     }
 
-    /// The overlap of a plan whose stack usually overlaps so.
+    /// The overlap of a plan whose stack's default is `usual`.
     pub fn over(self, usual: Overlap) -> Overlap {
         Overlap {
             tensor: self.tensor.unwrap_or(usual.tensor),

@@ -24,7 +24,7 @@ pub struct Arguments {
     job: Option<u64>,
 }
 
-/// A job with the run that it makes, if Foretell submitted it.
+/// A job, with its run's last step if Foretell submitted it.
 struct Observed {
     job: SlurmJob,
     step: Option<LastStep>,
@@ -35,7 +35,7 @@ struct Observed {
 /// The document of `status`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct StatusAnswer {
-    /// The nodes; none if one job was asked for.
+    /// The nodes; empty if one job was asked for.
     nodes: Vec<NodeAnswer>,
     /// The jobs.
     jobs: Vec<SlurmJobAnswer>,
@@ -45,25 +45,25 @@ pub struct StatusAnswer {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Node")]
 struct NodeAnswer {
-    /// Its name.
+    /// The node's name.
     node: String,
     /// Its states, such as `IDLE+DRAIN`.
     state: String,
     /// Its CPUs.
     cpus: usize,
-    /// CPUs of jobs.
+    /// CPUs allocated to jobs.
     allocated_cpus: usize,
     /// The number of CPUs that were busy over the last minute.
     load: Option<f64>,
-    /// The share of its CPUs that work.
+    /// The share of its CPUs that are busy.
     busy: Option<f64>,
     /// Its GPUs.
     gpus: Option<usize>,
-    /// GPUs of jobs.
+    /// GPUs allocated to jobs.
     allocated_gpus: usize,
     /// Its memory.
     memory_bytes: u64,
-    /// Memory of jobs.
+    /// Memory allocated to jobs.
     allocated_memory_bytes: u64,
 }
 
@@ -73,7 +73,7 @@ struct NodeAnswer {
 struct SlurmJobAnswer {
     /// Its number.
     job: u64,
-    /// Its name.
+    /// The job's name.
     name: String,
     /// Its state, such as `RUNNING`.
     state: String,
@@ -126,7 +126,7 @@ fn observe(job: SlurmJob) -> Observed {
     Observed { job, step, of_prediction }
 }
 
-/// The share of a node's CPUs that work. More processes than CPUs are no more than all of them.
+/// The share of a node's CPUs that are busy: at most 1, even if more processes than CPUs run.
 fn busy(node: &SlurmNode) -> Option<f64> {
     node.load.map(|load| (load / node.cpus.1.max(1) as f64).min(1.0))
 }

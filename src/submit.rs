@@ -1,5 +1,6 @@
 //! `foretell submit`: writes a plan's job for Slurm, submits it and follows it to its end. A job
-//! that is preempted waits again and goes on from its last checkpoint; that is the script's work.
+//! that is preempted is queued again and resumes from its last checkpoint, which its script takes
+//! care of.
 
 use crate::failure::{Failure, code};
 use crate::output;
@@ -40,10 +41,10 @@ pub struct Arguments {
     execute: Vec<String>,
 }
 
-/// Time between two looks at the job.
+/// Time between two queries of the job.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Looks in a row that may fail, as while Slurm's controller restarts.
+/// Queries in a row that may fail, as while Slurm's controller restarts.
 const MOST_FAILED_LOOKS: usize = 10;
 
 /// Lines of the job's log that a failure shows.
@@ -58,7 +59,7 @@ pub struct SubmitAnswer {
     folder: PathBuf,
     /// The run's folder.
     run: PathBuf,
-    /// How it ended; null with `--no-wait`.
+    /// The job's final state; null with `--no-wait`.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<String>,
     /// Its last step.
@@ -109,7 +110,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     ))
 }
 
-/// Waits for the end of a job. Says each change of its state, and its last step.
+/// Waits for the end of a job. Prints each change of its state, and its last step.
 fn follow(id: u64, run: &Path) -> Result<SlurmJob, Failure> {
     let mut shown = String::new();
     let mut failed_looks = 0;

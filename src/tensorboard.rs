@@ -57,7 +57,7 @@ impl EventFile {
     pub fn create(folder: &Path) -> Result<Self, Failure> {
         let now = seconds();
         // TensorBoard reads files with `tfevents` in their names, in the order of the names. A run
-        // that is started again within a second makes several.
+        // that is restarted within a second makes several.
         let name = |number| format!("events.out.tfevents.{:010}.foretell.{}.{number}", now as u64, std::process::id());
         let (mut number, mut path) = (0, folder.join(name(0)));
         let opened = std::fs::create_dir_all(folder).and_then(|()| {

@@ -20,7 +20,7 @@ pub use hugging_face::Tokenizer;
 /// Whether this build reads tokenizers.
 pub const IS_AVAILABLE: bool = cfg!(feature = "tokenizers");
 
-/// What the end of a document is called, by usual tokenizers.
+/// Names of the token that ends a document, in common tokenizers.
 const ENDS_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
 
 /// Reads a `tokenizer.json`.
@@ -28,7 +28,7 @@ pub fn open(path: &Path) -> Result<Tokenizer, Failure> {
     Tokenizer::read(&inputs::read(path)?, path)
 }
 
-/// The token that ends a text, with its name: the stated one, or the first usual one that the
+/// The token that ends a text, with its name: the stated one, or the first common one that the
 /// tokenizer has.
 pub fn end_of_text(tokenizer: &Tokenizer, path: &Path, stated: Option<&str>) -> Result<Option<(u32, String)>, Failure> {
     let id = |name: &str| Some((tokenizer.id(name)?, name.to_owned()));

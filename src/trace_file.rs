@@ -15,7 +15,7 @@ use std::str::FromStr;
 /// The ranks that a trace has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TraceRanks {
-    /// One of each set whose ranks do the same at the same times.
+    /// One rank of each set whose ranks do the same at the same times.
     #[default]
     Differing,
     /// All of them.
@@ -56,7 +56,7 @@ impl TraceRanks {
     }
 }
 
-/// Writes a trace whole or not at all, event by event. Says which ranks it leaves out.
+/// Writes a trace completely or not at all, event by event. Prints which ranks it leaves out.
 pub fn write(path: &Path, program: &Program, timelines: &[&Timeline], ranks: &TraceRanks) -> Result<(), Failure> {
     let chosen = ranks.of(program, timelines);
     if chosen.is_empty() {

@@ -1,5 +1,5 @@
 //! One training run: its options on the command line, and one attempt at it in the run's folder.
-//! This module does not know how a run goes on after the loss of a rank.
+//! This module does not know how a run continues after the loss of a rank.
 
 use crate::failure::{Failure, code};
 use crate::input::cores_per_rank;
@@ -107,10 +107,10 @@ fn transport(name: &str) -> Result<TransportKind, Mistake> {
     }
 }
 
-/// The longest order of arrivals. A turn has some 30 bytes.
+/// The longest file with an order of arrivals. A turn has some 30 bytes.
 const MOST_ORDER: u64 = 4 << 30;
 
-/// Steps of a run without `--steps`. It is rounded up to a whole round, if the round has at most
+/// Steps of a run without `--steps`. It is rounded up to a complete round, if the round has at most
 /// `LONGEST_USUAL_ROUND` steps.
 const USUAL_STEPS: usize = 50;
 const LONGEST_USUAL_ROUND: usize = 10_000;
@@ -143,7 +143,7 @@ impl From<BadSamplePolicy> for OnBadSample {
 pub enum SaveEvery {
     /// Never, not even at the end.
     Never,
-    /// After each so many steps, and at the end.
+    /// After every this many steps, and at the end.
     Steps(usize),
 }
 
@@ -214,7 +214,7 @@ impl TrainingArguments {
         Ok(dataset)
     }
 
-    /// How samples are read: as the command line says, else the plan.
+    /// How samples are read: by the command line's options, else by the plan's.
     pub fn input_options(&self, input: Option<&Input>) -> InputOptions {
         let usual = InputOptions::default();
         InputOptions {
@@ -225,7 +225,8 @@ impl TrainingArguments {
         }
     }
 
-    /// Refuses weights or a checkpoint from which a job cannot start. Notes what starts fresh.
+    /// Refuses weights or a checkpoint from which a job cannot start. Prints a note on tensors that
+    /// start fresh.
     pub fn check_start(&self, job: &TrainingJob) -> Result<(), Failure> {
         let found = check_start(job)?;
         let path = self.init.as_deref().map(Path::display);
@@ -261,7 +262,7 @@ impl TrainingArguments {
         output::write(path, &text)
     }
 
-    /// The job that trains as these arguments say.
+    /// The job that these arguments describe.
     pub fn job(&self, loaded: &LoadedPlan, predicted: &PlanPrediction, start: Start) -> TrainingJob {
         let ranks = predicted.compiled.training.mesh.world_size();
         TrainingJob {
@@ -274,7 +275,7 @@ impl TrainingArguments {
             seed: self.seed(),
             length: match (self.steps, self.epochs) {
                 (_, Some(epochs)) => Length::Epochs(epochs),
-                // Where replicas exchange only after a round, a run ends with one. A longer round
+                // If replicas exchange only after a round, a run must end with one. A longer round
                 // must be given by `--steps`.
                 (steps, None) => Length::Steps(steps.unwrap_or_else(|| {
                     let round = loaded.plan.cycle().round_steps();
@@ -366,7 +367,8 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) ->
         live.show(&event);
     };
     let outcome = execute(&job, Some(folder.path()), &hosts.options, &mut show);
-    // The run's own error comes before that of the display: a lost rank may be restarted.
+    // The run's own error takes precedence over the display's: after the loss of a rank the run may
+    // be restarted.
     let shown = live.finish();
     let outcome = outcome.map_err(ExecutorFailure::Run)?;
     shown?;

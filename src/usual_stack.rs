@@ -1,13 +1,13 @@
-//! Whose software a search assumes when `--stack` names none. It knows models and clusters, and no
-//! layout.
+//! The software stack that a search assumes if `--stack` names none. It knows models and clusters,
+//! and no layout.
 
 use foretell_models::Model;
 use foretell_topologies::{Architecture, Topology};
 
-/// What is known of a job's trainer when nobody has named it.
+/// What is known of a job's trainer if none is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trainer {
-    /// Our executor: it trains next, or only it can do what is asked.
+    /// Foretell's executor: it trains next, or only it can do what is asked.
     Ours,
     /// A framework that many people use, if the cluster is one that frameworks train on.
     Framework,
@@ -18,8 +18,8 @@ impl Trainer {
     ///
     /// Clusters of one kind of GPU get `megatron-core` for transformers and `ddp` for other models,
     /// (`hf-trainer` where a trained model is trained further), those of one kind of TPU
-    /// `maxtext-tpu` for transformers. All else gets our own executor: frameworks give every rank
-    /// the same work, and `local-gpus` and CPUs are where we train.
+    /// `maxtext-tpu` for transformers. All other jobs get Foretell's own executor: frameworks give
+    /// every rank the same work, and on `local-gpus` and CPUs Foretell itself trains.
     pub fn usual_stack(self, model: &Model, topology: &Topology, is_here: bool, is_fine_tuning: bool) -> &'static str {
         let groups = topology.node_groups();
         let kind = groups[0].kind;

@@ -1,10 +1,10 @@
 //! The planner's page without a server: the commands that it asks for as a WebAssembly module,
 //! which `web/build` makes. An instance answers one question.
 //!
-//! The page calls `question` for a place for the question's bytes, then `answer`, and reads the
-//! bytes of the answer at `text`. The question is what `POST /ask` of `foretell serve` takes, the
-//! answer what it returns, but for the report, which is a text here. `known` answers what the
-//! page knows from the start. The root of the program itself is `main.rs`.
+//! The page calls `question` to allocate memory for the question's bytes, then `answer`, and reads
+//! the answer's bytes at `text`. The question has the form of the body of `POST /ask` of `foretell
+//! serve`, and the answer that of its response, except that it includes the report as a text.
+//! `known` returns what the page knows from the start. The root of the program itself is `main.rs`.
 #![cfg(target_family = "wasm")]
 #![allow(dead_code, unused_imports, reason = "the modules are the program's, of which a page asks only a part")]
 #![allow(unexpected_cfgs, reason = "features are the program's")]
@@ -95,7 +95,7 @@ fn keep(text: Vec<u8>) -> usize {
     length
 }
 
-/// Makes place for a question of `length` bytes, and returns where.
+/// Allocates memory for a question of `length` bytes, and returns its address.
 #[unsafe(no_mangle)]
 extern "C" fn question(length: usize) -> *const u8 {
     host::report_panics();
@@ -128,7 +128,7 @@ extern "C" fn known() -> usize {
     keep(known.unwrap_or_else(|failure| failure.one_line()).into_bytes())
 }
 
-/// Returns where the bytes of the question or the answer are.
+/// Returns the address of the question's or the answer's bytes.
 #[unsafe(no_mangle)]
 extern "C" fn text() -> *const u8 {
     TEXT.lock().unwrap_or_else(PoisonError::into_inner).as_ptr()

@@ -1,7 +1,7 @@
-//! What would make a job fit: changes of what is trained and how, each planned.
+//! Changes of the model, the method or the devices with which a job would fit; each is planned.
 //!
-//! Micro-batches, recomputation and sharding are the search's own; these are the choices that only
-//! the user may make. The cheapest in time or quality come first.
+//! Micro-batches, recomputation and sharding are chosen by the search; these changes only the user
+//! may choose. The cheapest in time or quality come first.
 
 use crate::choices::{Choices, OptimizerName};
 use crate::explain::{LAYOUTS_TO_CHOOSE_FROM, risk, safest};
@@ -13,33 +13,34 @@ use foretell_program::{Offload, Preference, Profile, Recompute};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 
-/// Most changes of the job that are offered.
+/// The most changes of the job that are offered.
 const MOST_OFFERED: usize = 6;
 
-/// Most other numbers and kinds of devices that are offered beside them.
+/// The most other device counts and kinds that are offered in addition.
 const MOST_DEVICES_OFFERED: usize = 3;
 
-/// Kinds of GPU that are offered, by memory.
+/// Offered kinds of GPU, in order of their memory.
 const LARGER_KINDS: [&str; 6] = ["rtx-4090", "rtx-a6000", "a100-sxm-80g", "h100-sxm-80g", "h200", "b200"];
 
-/// Devices of a node that are offered.
+/// Offered numbers of devices of a node.
 const DEVICES_OFFERED: [usize; 3] = [2, 4, 8];
 
-/// The stack that offloads on one device, too.
+/// The stack that can offload on one device as well.
 const DEEPSPEED: &str = "hf-deepspeed";
 
-/// Shortest sequence that is offered.
+/// The shortest sequence that is offered, in tokens.
 const SHORTEST: usize = 512;
 
-/// What a change is about. Of values of one size the first that fits is enough.
+/// What a change is about. Of the sequence lengths and of the device counts, only the first that
+/// fits is offered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Subject {
-    /// What is trained and how: each change is one of its own.
+    /// What is trained and how: all changes that fit are offered.
     Job,
     Sequence,
     /// The number of devices.
     Devices,
-    /// Their kind.
+    /// The kind of the devices.
     Kind,
 }
 
@@ -52,13 +53,13 @@ struct Offer {
     chance_of_running_out: Option<f64>,
 }
 
-/// Changes with which a fine-tuning job that does not fit would; `None` if there is none, or if the
-/// job is another.
+/// Changes with which a fine-tuning job that does not fit would fit; `None` if there is none, or if
+/// the job is no fine-tuning.
 pub fn in_words(choices: &Choices, profile: Option<&Profile>) -> Result<Option<String>, Failure> {
     if !choices.method.is_fine_tuning() {
         return Ok(None);
     }
-    // Every change is of the same step, whatever number of devices would decide its batch.
+    // The batch is fixed first: otherwise a change of the number of devices would change it.
     let batch = choices.setting(Trainer::Framework)?.base.global_batch;
     let choices = &Choices { global_batch: Some(batch), ..choices.clone() };
     let mut offers: Vec<Offer> = Vec::new();
@@ -95,7 +96,7 @@ fn changes_of_job(choices: &Choices) -> Result<Vec<Change>, Failure> {
         let subject = if options.starts_with("--sequence") { Subject::Sequence } else { Subject::Job };
         changes.push(Change { subject, options: options.into(), choices });
     };
-    // What `--fix` holds may be what does not fit.
+    // A value that `--fix` holds may be the reason why the job does not fit.
     let Fixed { zero, micro_batch, recompute, .. } = &choices.fix;
     let shards = |choices: &mut Choices| choices.fix.zero = Some(3);
     let recomputes = |choices: &mut Choices| choices.fix.recompute = Some(Recompute::Full);
@@ -168,8 +169,8 @@ fn changes_of_job(choices: &Choices) -> Result<Vec<Change>, Failure> {
         add("--method qlora", &|choices| choices.method.method = Some(Method::Qlora));
     }
     let setting = choices.setting(Trainer::Framework)?;
-    // Release 5 of transformers has experts that no one quantises; before it each is a layer of its
-    // own.
+    // transformers 5 keeps experts in tensors that no quantiser reads; before it, each expert is a
+    // layer of its own.
     let has_narrow_experts = setting.base.workload.base_bits.is_some() && setting.model.model.experts().is_some();
     if has_narrow_experts && choices.stack.as_deref().is_none_or(|stack| stack == "hf-trainer") {
         add("--stack hf-trainer-4.48", &|choices| choices.stack = Some("hf-trainer-4.48".into()));
@@ -188,7 +189,7 @@ fn changes_of_job(choices: &Choices) -> Result<Vec<Change>, Failure> {
     Ok(changes)
 }
 
-/// Changes of the devices: more of them, then larger ones.
+/// Changes of the devices: more of them, then kinds with more memory.
 fn changes_of_devices(choices: &Choices) -> Result<Vec<Change>, Failure> {
     let topology = choices.setting(Trainer::Framework)?.topology;
     let ([group], [kind]) = (topology.node_groups(), topology.device_kinds()) else { return Ok(Vec::new()) };
@@ -216,9 +217,9 @@ fn changes_of_devices(choices: &Choices) -> Result<Vec<Change>, Failure> {
     Ok(changes)
 }
 
-/// The offer of a change; `None` if the job does not fit with it either, or cannot be planned so.
+/// The offer of a change; `None` if the changed job does not fit or cannot be planned.
 fn offer(change: &Change, profile: Option<&Profile>) -> Result<Option<Offer>, Failure> {
-    // A cluster may have no second node, and a stack not every option.
+    // The cluster may have only one node, and the stack may lack an option.
     let Ok(mut setting) = change.choices.setting(Trainer::Framework) else { return Ok(None) };
     let planned = match change.choices.search(&mut setting, profile, LAYOUTS_TO_CHOOSE_FROM) {
         Ok(planned) => planned,

@@ -1,5 +1,5 @@
 //! `--what-if` and `--critical-path` of `foretell simulate`: the step with other devices or links,
-//! and the chain of instructions that it consists of.
+//! and the chain of instructions that decides its duration.
 
 use crate::failure::Failure;
 use crate::input;
@@ -78,7 +78,7 @@ pub fn answers_table(original: &Prediction, answers: &[Answer]) -> String {
     table(&columns(), &rows(original, answers))
 }
 
-/// The same as a section of a report.
+/// The answers as a section of a report.
 pub fn section(heading: &str, original: &Prediction, answers: &[Answer]) -> Section {
     let columns = columns().iter().map(|column| (column.title.to_owned(), column.alignment)).collect();
     Section::Table { heading: heading.to_owned(), columns, rows: rows(original, answers) }
@@ -128,7 +128,7 @@ pub struct WhatIfAnswer {
     step_seconds: f64,
     /// Relative change of the step.
     change: f64,
-    /// The whole prediction.
+    /// The complete prediction.
     predicted: Prediction,
 }
 
@@ -170,7 +170,7 @@ struct SegmentAnswer {
     kind: String,
     /// When the path enters it.
     start_seconds: f64,
-    /// When it ends.
+    /// When the path leaves it.
     end_seconds: f64,
 }
 

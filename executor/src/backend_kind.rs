@@ -10,7 +10,8 @@ pub enum BackendKind {
     /// One CPU core per rank.
     #[default]
     Cpu,
-    /// NVIDIA GPUs, one per rank. Where there are fewer GPUs than ranks, ranks share them in turn.
+    /// NVIDIA GPUs, one per rank. With fewer GPUs than ranks, several ranks share one: local rank
+    /// `r` uses GPU `r % gpus`.
     Cuda {
         /// GPUs of this machine to use.
         gpus: usize,
@@ -26,8 +27,8 @@ impl BackendKind {
         }
     }
 
-    /// Returns whether `world_size` ranks on one machine communicate by NCCL: each rank has a GPU
-    /// of its own, and the library is installed.
+    /// Returns whether `world_size` ranks on one machine communicate by NCCL: if each rank has a
+    /// GPU of its own and the library is installed.
     pub fn is_direct(self, world_size: usize) -> bool {
         matches!(self, BackendKind::Cuda { gpus } if world_size > 1 && world_size <= gpus) && Library::Nccl.is_present()
     }

@@ -1,8 +1,8 @@
 //! The batches of a run, by step: which samples, and in which epoch.
 //!
 //! A batch is a function of the seed, the step and the global batch alone. So every rank of every
-//! layout knows it without asking, any step can be the first, and the steps to come are known
-//! across the end of an epoch.
+//! layout knows it without communication, a run can start at any step, and batches of later steps
+//! are known even beyond the end of an epoch.
 
 use crate::data::{DataError, Dataset, EpochOrder};
 use std::sync::Arc;

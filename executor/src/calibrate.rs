@@ -12,10 +12,10 @@ use foretell_units::{Bytes, Seconds, middles};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The number of quantiles of the devices' pace that a profile keeps.
+/// Number of quantiles of the partial devices' paces in a profile.
 const PACE_QUANTILES: usize = 16;
 
-/// The least that the sockets of a lab's hosts buffer between a sender and its receiver.
+/// Bytes that the sockets of a lab's hosts buffer, at least, between a sender and its receiver.
 const LAB_SOCKET_BYTES: u64 = 512 << 10;
 
 /// Times the kernels and the communication of `job` on `devices` devices of this machine at once.
@@ -35,7 +35,7 @@ pub fn calibrate(
     let mut measurements = RankMeasurements::default();
     let mut running = devices;
     while running > 0 {
-        // No rank of a calibration may leave.
+        // Ranks of a calibration cannot leave, so only their reports matter.
         let News::Report(rank, report) = ranks.next()? else { continue };
         match report {
             Report::Progress(fraction) => progress(fraction),
@@ -86,7 +86,7 @@ impl RankMeasurements {
             | Report::Turns { .. } => {
                 return Err(ExecutorError::unexpected_report("a report of training while it calibrates", rank));
             }
-            // A signal stops a calibration at once, whether or not its ranks hold.
+            // A signal stops a calibration at once, so it needs no agreement on a last step.
             Report::Held { .. } => {}
             Report::Progress(_)
             | Report::Finished { .. }
@@ -133,7 +133,7 @@ impl RankMeasurements {
         Profile {
             schema_version: foretell_units::SchemaVersion,
             device: device.into(),
-            // The caller knows the data set.
+            // The caller measures input: it knows the data set.
             input: None,
             storage: None,
             machine: MachineIdentity { cores, ..identity(devices, options) },

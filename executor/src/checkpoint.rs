@@ -4,10 +4,10 @@
 //! under their public names, and `state.json` ([`CheckpointState`]) with everything else. STEP is
 //! the number of steps that were made.
 //!
-//! Every rank copies the pieces that it saves (`CheckpointWriter`) and goes on training; a thread
-//! writes them into the files of a folder with a temporary name. When all ranks have reported, the
-//! launcher adds the checksums and renames the folder (`commit`). So a folder with a number for a
-//! name is whole, unless the disk damaged it, which [`last_whole`] notices.
+//! Every rank copies the pieces that it saves (`CheckpointWriter`) and continues training; a thread
+//! writes the copy into the files of a folder with a temporary name. When all ranks have reported,
+//! the launcher adds the checksums and renames the folder (`commit`). So a folder whose name is a
+//! number holds a complete checkpoint, unless the disk damaged it, which [`last_whole`] detects.
 
 mod commit;
 mod finding;
@@ -31,7 +31,7 @@ pub(crate) use writer::{CheckpointWriter, Staging};
 
 /// The weights.
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
-/// What the optimizer keeps for each parameter.
+/// The file of the optimizer's state of each parameter.
 pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// The low-rank adapters, as `peft` names them. Only runs with adapters have it.
 pub(crate) const ADAPTER_FILE: &str = "adapter_model.safetensors";

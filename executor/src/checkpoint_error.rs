@@ -10,7 +10,7 @@ pub(crate) const FORMAT: u64 = 1;
 /// The reason why a checkpoint or a file of weights cannot be used or written.
 #[derive(Debug, Error, Diagnostic)]
 pub enum CheckpointError {
-    /// There is no checkpoint to go on from.
+    /// There is no checkpoint to resume from.
     #[error("`{}` has no whole checkpoint", folder.display())]
     #[diagnostic(code(checkpoint::none), help("a run writes one every `--save-every` steps and at its end"))]
     None {
@@ -26,18 +26,18 @@ pub enum CheckpointError {
         /// The format's number.
         format: u64,
     },
-    /// A file is not in its format, or not as it was written.
+    /// A file is not in its format, or its contents differ from what was written.
     #[error("`{}` is damaged: {reason}", path.display())]
     #[diagnostic(code(checkpoint::damaged), help("{hint}"))]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
-        /// An alternative.
+        /// What to do instead.
         hint: &'static str,
     },
-    /// The tensors are those of another model.
+    /// The tensors belong to another model.
     #[error("`{}` does not have the weights of `{model}`: {reason}", path.display())]
     #[diagnostic(code(checkpoint::other_model), help("{hint}"))]
     OtherModel {
@@ -47,10 +47,10 @@ pub enum CheckpointError {
         model: String,
         /// The first difference.
         reason: String,
-        /// An alternative.
+        /// What to do instead.
         hint: String,
     },
-    /// The checkpoint is of a run that was set up in another way.
+    /// The checkpoint belongs to a run with other settings.
     #[error("the checkpoint `{}` cannot be gone on from: {reason}", path.display())]
     #[diagnostic(code(checkpoint::other_run), help("{hint}"))]
     OtherRun {
@@ -58,7 +58,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The difference.
         reason: String,
-        /// An alternative.
+        /// What to do instead.
         hint: String,
     },
     /// A weight is not a finite number.
@@ -103,7 +103,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
-        /// An alternative.
+        /// What to do instead.
         hint: &'static str,
     },
     /// A part of the state has no place in a checkpoint's files.
@@ -140,7 +140,7 @@ impl CheckpointError {
         CheckpointError::Write { path: path.into(), source, hint }
     }
 
-    /// Whether the user's input is wrong, rather than that a command could not be carried out.
+    /// Whether the user's input is at fault, rather than the machine or Foretell.
     pub fn is_input(&self) -> bool {
         !matches!(
             self,

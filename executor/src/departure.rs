@@ -1,5 +1,5 @@
 //! Which ranks may leave a run: those of workers that go at their own pace, if no other rank needs
-//! what they have.
+//! the state that they hold.
 
 use crate::error::ExecutorError;
 use crate::job::TrainingJob;
@@ -15,7 +15,8 @@ pub(crate) fn first_to_stay(compiled: &Compiled) -> Rank {
     ranks.into_iter().find(stays).expect("invariant: a rank that serves never leaves")
 }
 
-/// The ranks of each worker that goes at its own pace; none if all make each step together.
+/// The ranks of each worker that goes at its own pace; empty if all workers make each step
+/// together.
 pub(crate) fn workers(compiled: &Compiled) -> Vec<Vec<usize>> {
     let Some(pacing) = compiled.pacing else { return Vec::new() };
     let mesh = &compiled.training.mesh;
@@ -42,7 +43,7 @@ pub(crate) fn leavers(job: &TrainingJob, compiled: &Compiled) -> Result<Vec<Vec<
     let holds_state = |&rank: &usize| {
         let state = RankState::new(&compiled.saving, &graph, Rank(rank));
         let saved = |instruction| state.saved_pieces(instruction).into_iter();
-        // Nobody needs the rounding losses of a worker that is gone.
+        // The rounding errors of a worker that has left are not needed.
         state.list.instructions.iter().flat_map(saved).any(|piece| piece.value != StateValue::Residual)
     };
     let is_needed = workers.iter().flatten().any(holds_state);

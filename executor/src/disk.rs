@@ -32,7 +32,7 @@ pub(crate) trait Disk: Debug + Send + Sync {
     /// Allocates the space of a file, so that a full disk shows at once.
     fn reserve(&self, file: &File, bytes: u64) -> io::Result<()>;
 
-    /// Writes all of `bytes` at a place in a file.
+    /// Writes all of `bytes` at an offset in a file.
     fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()>;
 
     /// Lets the disk begin to write a part of a file, so that [`sync`](Self::sync) has less to wait

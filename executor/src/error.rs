@@ -63,7 +63,7 @@ pub enum ExecutorError {
     Unsupported {
         /// The part of the plan or job that cannot be executed.
         what: String,
-        /// An alternative.
+        /// What to do instead.
         hint: String,
     },
     /// A rank's process ended early.

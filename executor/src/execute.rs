@@ -108,7 +108,7 @@ pub enum RunEvent {
     Step(StepMetrics),
     /// An evaluation is done.
     Evaluation(Evaluation),
-    /// A worker has left, and the others go on.
+    /// A worker has left, and the others continue.
     Left(Departure),
 }
 
@@ -134,12 +134,12 @@ pub struct Outcome {
     pub arenas: Vec<Bytes>,
     /// The median spans; `None` without a folder to keep them in.
     pub timeline: Option<Timeline>,
-    /// The steps with which processes began: the first, and those after the loss of a rank. They
-    /// warm up.
+    /// The first step after each start of the ranks' processes: the run's first step, and those
+    /// after the loss of a rank. They warm up.
     pub first_steps: Vec<usize>,
-    /// The number of steps that were made before, by the run that this one goes on from.
+    /// The number of steps before this run, made by the run that it resumes.
     pub resumed_from_step: usize,
-    /// How often the run was started again after the loss of a rank.
+    /// How many times the run was restarted after the loss of a rank.
     pub restarts: usize,
     /// The number of ranks.
     pub world_size: usize,
@@ -147,10 +147,9 @@ pub struct Outcome {
     pub backend: BackendKind,
     /// The order of the run's steps, if they differ.
     pub cycle: Cycle,
-    /// What was observed of workers that go at their own pace; `None` if all make each step
-    /// together.
+    /// Observations of workers that run at their own pace; `None` if all make each step together.
     pub paces: Option<ObservedPaces>,
-    /// What each checkpoint cost.
+    /// The cost of each checkpoint.
     pub checkpoints: Vec<MeasuredCheckpoint>,
     /// The workers that have left.
     pub departures: Vec<Departure>,
@@ -158,7 +157,7 @@ pub struct Outcome {
     pub references: References,
 }
 
-/// What was observed of workers that go at their own pace.
+/// Observations of workers that run at their own pace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedPaces {
     /// The staleness of pushes, over all servers.
@@ -187,8 +186,8 @@ impl Outcome {
         Seconds::new(if steps > 0.0 { total / steps } else { 0.0 })
     }
 
-    /// The median time that a step waits for a checkpoint, and the median time until one is whole;
-    /// `None` if the run wrote none.
+    /// The median time that a step waits for a checkpoint, and the median time until a checkpoint
+    /// is complete; `None` if the run wrote none.
     pub fn median_checkpoint(&self) -> Option<(Seconds, Seconds)> {
         let median_of =
             |part: fn(&MeasuredCheckpoint) -> f64| median(self.checkpoints.iter().map(part), f64::total_cmp).map(Seconds::new);
@@ -210,7 +209,7 @@ impl Outcome {
 /// it as they come. `progress` is called in the caller's thread.
 ///
 /// # Errors
-/// [`ExecutorError`]: the plan cannot be compiled or executed, the data do not fit the model, a
+/// [`ExecutorError`] if the plan cannot be compiled or executed, the data do not fit the model, a
 /// rank died, or the loss is no longer finite.
 pub fn execute(
     job: &TrainingJob,
@@ -271,7 +270,7 @@ pub fn execute(
     ranks.finish()?;
     let made = first_step + outcome.steps.len();
     if let Some(signal) = stopped_by.filter(|_| made < steps) {
-        // As the caller names the folder.
+        // Under the folder as the caller named it.
         let checkpoint = folder.zip(checkpoint).map(|(folder, _)| folder.join("checkpoints").join(made.to_string()));
         return Err(ExecutorError::Stopped { signal, steps: made, checkpoint });
     }
@@ -290,11 +289,11 @@ struct ActiveRun<'a> {
     files: Option<RunFiles>,
     /// `None` if the run writes no checkpoints.
     saving: Option<SavedCheckpoints>,
-    /// The ranks that are at work.
+    /// The ranks that have not finished.
     running: BTreeSet<usize>,
     /// The ranks that have not left.
     present: BTreeSet<usize>,
-    /// By rank: the number of steps that it had started when it was told to hold.
+    /// By rank: the number of steps that it had started when it was told to start no more.
     held: BTreeMap<usize, usize>,
     /// `None` if all ranks make each step together.
     paces: Option<PaceCollector>,
@@ -409,7 +408,8 @@ impl<'a> ActiveRun<'a> {
         Ok(())
     }
 
-    /// Once all ranks hold, tells them where to stop.
+    /// Once all ranks have reported how many steps they started, tells them after which step to
+    /// stop.
     fn stop_once_held(&mut self, ranks: &mut Ranks) -> Result<(), ExecutorError> {
         let hold = self.present.iter().all(|rank| self.held.contains_key(rank));
         if self.held.is_empty() || !hold {
@@ -419,7 +419,7 @@ impl<'a> ActiveRun<'a> {
         ranks.stop_after(held.into_values().max().expect("invariant: some rank holds"))
     }
 
-    /// Goes on without the ranks of a worker.
+    /// Continues without the ranks of a worker.
     fn leave(&mut self, gone: &[usize], (lost, cause): (usize, &str), mesh: &Mesh) -> Result<(), ExecutorError> {
         self.running.retain(|rank| !gone.contains(rank));
         self.present.retain(|rank| !gone.contains(rank));

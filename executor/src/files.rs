@@ -9,8 +9,8 @@ use std::path::Path;
 /// hundred kilobytes.
 const MOST_DESCRIPTION: u64 = 64 << 20;
 
-/// Reads the description of a checkpoint or of weights, which is a small regular file. Not more
-/// than that is read, whatever the path leads to.
+/// Reads the description of a checkpoint or of weights, a regular file of at most
+/// [`MOST_DESCRIPTION`] bytes.
 pub(crate) fn read_description(path: &Path) -> std::io::Result<Vec<u8>> {
     regular::read(path, MOST_DESCRIPTION)
 }

@@ -51,8 +51,8 @@ impl Generator {
     /// Reads the weights of a model, for sequences of at most `length` tokens.
     ///
     /// # Errors
-    /// [`ExecutorError`]: the model does not predict next tokens, is not executable, or has shorter
-    /// sequences; the weights cannot be read or are those of another model.
+    /// [`ExecutorError`] if the model does not predict next tokens, is not executable or has
+    /// shorter sequences, or if the weights cannot be read or belong to another model.
     pub fn open(model: &Model, name: &str, weights: &Path, length: usize) -> Result<Self, ExecutorError> {
         executable(model)?;
         let refused = |what: String, hint: &str| ExecutorError::Unsupported { what, hint: hint.into() };
@@ -69,8 +69,8 @@ impl Generator {
             let what = format!("a text of {length} tokens with a model of sequences of 1 to {sequence}");
             return Err(refused(what, "ask for fewer tokens, or give a shorter prompt"));
         }
-        // Positions beyond the text would be computed for nothing. A table of positions has its
-        // first rows in common with that of the shorter model.
+        // Computing positions beyond the text would be wasted. The first rows of a longer model's
+        // table of positions are the shorter model's.
         let short = model.with_sequence(length).unwrap_or_else(|| model.clone());
         let mut plan = Plan::new(Layout::default(), 1);
         plan.training.lora = StateSource::adapters(weights)?;
@@ -139,7 +139,7 @@ fn choose(logits: &[f32], sampling: &Sampling, random: &mut ChaCha8Rng) -> NextT
             left -= weight(token);
             left < 0.0
         });
-        // Rounding may leave a rest after the last token.
+        // Rounding may leave a rest of the probability after the last token.
         chosen.or(tokens.last().copied()).unwrap_or(most_likely)
     };
     NextToken { token: token as u32, log_probability: logit(token) - highest - sum.ln() }

@@ -26,8 +26,8 @@ pub(crate) fn initialise(state: &RankState<'_>, arenas: &Arenas, source: &StateS
     let (on_device, on_host): (Vec<(&Buffer, &StateContents, *mut u8)>, Vec<_>) =
         places.partition(|(buffer, ..)| arenas.of(buffer).driver().is_some());
     for (buffer, contents, place) in on_host {
-        // SAFETY: the place lies in its arena, is aligned and as long as the buffer. The arena is
-        // not in use yet.
+        // SAFETY: the place lies in its arena, is aligned and as long as the buffer, and the arena
+        // is not in use yet.
         unsafe { initialiser.fill(buffer, contents, place) }?;
     }
     let Some(driver) = arenas.driver() else { return Ok(()) };
@@ -100,7 +100,7 @@ impl Initialiser<'_> {
         Ok(())
     }
 
-    /// Writes the first values of a piece into its buffer. Of a file it reads the piece alone.
+    /// Writes the first values of a piece into its buffer. From a file it reads only the piece.
     fn fill_piece(&self, piece: &Piece<'_>, buffer: &mut [f32]) -> Result<(), ExecutorError> {
         let tensor = self.state.graph.tensor(piece.tensor);
         let place_of = |line: &Line| piece.place + line.local - piece.elements.start;
@@ -121,7 +121,7 @@ impl Initialiser<'_> {
             });
             return Ok(result?);
         }
-        // The optimizers' values and what rounding lost start as zeros.
+        // Optimizer states, outer velocities and residuals start as zeros.
         if matches!(piece.value, StateValue::Optimizer(_) | StateValue::OuterVelocity | StateValue::Residual) {
             return Ok(());
         }

@@ -87,7 +87,7 @@ struct SharedState {
     /// The thread that runs the interpreter, woken when a stream finishes a step.
     main: std::thread::Thread,
     transport: Arc<dyn Transport>,
-    /// Whether this rank goes on after the loss of a peer of this interpreter.
+    /// Whether this rank continues after the loss of a peer of this interpreter.
     outlives_peers: AtomicBool,
     /// `None` on a CPU.
     gpu_streams: Option<GpuStreams>,
@@ -185,7 +185,8 @@ impl Interpreter {
         Ok(interpreter)
     }
 
-    /// From now on the loss of a peer fails a step, and nothing else of this rank or of others.
+    /// From now on the loss of a peer fails only the step in progress: the rank's transport is not
+    /// aborted.
     pub(crate) fn outlive_peers(&self) {
         self.shared.outlives_peers.store(true, Ordering::SeqCst);
     }
@@ -254,12 +255,13 @@ impl Interpreter {
     }
 
     /// The scores of the samples of a Program's last run: for each sample the probability of each
-    /// class, then its label. Empty if the Program leaves none, or if another rank reports the same
-    /// ones.
+    /// class, then its label. Empty if the Program leaves no scores, or if another rank reports
+    /// these.
     pub(crate) fn scores(&self, program: usize, mesh: &Mesh, rank: Rank) -> Result<Vec<Vec<f32>>, ExecutorError> {
         let prepared = &self.shared.programs[program];
         let coordinates = mesh.coordinates(rank);
-        // The number of correct predictions is placed as the samples are.
+        // A rank reports scores if its count of correct predictions is part of the sum over ranks:
+        // then each sample is reported once.
         let counts =
             prepared.metrics.iter().any(|(metric, _)| metric.kind == MetricKind::Correct && metric.counts_at(coordinates));
         let mut samples = Vec::new();
@@ -314,8 +316,8 @@ fn open_backend(
 
 impl SharedState {
     /// Records a failure and wakes all streams of this rank. The transport is aborted first, so
-    /// that no woken stream goes on to wait there. Where the rank outlives its peers, streams that
-    /// wait for the lost one find that out by themselves.
+    /// that no woken stream waits there again. If the rank outlives its peers, the transport is not
+    /// aborted: streams that wait for a lost peer detect the loss themselves.
     fn fail(&self, error: ExecutorError) {
         let is_loss = matches!(error, ExecutorError::Transport(TransportError::PeerLost { .. }) | ExecutorError::OtherStream);
         if is_loss && self.outlives_peers.load(Ordering::SeqCst) {
@@ -333,8 +335,8 @@ impl SharedState {
 impl Drop for Interpreter {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // This thread will not run its kernels any more. Wake the workers that wait for them,
-            // because they are joined below.
+            // This thread will not run its kernels any more. Wake the workers that wait for these
+            // kernels, because they are joined below.
             self.shared
                 .fail(ExecutorError::Panicked { stream: StreamKey::Compute.to_string(), message: "see standard error".into() });
         }

@@ -33,11 +33,11 @@ pub struct TrainingJob {
     pub name: String,
     /// How training is laid out, and its hyperparameters.
     pub plan: Plan,
-    /// The training and evaluation samples.
+    /// The source of training and evaluation samples.
     pub data: DataSource,
     /// How samples are read.
     pub input: InputOptions,
-    /// The cores of each rank, of which its workers may use some.
+    /// The cores of each rank; its workers may use some of them.
     pub cores_per_rank: usize,
     /// The seed of everything random.
     pub seed: u64,
@@ -47,14 +47,14 @@ pub struct TrainingJob {
     pub evaluate: bool,
     /// The folder for the measured spans, one file per rank. `None`: they are not kept.
     pub timeline: Option<PathBuf>,
-    /// What the run starts from.
+    /// The state that the run starts from.
     pub start: Start,
     /// How checkpoints are written, into the run's folder; `None` writes none.
     pub checkpoints: Option<Checkpoints>,
     /// The order of arrivals at each server to replay; `None`: as they arrive.
     #[serde(default)]
     pub replay: Option<ArrivalOrder>,
-    /// What a loss that is not finite does.
+    /// What the run does when its loss is no longer finite.
     #[serde(default)]
     pub on_divergence: OnDivergence,
 }
@@ -62,10 +62,10 @@ pub struct TrainingJob {
 /// What a run does when its loss is no longer finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnDivergence {
-    /// It ends with an error.
+    /// End with an error.
     #[default]
     End,
-    /// It goes on.
+    /// Continue training.
     Continue,
 }
 
@@ -86,11 +86,11 @@ impl TrainingJob {
         self.checkpoints.as_ref().and_then(|checkpoint| checkpoint.every).is_some_and(|every| every.ends_with(step, length))
     }
 
-    /// Checks that the run and its checkpoints end after a round, where replicas exchange only
-    /// then: within a round there is no one model to keep.
+    /// If replicas exchange parameters only at the end of a round, checks that the run and its
+    /// checkpoints end there: within a round, the replicas have different models.
     ///
     /// # Errors
-    /// [`ExecutorError::Unsupported`] with the numbers of steps that would do.
+    /// [`ExecutorError::Unsupported`], naming numbers of steps that are possible.
     pub fn check_rounds(&self, steps_per_epoch: usize) -> Result<(), ExecutorError> {
         let round = self.plan.cycle().round_steps();
         let check = |what: &str, option: &str, steps: usize| {
@@ -113,10 +113,10 @@ impl TrainingJob {
     }
 }
 
-/// What a run starts from.
+/// The state that a run starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Start {
-    /// Initial values that are drawn.
+    /// Randomly drawn initial values.
     #[default]
     Fresh,
     /// The weights in a safetensors file, an index of several, or a folder of either.
@@ -150,8 +150,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// A checkpoint every so many steps (`None`: only after the last), of which so many are kept
-    /// (`None`: all).
+    /// Checkpoints after every period `every` (`None`: only after the last step); the last `keep`
+    /// are kept (`None`: all).
     pub fn new(every: Option<Period>, keep: Option<usize>) -> Self {
         Self { every, keep, folder: PathBuf::new() }
     }
@@ -295,7 +295,7 @@ pub struct Scaler {
 }
 
 impl Scaler {
-    /// Takes it out of the control of an update.
+    /// Reads the state from the control of an update.
     pub(crate) fn of_control(control: &[f32]) -> Self {
         let number = |number: Control| control[number.place()];
         Self {
@@ -306,7 +306,7 @@ impl Scaler {
         }
     }
 
-    /// Puts it into the control of an update.
+    /// Writes the state into the control of an update.
     pub(crate) fn put_into(self, control: &mut [f32]) {
         for (number, value) in [
             (Control::LossScale, self.loss_scale),

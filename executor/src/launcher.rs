@@ -41,14 +41,15 @@ use std::time::{Duration, Instant};
 /// Longest wait for a report before the launcher looks whether a child has ended. Long, because the
 /// launcher shares the ranks' cores.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The same while ranks join.
+/// [`POLL_INTERVAL`] while ranks join.
 const JOIN_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The ranks of a run, as the launcher sees them. Dropping it kills those that it started.
 pub(crate) struct Ranks {
     server: ControlServer,
     segments: Vec<Segment>,
-    /// The processes started here, indexed by rank. An external launcher's run has only rank 0's.
+    /// The processes started here, indexed by rank. If an external launcher started the run, only
+    /// rank 0's.
     children: Vec<Child>,
     /// How each of the `children` ended; `None` while it runs.
     exits: Vec<Option<ExitStatus>>,
@@ -67,7 +68,7 @@ pub(crate) struct Ranks {
     peer_timeout: Duration,
     /// The ranks' reports of bytes that do not arrive.
     links: LinkWatch,
-    /// Which ranks may be lost without an end of the run, and which were.
+    /// Which ranks may be lost without ending the run, and which were.
     departures: Departures,
     /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
     _key_file: Option<KeyFile>,
@@ -77,8 +78,8 @@ impl Ranks {
     /// Starts `world_size` ranks, waits until all have joined, and gives them their job.
     ///
     /// # Errors
-    /// [`ExecutorError`]: a process cannot be started, a rank ends before it has joined or does not
-    /// join in time, or an external launcher started another number of processes.
+    /// [`ExecutorError`] if a process cannot be started, a rank ends before it has joined or does
+    /// not join in time, or an external launcher started another number of processes.
     pub(crate) fn start(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
         World::check_transport(options.world.as_ref(), options.transport, options.backend)?;
         let mut ranks = match &options.world {
@@ -251,7 +252,7 @@ impl Ranks {
     /// Sends `message` to all ranks that have not left. If one is gone, the error says why.
     fn broadcast<T: Serialize>(&mut self, message: &T) -> Result<(), ExecutorError> {
         let sent = (0..self.hosts.len()).map(|rank| match self.server.send(rank, message) {
-            // It has left, or `next` will find that out.
+            // The rank has left, or `next` will detect its loss.
             Err(TransportError::PeerLost { .. }) if self.departures.may_leave(rank) => Ok(()),
             result => result,
         });
@@ -270,8 +271,8 @@ impl Ranks {
     /// Returns the next report of any rank, or the news that some have left.
     ///
     /// # Errors
-    /// The cause of the run's failure, once any rank fails or is lost that may not leave. The other
-    /// ranks have then been told to stop.
+    /// The cause of the run's failure, once a rank fails, or a rank is lost that may not leave. The
+    /// other ranks have then been told to stop.
     pub(crate) fn next(&mut self) -> Result<News, ExecutorError> {
         loop {
             if let Some(signal) = self.signals.as_ref().and_then(StopSignals::received) {
@@ -311,7 +312,7 @@ impl Ranks {
         }
     }
 
-    /// Tells all ranks to start no more steps, because of a signal. They report how many they have
+    /// Tells all ranks, because of a signal, to start no more steps. They report how many they have
     /// started.
     fn hold(&mut self, signal: i32) -> Result<(), ExecutorError> {
         if self.stopped_by.is_none() {
@@ -322,7 +323,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// Tells all ranks, which hold, to end training after so many steps.
+    /// Tells all ranks, none of which starts further steps, to end training after `steps` steps.
     pub(crate) fn stop_after(&mut self, steps: usize) -> Result<(), ExecutorError> {
         self.broadcast(&LauncherMessage::StopAfter { steps })
     }
@@ -365,7 +366,8 @@ impl Ranks {
         }
     }
 
-    /// The first rank that has ended with such a status and has not left, and the status.
+    /// The first rank that has not left and whose exit status `is_wanted` accepts, with that
+    /// status.
     fn first_exit(&self, is_wanted: impl Fn(&ExitStatus) -> bool) -> Option<(usize, ExitStatus)> {
         let ended = self.exits.iter().enumerate().filter_map(|(rank, exit)| Some((rank, (*exit)?)));
         ended.into_iter().find(|(rank, status)| !self.departures.has_left(*rank) && is_wanted(status))
@@ -377,7 +379,7 @@ impl Drop for Ranks {
         self.poll_children();
         for (child, exit) in self.children.iter_mut().zip(&self.exits) {
             if exit.is_none() {
-                // The child may have ended since the poll: then there is nothing to kill.
+                // The child may have ended since the poll. Then there is nothing to kill.
                 let _ = child.kill();
                 let _ = child.wait();
             }

@@ -166,9 +166,9 @@ pub(crate) fn run_in_short_slices() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
-/// Makes this thread one that works ahead: it may run on the logical CPUs `cpus`, and leaves them
-/// to threads of usual priority that have work. Where the system refuses, the thread stays as it
-/// is.
+/// Makes this thread a background one that works ahead: it may run on the logical CPUs `cpus`, and
+/// leaves them to threads of usual priority that have work. If the system refuses, the thread stays
+/// as it is.
 pub(crate) fn run_in_background(cpus: &[usize]) {
     /// About a tenth of a core's time beside a thread of usual priority.
     const PRIORITY: i32 = 10;

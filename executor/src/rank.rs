@@ -107,7 +107,7 @@ fn report_failure(member: &Member, error: &ExecutorError) {
 
 /// Starts a thread that listens to the launcher. If another rank is lost, or the launcher is, the
 /// thread wakes this rank's streams. The returned channel gets a message when the rank may leave,
-/// and ends without one where the launcher can no longer be heard.
+/// and closes without one if messages of the launcher no longer arrive.
 fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mpsc::Receiver<()>, ExecutorError> {
     let (control, transport) = (Arc::clone(control), Arc::clone(&member.transport));
     let device = member.device.clone();
@@ -141,7 +141,8 @@ fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mp
                     break;
                 }
                 Err(error) => {
-                    // Where only the way here is disturbed, the launcher can still learn why.
+                    // If only the connection from the launcher is disturbed, the launcher can still
+                    // learn why.
                     if !matches!(error, TransportError::LauncherLost { .. }) {
                         log(&format!("error: {}", one_line(&error)));
                         let _ = control.send(&Report::failed(&error, false));

@@ -39,7 +39,7 @@ struct RankFile {
     #[serde(default)]
     schema_version: SchemaVersion,
     rank: Rank,
-    /// The first step that the processes made. It warms up caches and connections.
+    /// The first step that the processes made. In it, caches and connections warm up.
     #[serde(default)]
     first: usize,
     steps: VecDeque<StepSpans>,
@@ -49,12 +49,13 @@ struct RankFile {
 pub(crate) struct SpanRecorder {
     first: usize,
     steps: VecDeque<StepSpans>,
-    /// The most steps to keep. It differs between stages, whose lists differ in length.
+    /// The most steps to keep. It differs between stages, because their lists differ in length.
     capacity: usize,
 }
 
 impl SpanRecorder {
-    /// For a list of this many instructions, in a run whose processes begin with the step `first`.
+    /// A recorder for a list of `instructions` instructions, in a run whose processes begin with
+    /// step `first`.
     pub(crate) fn new(instructions: usize, first: usize) -> Self {
         Self { first, steps: VecDeque::new(), capacity: (MOST_SPANS / instructions.max(1)).clamp(1, MOST_STEPS) }
     }
@@ -74,11 +75,11 @@ impl SpanRecorder {
     }
 }
 
-/// The contents of a rank's file, as [`read_timeline`] reads it. Someone else may have measured the
-/// steps. `first` is the first step that the processes made.
+/// The contents of a rank's file, as [`read_timeline`] reads it. The steps may also come from
+/// another program's measurement. `first` is the first step that the processes made.
 ///
 /// # Errors
-/// [`ExecutorError::System`] if they cannot be written as JSON.
+/// [`ExecutorError::System`] if the steps cannot be written as JSON.
 pub fn timeline_file(rank: Rank, first: usize, steps: VecDeque<StepSpans>) -> Result<Vec<u8>, ExecutorError> {
     serde_json::to_vec(&RankFile { schema_version: SchemaVersion, rank, first, steps })
         .map_err(|error| ExecutorError::system("write the timeline", error.into()))

@@ -23,7 +23,8 @@ const KERNEL: Kernel = Kernel::Matmul {
 };
 /// Elements of its operands.
 const ELEMENTS: [usize; 3] = [32 * 64, 32 * 64, 32 * 32];
-/// Runs that warm the caches, and runs that are timed. With fewer the clocks would be seen.
+/// Runs that warm the caches, and runs that are timed. With fewer timed runs, the cost of reading
+/// the clocks would be visible.
 const WARM_UP_RUNS: usize = 1;
 const TIMED_RUNS: usize = 2;
 
@@ -39,7 +40,7 @@ pub(crate) struct ReferenceTime {
     pub(crate) processor: u64,
     /// The wall-clock time of the timed runs.
     pub(crate) wall: u64,
-    /// The wall-clock time of all of it.
+    /// The wall-clock time of the whole measurement, warm-up included.
     pub(crate) spent: u64,
 }
 
@@ -110,8 +111,8 @@ impl References {
         }
     }
 
-    /// What the reference kernels show. Leaves out the steps `first_steps`, which warm up. `None`
-    /// if a rank has timed none.
+    /// What the reference kernels of a run show, without the steps `first_steps`, which warm up.
+    /// `None` if a rank has timed none.
     pub fn observed(&self, first_steps: &[usize]) -> Option<ObservedReference> {
         let is_warm = |(step, _): &&(usize, ReferenceTime)| !first_steps.contains(step);
         let ranks: Vec<Vec<ReferenceTime>> =
@@ -135,14 +136,14 @@ impl References {
 /// The reference kernel in a run, in successive parts of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObservedReference {
-    /// How often ranks timed it.
+    /// How many times the ranks timed it.
     pub count: usize,
     /// The wall-clock time that a rank spent on it, outside of its steps.
     pub seconds: f64,
     /// For each part of the run, each rank's median processor time.
     pub processor_seconds: Vec<Vec<f64>>,
-    /// For each part of the run, each rank's median wall-clock time. It is longer than the
-    /// processor time if others ran on the rank's core.
+    /// For each part of the run, each rank's median wall-clock time. It exceeds the processor time
+    /// if other processes ran on the rank's core.
     pub wall_seconds: Vec<Vec<f64>>,
 }
 

@@ -1,6 +1,6 @@
 //! Opening files that a user names or that a run's folder has. Only regular files are read, and no
-//! named pipe is written: it or a terminal would make this process wait for ever. This module knows
-//! no formats.
+//! named pipe is written: reading a terminal, or opening a pipe, could block this process forever.
+//! This module knows no formats.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Read};
@@ -12,8 +12,8 @@ use std::path::Path;
 /// # Errors
 /// The system's error, or one that says that it is not a regular file.
 pub fn open(path: &Path) -> Result<(File, u64), Error> {
-    // Opening some devices has effects, so the name is looked at first. It may lead to something
-    // else by the time it is opened, which therefore does not wait.
+    // Opening some devices has effects, so the name is checked first. It may lead to something else
+    // by the time it is opened, so the opening itself must not block.
     let require = |metadata: &fs::Metadata| match metadata.is_file() {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::InvalidInput, "not a regular file")),
@@ -39,7 +39,8 @@ pub fn open_to_write(path: &Path, options: &OpenOptions) -> Result<File, Error> 
     if is_pipe(file.metadata()?) { Err(refused()) } else { Ok(file) }
 }
 
-/// Reads a regular file of at most `most` bytes. Not more are read, also while it grows.
+/// Reads a regular file of at most `most` bytes. Never reads more, even if the file grows
+/// meanwhile.
 ///
 /// # Errors
 /// As [`open`], or an error that says that the file is longer.

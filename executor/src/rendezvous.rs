@@ -34,7 +34,7 @@ const FOLDER_VARIABLE: &str = "FORETELL_RENDEZVOUS_DIR";
 /// Ports for runs whose environment names none. They lie below Linux's ephemeral ports.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// This process's place among the processes that an external launcher started.
+/// This process's position among the processes that an external launcher started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
     /// The launcher that started them.
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Creates the run's secret on rank 0 and writes it to the file where the other ranks look for
-    /// it. A secret in the environment is taken as it is: then there is no file.
+    /// it. If the environment has a secret, that one is used and there is no file.
     pub(crate) fn create_key(&self) -> Result<(RunKey, Option<KeyFile>), ExecutorError> {
         if RunKey::is_in_environment() {
             return Ok((RunKey::from_environment()?, None));
@@ -218,7 +218,7 @@ impl World {
             // The rank listens on every interface. Its control connection shows which address the
             // others can reach.
             address: unspecified(&first),
-            // Ranks of one machine share no memory: nobody could create it for them.
+            // Ranks of one machine share no memory here: no common parent could create it for them.
             transport: if transport == TransportKind::Mpi { "mpi" } else { "tcp" },
             gpu: self.gpu(backend)?,
             uses_nccl: backend.is_direct(self.local_size().max(2)),

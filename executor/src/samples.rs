@@ -84,7 +84,7 @@ impl Samples {
     /// As [`load`](Self::load), in the order of positions.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`load`](Self::load).
     unsafe fn load_in_order(
         &self,
         input: InputKind,
@@ -117,8 +117,8 @@ impl Samples {
             InputKind::Images | InputKind::Features => {
                 return self.load_images(first, indices, floats(), <[f32]>::copy_from_slice);
             }
-            // The data set makes tokens and labels together; the half that is not asked for is
-            // thrown away.
+            // The data set makes tokens and labels together; the one that is not wanted is
+            // discarded.
             InputKind::Tokens | InputKind::SourceTokens => {
                 let mut labels = vec![0; elements];
                 self.note_replaced(self.dataset.fill_tokens(self.split, indices, integers(), &mut labels)?);
@@ -171,7 +171,7 @@ impl Samples {
     }
 
     /// Fills `integers` with one sequence of each source-target pair. The data set makes source
-    /// tokens, target tokens and labels together; the other two are thrown away.
+    /// tokens, target tokens and labels together; the other two are discarded.
     fn load_pairs(
         &self,
         input: InputKind,
@@ -201,7 +201,7 @@ impl Samples {
     }
 }
 
-/// Stores each sequence in this order.
+/// Stores the positions of each sequence in `order`.
 fn reorder(sequences: &mut [i32], order: Zigzag) {
     let mut positions = vec![0; order.positions()];
     for sequence in sequences.chunks_exact_mut(order.positions()) {

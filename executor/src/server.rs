@@ -1,5 +1,5 @@
-//! A parameter server's run: it serves its workers between the steps after which all ranks evaluate
-//! or save, and there it does its part of that.
+//! A parameter server's run: it serves its workers up to each step after which all ranks evaluate
+//! or save, and then does its own part of that.
 
 use crate::arena::Arenas;
 use crate::checkpoint::CheckpointWriter;
@@ -40,7 +40,7 @@ impl ServerRun<'_> {
         let (job, length, pacing) = (self.job, self.length, self.pacing);
         let replay = job.replay.as_ref().map(|order| order.get(&self.member.rank.0).cloned().unwrap_or_default());
         let turns = Turns::new(pacing, job.start.step(), replay);
-        // An optimizer counts its own updates.
+        // Each update counts as one step of the optimizer, whatever step the workers are in.
         let of_update = |step: usize, version: usize| {
             let step = pacing.step_of_update(step, version);
             let usual = hyperparameters(&job.plan, job.seed, step, length);
@@ -73,7 +73,7 @@ impl ServerRun<'_> {
                 }
             }
             next = made;
-            // The launcher has stopped the run.
+            // The launcher has stopped the run early.
             if made < until {
                 break;
             }
@@ -81,7 +81,7 @@ impl ServerRun<'_> {
         if next > saved { self.save(next) } else { Ok(()) }
     }
 
-    /// Reports a step that all workers have made. Its times are the workers'.
+    /// Reports a step that all workers have made. The workers report its times.
     fn report_step(&self, step: usize) -> Result<(), ExecutorError> {
         let rate = self.job.plan.learning_rate_at(step, self.length);
         let learning_rate = f64::from(rate).into();
@@ -90,7 +90,7 @@ impl ServerRun<'_> {
         Ok(self.member.control.send(&Report::Steps(vec![report]))?)
     }
 
-    /// Workers evaluate with the parameters that they pull before each batch.
+    /// Has workers evaluate, with the parameters that they pull before each batch.
     fn evaluate(&self, step: usize, sessions: &Sessions<'_>) -> Result<(), ExecutorError> {
         let (batches, samples) = self.evaluation;
         (0..batches).try_for_each(|_| sessions.send_parameters())?;

@@ -1,10 +1,10 @@
-//! A rank that serves workers which go at their own pace: a session for each worker, in a thread of
-//! its own, over one arena.
+//! A rank that serves workers which go at their own pace: it runs a session for each worker, each
+//! in its own thread, over one arena.
 //!
-//! Sessions run side by side. What touches that which all share takes turns: a pull copies the
-//! latest version of the parameters, a push makes the next one. The order of these turns is all
-//! that varies between runs, so a recorded order replays a run bit for bit. The rules of turns are
-//! [`Versions`]'. The session of a worker that is lost ends, and the others go on without it.
+//! Sessions run concurrently. Operations on the shared parameters take turns: a pull copies their
+//! latest version, a push makes the next one. Only the order of these turns varies between runs, so
+//! replaying a recorded order reproduces a run bit for bit. [`Versions`] has the rules of turns.
+//! When a worker is lost its session ends, and the others continue.
 
 use crate::arena::Arenas;
 use crate::backend::Hyperparameters;
@@ -27,22 +27,22 @@ const RECEIVE: usize = 2;
 const ADD: usize = 3;
 const UPDATE: usize = 4;
 
-/// How often steps are reported that all workers have made.
+/// How often the steps that all workers have made are reported.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The hyperparameters of a step and version, each counted from 0.
 pub(crate) type HyperparametersOf<'a> = &'a (dyn Fn(usize, usize) -> Hyperparameters + Sync);
 
-/// What a session is told to do.
+/// A command to a session.
 #[derive(Clone, Debug)]
 enum Command {
-    /// To serve the worker in these steps, or until the launcher stops the run.
+    /// Serve the worker in these steps, or until the launcher stops the run.
     Serve(Range<usize>),
-    /// To send the worker the latest parameters once.
+    /// Send the worker the latest parameters once.
     SendParameters,
 }
 
-/// The sessions of a rank, to be told what to do.
+/// The sessions of a rank, and the channels on which they get commands and return results.
 pub(crate) struct Sessions<'a> {
     commands: Vec<Sender<Command>>,
     results: Receiver<Result<(), ExecutorError>>,
@@ -50,8 +50,8 @@ pub(crate) struct Sessions<'a> {
 }
 
 impl Sessions<'_> {
-    /// Serves all workers in some steps. Calls `done` with each step that all have made, in order.
-    /// Returns the end of these steps: an earlier one if the launcher stops the run.
+    /// Serves all workers in `steps`. Calls `done` with each step that all workers have made, in
+    /// order. Returns the end of `steps`, or an earlier one if the launcher stops the run.
     pub(crate) fn serve(
         &self,
         steps: Range<usize>,
@@ -88,11 +88,11 @@ impl Sessions<'_> {
     }
 
     fn tell(&self, command: &Command) {
-        // A session that has ended has left its error among the results.
+        // A session that has ended has already sent its error to the results.
         self.commands.iter().for_each(|session| drop(session.send(command.clone())));
     }
 
-    /// Keeps the first error, and the cause rather than what follows from it.
+    /// Keeps the first error, but replaces a mere consequence by its cause.
     fn note(&self, result: Result<(), ExecutorError>, failed: &mut Option<ExecutorError>) {
         if let Err(error) = result {
             self.turns.abort();
@@ -104,7 +104,7 @@ impl Sessions<'_> {
     }
 }
 
-/// Starts the sessions of a rank, has `work` use them, and ends them.
+/// Starts the sessions of a rank, calls `work` with them, and ends them.
 pub(crate) fn with_sessions<Output>(
     (member, arenas): (&Member, &Arenas),
     (sessions, turns): (&[Session], &Turns),
@@ -185,7 +185,7 @@ impl<'a> SessionRunner<'a> {
                 Ok(())
             }
             Command::SendParameters => {
-                // No session pushes meanwhile.
+                // No session pushes while parameters are sent.
                 self.program(SNAPSHOT, 0, 0)?;
                 self.program(SEND, 0, 0)
             }
@@ -228,17 +228,17 @@ struct TurnState {
     versions: Versions,
     /// The version before the run.
     first_version: usize,
-    /// The number of steps that were made before the run.
+    /// The number of steps before the run.
     first: usize,
-    /// The steps of each worker since.
+    /// The number of steps that each worker has made since.
     steps: Vec<usize>,
     /// The workers that have left.
     left: Vec<bool>,
     /// The turns taken, in order.
     taken: Vec<Turn>,
-    /// The turns to take; `None` where any order will do.
+    /// The turns to replay; `None` if turns are taken as they come.
     replay: Option<VecDeque<Turn>>,
-    /// The number of steps after `first` that a worker makes before it waits for the others.
+    /// The number of steps after `first` that a worker makes before it waits for the other workers.
     end: usize,
     /// The number of pushes of each staleness, without those after the first worker reached `end`.
     staleness: Vec<u64>,
@@ -248,7 +248,7 @@ struct TurnState {
 }
 
 impl Turns {
-    /// The turns after `first` steps, in the order of `replay` if there is one.
+    /// The turns of a run that starts after `first` steps; in the order `replay`, if there is one.
     pub(crate) fn new(pacing: Pacing, first: usize, replay: Option<Vec<Turn>>) -> Self {
         let state = TurnState {
             versions: Versions::new(pacing),
@@ -266,12 +266,12 @@ impl Turns {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Waits for a turn, and takes it: nobody else does meanwhile. `act` gets what the turn does,
+    /// Waits for a turn and takes it; no other turn runs meanwhile. `act` gets the turn's effects
     /// and the latest version.
     ///
     /// # Errors
-    /// That of `act`; [`ExecutorError::OtherStream`] after another session failed;
-    /// [`ExecutorError::Unsupported`] if the order to replay is of another run.
+    /// The error of `act`; [`ExecutorError::OtherStream`] after another session failed;
+    /// [`ExecutorError::Unsupported`] if the order to replay belongs to another run.
     fn take(&self, turn: Turn, act: impl FnOnce(&[Effect], usize) -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
         let mut state = self.lock();
         loop {
@@ -307,7 +307,7 @@ impl Turns {
         Ok(())
     }
 
-    /// Notes that all sessions have something to do, up to the end of some steps.
+    /// Notes that all sessions have work up to the step `end`.
     fn begin(&self, end: usize) {
         let mut state = self.lock();
         state.idle.iter_mut().for_each(|idle| *idle = false);
@@ -316,13 +316,13 @@ impl Turns {
         state.versions.end_after(steps);
     }
 
-    /// Notes that a session has nothing more to do.
+    /// Notes that a session has no more work.
     fn end(&self, worker: u32) {
         self.lock().idle[worker as usize] = true;
         self.changed.notify_all();
     }
 
-    /// Notes that a worker is lost: nobody waits for it any more.
+    /// Notes that a worker is lost: no turn waits for it any more.
     fn leave(&self, worker: u32) {
         let mut state = self.lock();
         state.versions.leave(worker);
@@ -337,7 +337,7 @@ impl Turns {
         self.changed.notify_all();
     }
 
-    /// The number of steps that all workers that are left have made, those before the run included.
+    /// The number of steps that all remaining workers have made, including those before the run.
     fn steps_of_all(&self) -> usize {
         self.lock().steps_of_all()
     }
@@ -354,7 +354,7 @@ impl Turns {
 }
 
 impl TurnState {
-    /// The next turn of the order to replay: `Some(None)` after its end, `None` without one.
+    /// The next turn to replay: `Some(None)` after the last one, `None` if no order is replayed.
     fn next(&self) -> Option<Option<Turn>> {
         self.replay.as_ref().map(|turns| turns.front().copied())
     }

@@ -1,5 +1,5 @@
-//! The state of training in a rank's memory: which elements of which tensors of the model lie
-//! where, and where the other layouts and the public files have them.
+//! The state of training in a rank's memory: which elements of the model's tensors each buffer
+//! holds, and their indices in the whole tensors, in the model's own and in the public order.
 //!
 //! Initial values, checkpoints and their loading share this description. A [`Piece`] is a run of a
 //! shard's elements in a buffer; a [`Shard`] finds these elements in the whole tensor. This module

@@ -1,13 +1,13 @@
 //! Stopping a run early, after the same step on every rank.
 //!
-//! The launcher tells all ranks to hold. Each finishes its step and reports the number of steps
-//! that it has started. Ranks need each other within a step, so the launcher then lets them go on
-//! to the largest of these numbers, and there they stop.
+//! The launcher tells all ranks to hold: each finishes its step and reports the number of steps
+//! that it has started. Ranks need each other within a step, so the launcher then lets all of them
+//! continue to the largest of these numbers, where they stop.
 
 use crate::transport::TransportError;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Lets a rank start its steps, or not.
+/// Decides whether a rank may start a step.
 #[derive(Debug, Default)]
 pub(crate) struct StepGate {
     state: Mutex<GateState>,
@@ -26,7 +26,7 @@ enum StepOrder {
     /// Start any step.
     #[default]
     GoOn,
-    /// Start none until told more.
+    /// Start none until the next order.
     Hold,
     /// Start no more than this many steps.
     StopAfter(usize),
@@ -35,13 +35,14 @@ enum StepOrder {
 }
 
 impl StepGate {
-    /// Asks whether step `step`, counted from 0, may start. Waits while the rank is to hold.
+    /// Returns whether step `step`, counted from 0, may start. Waits while the rank is told to
+    /// hold.
     ///
     /// # Errors
     /// [`TransportError::Aborted`] after [`abort`](Self::abort).
     pub(crate) fn may_start(&self, step: usize) -> Result<bool, TransportError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // A resumed run counts the steps before it, too.
+        // In a resumed run, the steps before it count too.
         state.started = state.started.max(step);
         while state.order == StepOrder::Hold {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -51,7 +52,7 @@ impl StepGate {
             StepOrder::StopAfter(steps) if step >= steps => Ok(false),
             StepOrder::Hold => unreachable!("invariant: holding has ended"),
             StepOrder::GoOn | StepOrder::StopAfter(_) => {
-                // Sessions of a server are at different steps.
+                // Sessions of a server may be at different steps.
                 state.started = state.started.max(step + 1);
                 Ok(true)
             }
@@ -68,7 +69,7 @@ impl StepGate {
         state.started
     }
 
-    /// Lets the rank go on until it has made this many steps.
+    /// Lets the rank continue until it has made this many steps.
     pub(crate) fn stop_after(&self, steps: usize) {
         self.order(StepOrder::StopAfter(steps));
     }

@@ -55,7 +55,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let pacing = compiled.pacing.filter(|_| server::serves(&compiled, member.rank));
     let interpreter = if pacing.is_some() { None } else { Some(start()?) };
     if let Some(interpreter) = interpreter.as_ref().filter(|_| compiled.pacing.is_some()) {
-        // The launcher decides whether a loss ends the run.
+        // Only the launcher decides whether the loss of a rank ends the run.
         interpreter.outlive_peers();
     }
     // After the interpreter's start, which may clear the arena.
@@ -94,7 +94,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
             unsent: Vec::new(),
             sent: Instant::now(),
             length,
-            // Of no use where GPUs compute.
+            // On a GPU, a CPU kernel's time would say nothing about the step.
             reference: (job.timeline.is_some() && member.device.is_none()).then(ReferenceKernel::new),
         };
         run.train()?;
@@ -202,8 +202,8 @@ impl TrainingRun<'_> {
         }
     }
 
-    /// Has this rank's part of a checkpoint written, after `step` steps. Reports these steps first,
-    /// so that a run that goes on from it has the metrics of all of them.
+    /// Starts writing this rank's part of the checkpoint after `step` steps. Reports these steps
+    /// first, so that a run that resumes from it has the metrics of all of them.
     fn save(&mut self, step: usize) -> Result<(), ExecutorError> {
         if self.checkpoints.is_some() {
             self.send_steps()?;
@@ -229,7 +229,8 @@ impl TrainingRun<'_> {
         let own = Arc::clone(&samples);
         let number = self.compiled.cycle.program_of_step(step);
         let program = FIRST_STEP + number;
-        // Samples are prepared for a Program.
+        // Samples are staged for one Program, so pass the next ones only if the next step runs the
+        // same Program.
         let is_same = self.compiled.cycle.program_of_step(step + 1) == number;
         let next = self.upcoming.front().filter(|_| is_same).cloned();
         let is_timed = self.job.timeline.is_some() && step < self.job.start.step() + TIMED_STEPS;
@@ -237,8 +238,8 @@ impl TrainingRun<'_> {
         let metrics = self.interpreter.metrics(program, &self.compiled.training.mesh, self.member.rank)?;
         let spans: Vec<RawSpan> = self.interpreter.spans(program)?;
         let end = clock::now();
-        // A Timeline is of one Program: that of usual steps. A server of frozen parameters has
-        // nothing to do in them.
+        // A Timeline belongs to one Program: that of the usual steps. A server of frozen parameters
+        // has no instructions in it.
         let is_idle = self.compiled.training.list_of(self.member.rank).instructions.is_empty();
         if number == 0 && (is_idle || !spans.is_empty()) {
             recorder.add(step, start, end, spans);

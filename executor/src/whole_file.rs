@@ -1,10 +1,11 @@
-//! Writes a file so that its name always leads to a whole one, the old or the new, whatever ends
-//! the process meanwhile.
+//! Writes a file such that its name always leads to a complete file, the old or the new one,
+//! however the process ends.
 //!
 //! The contents go into a file without a name (`O_TMPFILE`), which disappears with its process.
-//! Only the complete file gets a name. One that replaces another has a temporary name between two
-//! system calls; where the file system has no files without names, while it is written. A process
-//! that is killed then leaves that name: [`remove_abandoned`] takes it away.
+//! Only the complete file gets a name. A temporary name exists in two cases: between two system
+//! calls, when the new file replaces another; and during the whole write, on file systems without
+//! nameless files. A process that is killed then leaves that name behind, and [`remove_abandoned`]
+//! removes it.
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::Errno;
@@ -45,7 +46,7 @@ pub(crate) fn write(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     }
 }
 
-/// Gives a complete file without a name its name. It replaces a file that has that name.
+/// Gives a complete nameless file its name. It replaces a file that has that name.
 fn name(file: &File, path: &Path) -> io::Result<()> {
     let own = format!("/proc/self/fd/{}", file.as_raw_fd());
     let link = |to: &Path| linkat(CWD, &own, CWD, to, AtFlags::SYMLINK_FOLLOW);
@@ -53,8 +54,8 @@ fn name(file: &File, path: &Path) -> io::Result<()> {
         Err(Errno::EXIST) => {}
         linked => return Ok(linked?),
     }
-    // A name cannot be replaced by a link, but by a rename. The other name exists only between two
-    // system calls.
+    // A link cannot replace an existing name, but a rename can. The temporary name exists only
+    // between these two system calls.
     let named = tempfile::Builder::new().prefix(TEMPORARY).make_in(folder_of(path), |other| Ok(link(other)?))?;
     named.persist(path).map_err(|error| error.error)
 }
@@ -63,14 +64,14 @@ fn name(file: &File, path: &Path) -> io::Result<()> {
 /// folder meanwhile.
 ///
 /// # Errors
-/// The system's.
+/// The system's error.
 pub fn remove_abandoned(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         if !entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
             continue;
         }
-        // Earlier versions put the file into a folder.
+        // Earlier versions wrote the file in a temporary folder.
         match entry.file_type()?.is_dir() {
             true => std::fs::remove_dir_all(entry.path())?,
             false => std::fs::remove_file(entry.path())?,

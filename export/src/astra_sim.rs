@@ -38,7 +38,7 @@ enum Wiring {
 struct Dimension {
     wiring: Wiring,
     size: usize,
-    /// Bandwidth of a device on one link of the dimension.
+    /// Bandwidth of one device on one link of the dimension.
     bandwidth: BytesPerSecond,
     /// Latency between two devices.
     latency: Seconds,
@@ -83,8 +83,8 @@ impl AstraSim {
             // Nanoseconds per message, as in the files that ASTRA-sim's authors validated.
             "endpoint-delay": 10,
             "active-chunks-per-dimension": 1,
-            // One chunk, since our simulator has one flow. Several would be pipelined through the
-            // dimensions.
+            // One chunk, since our simulator has one flow per collective. Several would be
+            // pipelined through the dimensions.
             "preferred-dataset-splits": 1,
             "all-reduce-implementation": implementation("ring"),
             "all-gather-implementation": implementation("ring"),
@@ -107,7 +107,7 @@ impl AstraSim {
     }
 }
 
-/// What keeps devices from forming dimensions, and what to change.
+/// Why the devices form no dimensions, and what to change.
 struct Irregularity {
     reason: &'static str,
     hint: &'static str,

@@ -13,16 +13,16 @@
 //!   takes any that is ready. Two ranks that start the collectives of two groups in different
 //!   orders would deadlock. So a rank's collectives and sends depend on each other in the order of
 //!   the Program's list.
-//! - **Time** is in whole microseconds. Kernels are rounded so that their sum stays right to a
-//!   microsecond. The attribute `foretold_nanoseconds` has the exact duration, predicted or
-//!   measured.
+//! - **Time** is in whole microseconds. Kernel durations are rounded so that their sum per stream
+//!   is right to a microsecond. The attribute `foretold_nanoseconds` has the exact duration,
+//!   predicted or measured.
 //! - **The size of an all-gather** is the contribution of one member, which ASTRA-sim multiplies.
 //!   The size of any other collective is the whole tensor.
 //! - **A shift** (each member sends to the next) becomes a send and a receive; the schema has no
 //!   type for it.
 //! - **Loading samples** is host computation (`is_cpu_op`).
 //!
-//! It must not know plans or layouts: a Program and its timeline say everything that is written.
+//! It must not know plans or layouts: all output follows from a Program and its timeline.
 
 mod node;
 mod rank_nodes;

@@ -26,7 +26,7 @@ pub enum ExportError {
         rank: usize,
         /// Index of the instruction in its list.
         instruction: usize,
-        /// What is wrong with it.
+        /// What is wrong with the instruction.
         reason: &'static str,
     },
     /// The ranks' devices do not form a product of dimensions. ASTRA-sim's analytical network

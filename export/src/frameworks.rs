@@ -1,10 +1,10 @@
-//! Plans as other frameworks' jobs, and back: Megatron-Core, torchtitan, DeepSpeed, Accelerate,
-//! TRL, Axolotl, LLaMA-Factory, torchtune, and Slurm's start of any of them.
+//! Plans as jobs of other frameworks, and back: Megatron-Core, torchtitan, DeepSpeed, Accelerate,
+//! TRL, Axolotl, LLaMA-Factory, torchtune, and batch scripts for Slurm.
 //!
-//! A framework expresses some plans. Each exporter first makes the nearest plan that its framework
-//! expresses, with a sentence for each difference, and then writes that one. What it writes reads
-//! back as the same plan. These modules know plans, and must not know Programs or what a plan
-//! costs.
+//! No framework expresses all plans. Each exporter first makes the nearest plan that its framework
+//! expresses, with a sentence for each difference, and then writes that plan. The written files
+//! read back as the same plan. These modules know plans, and must not know Programs or the cost of
+//! a plan.
 
 mod accelerate;
 mod arguments;
@@ -37,7 +37,7 @@ use stated::Account;
 use thiserror::Error;
 use tuners::Tuner;
 
-/// A plan with what a framework needs beside it.
+/// A plan, and what a framework needs in addition.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// Name of the model.
@@ -56,8 +56,8 @@ impl Job<'_> {
         Ok(self.plan.mesh()?.world_size())
     }
 
-    /// The nodes and the ranks of each: as many on a node as divide the ranks, since launchers
-    /// start the same number on every node.
+    /// The number of nodes, and of ranks on each. The ranks of a node divide all ranks, since
+    /// launchers start the same number on every node.
     fn nodes(&self) -> Result<[usize; 2], FrameworkError> {
         let ranks = self.ranks()?;
         let most = self.devices_per_node.clamp(1, ranks.max(1));
@@ -69,15 +69,15 @@ impl Job<'_> {
 /// A framework's job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobFiles {
-    /// The release that the files are for.
+    /// The framework's release that the files are for.
     pub version: &'static str,
     /// Names and contents of the files.
     pub files: Vec<(String, String)>,
-    /// The command that runs the job in the files' folder, on each node.
+    /// The command that runs the job. It is started on each node, in the files' folder.
     pub command: String,
     /// The plan that the files express.
     pub plan: Plan,
-    /// How it differs from the plan that was asked for, a sentence each.
+    /// How it differs from the requested plan, a sentence each.
     pub differences: Vec<String>,
 }
 
@@ -88,17 +88,17 @@ pub struct ImportedPlan {
     pub plan: Plan,
     /// The model, if the files describe it.
     pub model: Option<Model>,
-    /// The model that the files name, if it is not known.
+    /// The name of the model in the files, if that model is not known.
     pub unknown_model: Option<String>,
-    /// Positions of a sample, if the files state them apart from the model.
+    /// Positions of a sample, if the files state them separately from the model.
     pub sequence: Option<usize>,
-    /// Settings that were not understood and may change time or memory.
+    /// Settings that were not read and may change time or memory.
     pub unread: Vec<String>,
     /// Settings at their default, switched off, or without effect on a step.
     pub without_effect: Vec<String>,
     /// Values that the files leave open, with their source, a sentence each.
     pub assumed: Vec<String>,
-    /// `true` if the files state the plan's bucket. If they do not, the caller takes the stack's.
+    /// `true` if the files state the bucket. If not, the caller uses the stack's default.
     pub states_bucket: bool,
 }
 
@@ -109,7 +109,7 @@ impl ImportedPlan {
     }
 }
 
-/// What a framework's files leave to their surroundings.
+/// What the reader of a framework's files has to know in addition to them.
 #[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
     /// The number of ranks.
@@ -118,7 +118,7 @@ pub struct Surroundings<'a> {
     pub devices_per_node: usize,
     /// Library name of the devices, for messages.
     pub device: &'a str,
-    /// The precision of a job whose files leave it open (`"auto"`).
+    /// The precision for files that leave it open (`"auto"`).
     pub precision: DataType,
     /// Samples of a micro-batch, for files that leave it open.
     pub micro_batch: Option<usize>,
@@ -126,16 +126,17 @@ pub struct Surroundings<'a> {
     pub sequence: Option<usize>,
     /// Words of the vocabulary, for files that leave it to a tokenizer.
     pub vocab: Option<usize>,
-    /// The tool whose file it is, where the user says so: `trl`. Files of a Trainer look alike.
+    /// The tool that the file is for, if the user names it, such as `trl`. Files of tools on a
+    /// Trainer look alike.
     pub tool: Option<&'a str>,
-    /// Accelerate's configuration with which a Trainer's job is launched: a name for `file`.
+    /// The name, for `file`, of Accelerate's configuration with which a Trainer's job is launched.
     pub launch_file: Option<&'a str>,
-    /// Reads a file that another one names. `None` if there is none.
+    /// Reads a file that another file names. `None` if it does not exist.
     pub file: &'a dyn Fn(&str) -> Option<String>,
 }
 
 impl From<usize> for Surroundings<'_> {
-    /// Nodes of 8 devices that compute in bf16, without other files.
+    /// Nodes of up to 8 H100 devices, bf16, and no other files.
     fn from(ranks: usize) -> Self {
         Self {
             ranks,
@@ -155,26 +156,26 @@ impl From<usize> for Surroundings<'_> {
 /// Why a plan was not exported or imported.
 #[derive(Clone, Debug, PartialEq, Error, Diagnostic)]
 pub enum FrameworkError {
-    /// The framework trains no such model.
+    /// The framework does not train this model.
     #[error("{framework} does not train this model: {reason}")]
     #[diagnostic(code(framework::model), help("{hint}"))]
     Model {
         /// The framework.
         framework: &'static str,
-        /// What it lacks.
+        /// What the framework lacks.
         reason: String,
-        /// What else can be done.
+        /// What to do instead.
         hint: &'static str,
     },
-    /// The framework has no such layout, and none near it.
+    /// The framework supports neither this layout nor one close to it.
     #[error("{framework} has no plan near this one: {reason}")]
     #[diagnostic(code(framework::layout), help("{hint}"))]
     Layout {
         /// The framework.
         framework: &'static str,
-        /// What it lacks.
+        /// What the framework lacks.
         reason: String,
-        /// What else can be done.
+        /// What to do instead.
         hint: String,
     },
     /// The framework does not train by the plan's method.
@@ -185,9 +186,9 @@ pub enum FrameworkError {
         framework: &'static str,
         /// The method, as on the command line.
         method: &'static str,
-        /// What it lacks.
+        /// What the framework lacks.
         reason: &'static str,
-        /// What else can be done.
+        /// What to do instead.
         hint: &'static str,
     },
     /// The framework refuses the plan's sizes.
@@ -196,9 +197,9 @@ pub enum FrameworkError {
     Refused {
         /// The framework.
         framework: &'static str,
-        /// Its reason.
+        /// The framework's reason.
         reason: String,
-        /// What else can be done.
+        /// What to do instead.
         hint: &'static str,
     },
     /// A file that does not have the form of its framework.
@@ -235,12 +236,12 @@ pub enum Framework {
     LlamaFactory,
     /// torchtune.
     Torchtune,
-    /// A batch script for Slurm, which runs Foretell itself.
+    /// A batch script for Slurm that runs Foretell's executor.
     Slurm,
 }
 
 impl Framework {
-    /// Whether its files state no bucket, and the framework chooses it.
+    /// Whether the framework chooses the bucket, so that its files state none.
     pub fn chooses_bucket(self) -> bool {
         matches!(self, Self::Torchtitan | Self::Accelerate | Self::Torchtune)
     }
@@ -288,8 +289,9 @@ pub enum PlanForm {
 /// Reads a plan for a number of ranks.
 ///
 /// # Errors
-/// [`FrameworkError::Form`] if the text has another form, or a setting that decides what is planned
-/// and is not read; [`FrameworkError::Layout`] if the framework itself refuses the job.
+/// [`FrameworkError::Form`] if the text has another form, or has a setting that decides what is
+/// planned and that the reader does not know; [`FrameworkError::Layout`] if the framework itself
+/// refuses the job.
 pub fn import_plan<'a>(
     text: &str,
     form: PlanForm,

@@ -20,14 +20,14 @@ pub use trace::{KinetoTrace, TraceStep};
 use miette::Diagnostic;
 use thiserror::Error;
 
-/// Why a trace was not read.
+/// Why a trace could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum KinetoError {
     /// The text has another form.
     #[error("this is no trace of PyTorch's profiler: {reason}")]
     #[diagnostic(code(kineto::form), help("give the file that `export_chrome_trace` wrote, unpacked"))]
     Form {
-        /// What is wrong with it.
+        /// What is wrong with the text.
         reason: String,
     },
     /// There are no operators.

@@ -6,7 +6,7 @@
 //!
 //! [`export_job`] writes a plan as a job of another framework, and [`import_plan`] reads one.
 //!
-//! [`KinetoTrace`] reads a trace of PyTorch's profiler, whose steps are matched with a Program.
+//! [`KinetoTrace`] reads a trace of PyTorch's profiler. Its steps are matched with a Program.
 //!
 //! The flow: a Program and a [`Timeline`](foretell_program::Timeline) → nodes, one or two per
 //! instruction → bytes. The caller writes the files. This crate depends on neither simulator nor

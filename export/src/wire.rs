@@ -72,7 +72,7 @@ impl Message {
     }
 }
 
-/// Writes seven bits per byte, lowest first. The eighth bit says that more bytes follow.
+/// Writes seven bits per byte, lowest first. The eighth bit means that more bytes follow.
 fn varint(into: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         into.push(value as u8 | 0x80);

@@ -1,5 +1,5 @@
-//! The blueprint of a lab: the hosts of a topology, and the commands that make them. It runs
-//! nothing.
+//! The blueprint of a lab: the hosts of a topology, and the commands that make them. It must not
+//! run anything.
 
 use crate::command::Command;
 use crate::error::LabError;
@@ -10,22 +10,23 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::Ipv4Addr;
 
-/// The most nodes of a lab. The addresses would allow more, but one machine hardly does.
+/// The most nodes of a lab. There are addresses for more, but one machine hardly runs more.
 const MAX_NODES: usize = 250;
 
-/// The burst of a shaper, in seconds at its rate. Short, because such a burst is faster
-/// than the link.
+/// The burst of a shaper, in seconds at its rate. It is short because a burst passes faster than
+/// the link would send it.
 const BURST_SECONDS: f64 = 15e-6;
 /// The smallest burst in bytes: a shaper cannot send less than one full Ethernet frame.
 const MIN_BURST_BYTES: f64 = 2000.0;
 
 /// The most bytes that TCP passes to an interface in one piece. The kernel's shaper lets such a
-/// piece pass as a whole. With the usual 64 KiB a single message of that size crossed a link of 1
+/// piece pass at once. With the usual 64 KiB, a single message of that size crossed a link of 1
 /// Gbit/s in 20 us instead of 0.5 ms. Smaller pieces cost more CPU time.
 const PIECE_BYTES: usize = 6000;
 
-/// The most bytes that a socket may have in flight. Less than all queues hold, so that no packet is
-/// dropped and TCP never slows down; more than any of the links carries in a round trip.
+/// The most bytes that a socket may have in flight. Small enough that no queue overflows
+/// ([`QUEUE_PACKETS`]), so no packet is dropped and TCP never slows down; more than any of the
+/// links carries in a round trip.
 const SOCKET_BYTES: usize = 1 << 20;
 
 /// The packets that a shaper's queue holds: more than all sockets of a run can have in flight.
@@ -187,8 +188,8 @@ impl Commands {
         self.ip(None, &format!("netns add {switches}"));
     }
 
-    /// Makes a node's namespace. TCP uses Reno in all of them, whatever the machine's default: no
-    /// packet is dropped, so congestion control that measures and probes would only disturb.
+    /// Makes a node's namespace. TCP uses Reno in all namespaces, whatever the machine's default:
+    /// no packet is dropped, so congestion control that measures and probes would only disturb.
     fn namespace(&mut self, name: &str) {
         self.ip(None, &format!("netns add {name}"));
         self.ip(Some(name), "link set lo up");
@@ -206,8 +207,8 @@ impl Commands {
     }
 
     fn bridge(&mut self, name: &str) {
-        // The switches form a tree, so a bridge may forward at once, without a spanning tree's
-        // delay.
+        // The switches form a tree, so a bridge may forward at once, without the delay of the
+        // spanning tree protocol.
         self.ip_in_switches(&format!("link add {name} type bridge forward_delay 0 mcast_snooping 0"));
         self.ip_in_switches(&format!("link set {name} up"));
     }
@@ -222,16 +223,16 @@ impl Commands {
         self.ip_in_switches(&format!("link set {end} master {bridge} up"));
     }
 
-    /// Limits the rate at which an interface sends; without a namespace, one of the switches. A
-    /// link needs one shaper at each end, one per direction.
+    /// Limits the rate at which an interface sends; without a namespace, an interface of the
+    /// switches. A link has one shaper at each end, for each direction.
     fn shape(&mut self, namespace: Option<&str>, interface: &str, rate: BytesPerSecond) {
         let namespace = namespace.map_or_else(|| self.switches.clone(), str::to_owned);
         let burst = (rate.value() * BURST_SECONDS).max(MIN_BURST_BYTES).round();
         let bits = (rate.value() * 8.0).round();
         let mut tc = |arguments: String| self.add("tc", Some(&namespace), &arguments);
         tc(format!("qdisc add dev {interface} root handle 1: htb default 1"));
-        // With one class the quantum has no effect. Without it the kernel logs a warning about its
-        // own choice.
+        // With one class, the quantum has no effect. If it is not stated, the kernel logs a warning
+        // about its choice.
         let class = format!("rate {bits}bit ceil {bits}bit burst {burst}b cburst {burst}b quantum 60000");
         tc(format!("class add dev {interface} parent 1: classid 1:1 htb {class}"));
         tc(format!("qdisc add dev {interface} parent 1:1 pfifo limit {QUEUE_PACKETS}"));

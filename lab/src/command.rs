@@ -1,4 +1,4 @@
-//! A command line, as data that can be shown and run.
+//! A command line as data that can be printed and run.
 
 use crate::error::LabError;
 use std::fmt;

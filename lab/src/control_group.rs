@@ -1,5 +1,5 @@
-//! Linux control groups, versions 1 and 2: where they are mounted, and how a group gets a share of
-//! a core.
+//! Linux control groups, versions 1 and 2: where they are mounted, and how a group is given a share
+//! of a core.
 
 use crate::error::LabError;
 use crate::names::{PREFIX, identifier};

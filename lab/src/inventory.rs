@@ -31,7 +31,7 @@ pub(crate) fn abandoned_ids(topology: &str) -> Vec<String> {
     all_ids().into_iter().filter(|id| is_of_topology(id) && is_abandoned(id)).collect()
 }
 
-/// Returns whether a lab was made for a process that has ended. Another program may have its
+/// Returns whether a lab was made for a process that has ended. Another program may have that
 /// process id by now.
 fn is_abandoned(id: &str) -> bool {
     let Some((_, owner)) = id.rsplit_once(OWNER) else { return false };
@@ -41,6 +41,6 @@ fn is_abandoned(id: &str) -> bool {
 /// The file name of the program that a process runs; `None` if there is no such process.
 fn program(process: &str) -> Option<String> {
     let path = std::fs::read_link(format!("/proc/{process}/exe")).ok()?;
-    // The kernel adds this when the program's file was replaced, by a new build for example.
+    // The kernel adds this if the program's file was replaced, such as by a new build.
     Some(path.file_name()?.to_string_lossy().trim_end_matches(" (deleted)").to_owned())
 }

@@ -1,8 +1,8 @@
-//! The keeper: a process that takes a lab down when the process that makes or uses it ends.
+//! The keeper: a process that takes a lab down if the process that makes or uses it ends.
 //!
-//! A pipe joins the two. The kernel closes it when a process ends, for whatever reason, so no
-//! signal has to be handled, and even a process that was killed leaves no lab behind. The keeper is
-//! in a process group of its own, so ^C in the terminal does not reach it.
+//! A pipe connects the two processes. The kernel closes it when a process ends, for whatever
+//! reason, so no signal has to be handled, and even a process that was killed leaves no lab. The
+//! keeper has its own process group, so ^C in the terminal does not reach it.
 
 use crate::error::LabError;
 use crate::teardown::remove;
@@ -12,13 +12,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Tells the keeper that the lab is this process's: take it down when the process ends.
+/// Tells the keeper that the lab belongs to this process: take it down when the process ends.
 const OWN: u8 = b'o';
-/// Tells the keeper that the lab is to stay.
+/// Tells the keeper that the lab stays.
 const RELEASE: u8 = b'l';
 
-/// The longest that a command may go on after the process that started it was killed. Such a
-/// command can still make a namespace.
+/// How long a command may continue after the process that started it was killed. It can still make
+/// a namespace in that time.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
 
 /// A running keeper, as its owner sees it.

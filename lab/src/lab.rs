@@ -28,12 +28,12 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes a lab that stays until it is taken down. `program` is this program, which is started
-    /// again as the keeper while the lab is made.
+    /// Makes a lab that stays until it is taken down. `program` is this program's file, which is
+    /// started as the keeper while the lab is made.
     ///
     /// # Errors
-    /// [`LabError`]: the lab is up already, it cannot be made of this topology or on this machine,
-    /// or a command failed. Then nothing is left.
+    /// [`LabError`] if the lab is already up, if it cannot be made from this topology or on this
+    /// machine, or if a command failed. In the last case nothing is left.
     pub fn up(topology: &Topology, program: &Path) -> Result<Self, LabError> {
         let id = identifier(topology.name());
         if let Some(lab) = Self::find(topology)? {
@@ -68,7 +68,7 @@ impl Lab {
         Ok(Some(Self { id: name, hosts: state.hosts, keeper: None }))
     }
 
-    /// The lab of this topology if it is up, or else one made for this process only.
+    /// The lab of this topology if it is up; otherwise one made for this process only.
     ///
     /// # Errors
     /// As for [`Lab::up`].
@@ -93,7 +93,8 @@ impl Lab {
         }
         let mut keeper = Keeper::start(program, &id)?;
         let mut commands = blueprint.commands.iter();
-        // Only the process that made the first namespace may remove what has the lab's name.
+        // The process that made the first namespace, and no other, may remove the parts with the
+        // lab's name.
         commands.next().map_or(Ok(()), Command::run)?;
         keeper.own()?;
         let lab = Self { id, hosts: blueprint.hosts, keeper: Some(keeper) };
@@ -122,7 +123,7 @@ impl Lab {
     }
 
     /// One slot per device, in the order of the devices' numbers. Devices take this machine's cores
-    /// in turn, so they share them if there are more devices than cores.
+    /// in turn, so they share cores if there are more devices than cores.
     pub fn slots(&self) -> Vec<RankSlot> {
         let cores = machine::cores();
         let hierarchy = Hierarchy::find();
@@ -153,8 +154,7 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         if let Some(keeper) = &mut self.keeper {
-            // The keeper itself reports what it could not remove. `foretell lab down` can remove it
-            // later.
+            // The keeper reports what it could not remove. `foretell lab down` can remove it later.
             let _ = keeper.end();
         }
     }

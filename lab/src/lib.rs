@@ -2,16 +2,16 @@
 //! executed on them.
 //!
 //! A [`Blueprint`] lists what has to be made for a topology, down to the commands. It is a pure
-//! function of the topology. A [`Lab`] is one that is up. Each node is a network namespace. Each
+//! function of the topology. A [`Lab`] is a lab that is up. Each node is a network namespace. Each
 //! switch is a bridge, all of them in one more namespace. Each link is a veth pair whose ends are
 //! shaped to the file's rate. Each device with a `cpu_quota` is a control group. Every part has a
 //! name that begins with [`PREFIX`], and nothing changes in the machine's own network. So taking a
 //! lab down means deleting what has its name.
 //!
-//! A helper process, the keeper, takes a lab down when the process that makes or uses it ends
-//! early, for whatever reason: see [`keep`].
+//! A helper process, the keeper, takes a lab down if the process that makes or uses it ends early,
+//! for whatever reason: see [`keep`].
 //!
-//! It must not know plans or Programs: what runs on the hosts is the caller's.
+//! It must not know plans or Programs: the caller decides what runs on the hosts.
 //!
 //! ```
 //! use foretell_lab::Blueprint;

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns the missing requirements of labs, in words; empty if a lab can be made.
 ///
-/// Finds out by trying: it makes a namespace with links of the kinds that labs have, and removes
-/// it.
+/// It tries: it makes a namespace with links of the kinds that labs have, and removes it.
 pub fn missing() -> Vec<String> {
     let mut missing: Vec<String> = ["ip", "tc", "sysctl"]
         .into_iter()
@@ -56,8 +55,8 @@ pub fn missing_for_quotas() -> Option<String> {
     }
 }
 
-/// A lab id for one trial. It names this process as its owner, so that what is left after a crash
-/// is cleaned up like any other abandoned lab.
+/// A lab id for one trial. It names this process as the owner, so that a trial that is left after a
+/// crash is removed like any other abandoned lab.
 fn trial_id() -> String {
     static TRIALS: AtomicUsize = AtomicUsize::new(0);
     format!("probe-{}~{}", TRIALS.fetch_add(1, Ordering::Relaxed), std::process::id())

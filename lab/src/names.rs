@@ -1,4 +1,4 @@
-//! The names of a lab's parts, by which all of them are found again.
+//! The names of a lab's parts, by which all parts are found again.
 
 /// The beginning of the names of all labs' namespaces and control groups.
 pub const PREFIX: &str = "foretell-lab_";

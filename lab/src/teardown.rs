@@ -1,6 +1,6 @@
 //! Taking labs down, whole or in part.
 //!
-//! Everything of a lab has a name that begins with its id, so no record of its parts is needed.
+//! The names of all parts of a lab start with its id, so no record of the parts is needed.
 
 use crate::control_group::Hierarchy;
 use crate::error::LabError;
@@ -26,7 +26,7 @@ pub fn take_down(name: &str) -> Result<bool, LabError> {
     Ok(!ids.is_empty())
 }
 
-/// Removes everything of a lab that exists, and kills the processes in it.
+/// Removes all parts of a lab that exist, and kills the processes in it.
 pub(crate) fn remove(id: &str) -> Result<(), LabError> {
     let hierarchy = Hierarchy::find();
     let prefix = namespace_prefix(id);
@@ -43,7 +43,7 @@ pub(crate) fn remove(id: &str) -> Result<(), LabError> {
         let processes = find_processes();
         processes.iter().copied().for_each(kill);
         let mut failure = None;
-        // A namespace that is deleted while a process is in it would live on without a name.
+        // If a namespace is deleted while a process is in it, it lives on without a name.
         if processes.is_empty() || find_processes().is_empty() {
             failure = own_namespaces.iter().find_map(|name| delete_namespace(name).err());
             let groups_are_gone = hierarchy.as_ref().is_none_or(|hierarchy| hierarchy.remove(id));

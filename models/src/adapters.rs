@@ -1,5 +1,5 @@
-//! Low-rank adapters (LoRA; Hu et al. 2021, arXiv:2106.09685): beside the product `y = x·W` of a
-//! linear layer, `y + α/r · (x·Aᵀ)·Bᵀ`, where A has r rows and B has r columns.
+//! Low-rank adapters (LoRA; Hu et al. 2021, arXiv:2106.09685): the product `y = x·W` of a linear
+//! layer becomes `y + α/r · (x·Aᵀ)·Bᵀ`, where A has r rows and B has r columns.
 //!
 //! A forward graph is built without adapters. This pass adds them, so families do not know of them.
 //! Parameters have the names and shapes that the library `peft` gives them.
@@ -11,7 +11,7 @@ use crate::graph::{
 use crate::kernel::{Activation, Kernel, WeightLayout};
 use crate::storage::Storage;
 
-/// What `peft` puts before the names of a model's modules.
+/// Prefix that `peft` puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";
 /// The ends of the names of an adapter's parameters.
 const ENDS: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
@@ -33,8 +33,8 @@ pub fn is_adapter(parameter: &str) -> bool {
 }
 
 /// The linear layers of a forward graph that can have an adapter: all but the projection to a
-/// vocabulary or to classes. Products of adapters are no layers. Each comes with how its weight is
-/// laid out.
+/// vocabulary or to classes. Products of adapters do not count. Returns each layer's name with the
+/// layout of its weight.
 pub fn linear_layers(graph: &Graph) -> impl Iterator<Item = (&str, WeightLayout)> {
     graph.operators.iter().filter_map(|operator| Some((operator.name.as_str(), adaptable(graph, operator)?)))
 }
@@ -61,7 +61,8 @@ pub fn with_adapters(graph: Graph, sizes: AdapterSizes, is_target: impl Fn(&str)
     let operators = std::mem::take(&mut graph.operators);
     let mut pass = AdapterPass { graph, sizes, replaced: Vec::new() };
     let mut next = first;
-    // The adapter of the layer before, whose bias may follow.
+    // The adapter of the previous layer. That layer's bias may follow before the adapter's result
+    // is added.
     let mut waiting: Option<Adapter> = None;
     for (index, mut operator) in operators.into_iter().enumerate() {
         let is_bias = matches!(operator.kind, Kernel::BiasAdd { .. });
@@ -111,7 +112,7 @@ struct Adapter {
 struct AdapterPass {
     graph: Graph,
     sizes: AdapterSizes,
-    /// Results of layers, each with the sum that takes its place.
+    /// Results of layers, each with the sum that replaces it.
     replaced: Vec<(TensorId, TensorId)>,
 }
 
@@ -142,7 +143,7 @@ impl AdapterPass {
         let (module, narrow) = (layer.name.clone(), rank(Extent::Columns));
         let [a, b] = [first, TensorId(first.0 + 1)];
         let size = |loops: &[Loop]| loops.iter().map(|dimension| dimension.extent).product::<usize>();
-        // As `torch.nn.Linear` draws it, with which `peft` starts A.
+        // `peft` draws A as `torch.nn.Linear` draws a weight.
         let bound = Initialisation::Uniform(1.0 / (size(&contracted).max(1) as f64).sqrt());
         let parameter = |end: &str, loops: &[&[Loop]; 2], initialisation| {
             let dimensions = dimensions(&loops.concat());

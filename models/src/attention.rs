@@ -20,7 +20,7 @@ pub struct RelativePositions {
 
 impl RelativePositions {
     /// Attention sinks (Xiao et al. 2023; gpt-oss): one learned number for each head, which the
-    /// softmax counts like the score of a key without a value. Planned, and not executed.
+    /// softmax counts like the score of a key without a value. Planned and simulated, not executed.
     pub const SINKS: Self = Self { buckets: 1, max_distance: 1, bidirectional: false };
 
     /// Returns the bucket of a key `distance` positions after its query. Half of the buckets hold
@@ -60,8 +60,8 @@ pub struct Attention {
     pub group: usize,
     /// Features of a head of queries and keys.
     pub head_dimension: usize,
-    /// Features of a head of values and of the output. `None`: `head_dimension`. Others are
-    /// planned, and not executed.
+    /// Features of a head of values and of the output. `None`: `head_dimension`. Models with
+    /// another value are planned and simulated, not executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_dimension: Option<NonZeroU32>,
     /// Whether a position only attends to itself and to positions before it.
@@ -80,10 +80,10 @@ pub struct Attention {
     /// Parts into which a group of ranks has cut the queries. The rank's index in the group says
     /// which part it has. 1 if the work does not depend on the part.
     pub query_parts: usize,
-    /// Position of the first query of the first part; with a zigzag order its index.
+    /// Position of the first query of the first part. With a zigzag order, its index in that order.
     pub query_offset: usize,
-    /// The order of queries and keys, if it is not that of their positions. Requires causal
-    /// attention to the same sequence, without relative positions.
+    /// The order in which queries and keys are stored, if it is not that of their positions.
+    /// Requires causal attention to the same sequence, without relative positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zigzag: Option<Zigzag>,
     /// The step of ring attention that this kernel is. `None` without a ring.
@@ -256,8 +256,8 @@ impl Attention {
         self.for_member(0) != *self && (self.zigzag.is_none() || self.ring.is_some())
     }
 
-    /// The sizes as they are timed. All steps of a ring that merge take as long, and so does
-    /// dropout wherever it is. Every part of a zigzag order has the same work.
+    /// The sizes as they are timed. All merging steps of a ring take equally long, dropout takes
+    /// equally long at every position, and every part of a zigzag order has the same work.
     pub(crate) fn without_constants(self) -> Self {
         let is_even_part = self.zigzag.is_some() && self.query_parts <= 1;
         Self {
@@ -269,8 +269,8 @@ impl Attention {
     }
 
     /// Returns the query-key pairs of one head and sequence that are not masked. If the queries are
-    /// cut into parts it is the mean over the members. So it is for one member's part of a zigzag
-    /// order, of which a window leaves the first a little less.
+    /// cut into parts, this is the mean over the members. It is also the value for one member's
+    /// part of a zigzag order, although with a window the first member has slightly fewer.
     pub fn scores(&self) -> f64 {
         let [queries, keys] = [self.queries as f64, self.keys as f64];
         if let Some(ring) = self.ring
@@ -281,13 +281,13 @@ impl Attention {
         if let Some(ring) = self.ring
             && (ring.unseen || (self.causal && ring.merges()))
         {
-            // In step t the last `parts - t` members see all keys, and the others none.
+            // In step t the last `parts - t` members see all keys, and the first t see none.
             let seeing = if ring.unseen { 0.0 } else { 1.0 - (ring.step as f64 / ring.parts.max(1) as f64).min(1.0) };
             return queries * keys * seeing;
         }
         if !self.causal {
             let seen = match self.window.map(|window| window as f64).filter(|&window| window < keys) {
-                // As many keys on each side, but for the queries near the ends.
+                // As many keys on each side, except for queries near the ends.
                 Some(window) => (2.0 * window - 1.0 - window * (window - 1.0) / keys).min(keys),
                 None => keys,
             };
@@ -298,7 +298,8 @@ impl Attention {
             let positions = order.positions().max(1) as f64;
             return self.seen_by(0.0, positions) * queries / positions;
         }
-        // The members' queries follow each other, so their mean is the whole over their number.
+        // The members' queries are consecutive, so their mean is the total over all members,
+        // divided by the number of members.
         let parts = self.query_parts.max(1) as f64;
         self.seen_by(self.query_offset as f64, parts * queries) / parts
     }
@@ -341,7 +342,7 @@ pub struct Rope {
     /// Parts into which a group of ranks has cut the positions. The rank's index in the group says
     /// which part it has.
     pub position_parts: usize,
-    /// First position of the first part; with a zigzag order its index.
+    /// First position of the first part. With a zigzag order, its index in that order.
     pub position_offset: usize,
     /// The order of the positions, if it is not their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -157,8 +157,8 @@ impl GraphBuilder {
         self.tensor(name, Role::Input(kind), dimensions, storage)
     }
 
-    /// Adds a parameter whose public form has our dimensions in the order `permutation`, reshaped
-    /// to `shape`.
+    /// Adds a parameter. Its public form has the dimensions in the order `permutation`, reshaped to
+    /// `shape`.
     pub(crate) fn parameter_as(
         &mut self,
         name: String,
@@ -175,7 +175,8 @@ impl GraphBuilder {
         )
     }
 
-    /// Adds a parameter whose public form has the same elements in the same order, in `shape`.
+    /// Adds a parameter. Its public form has the same elements in the same order, with the shape
+    /// `shape`.
     pub(crate) fn parameter(
         &mut self,
         name: String,

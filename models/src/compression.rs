@@ -1,13 +1,14 @@
-//! Formats of few bits for numbers that travel between ranks: gradients and changes of parameters.
+//! Formats of few bits for numbers that ranks send to each other: gradients and changes of
+//! parameters.
 //!
-//! A message holds whole chunks of numbers. With [`Compression::Int8`] a chunk is a factor in
-//! single precision, then one signed byte for each number. So any whole number of chunks is a
-//! message by itself. The last chunk is filled up with zeros.
+//! A message consists of complete chunks. With [`Compression::Int8`] a chunk is a factor in single
+//! precision, then one signed byte for each number. So any number of chunks is a message by itself.
+//! The last chunk is filled up with zeros.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The format of numbers that travel in few bits.
+/// The format of numbers that are sent in few bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
@@ -20,7 +21,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The number of numbers in a chunk.
+    /// Elements of a chunk.
     pub const fn chunk(self) -> usize {
         match self {
             // One cache line of 16-bit numbers.
@@ -37,12 +38,12 @@ impl Compression {
         }
     }
 
-    /// The bytes of a message of so many numbers.
+    /// The bytes of a message of `elements` numbers.
     pub const fn bytes(self, elements: usize) -> usize {
         elements.div_ceil(self.chunk()) * self.chunk_bytes()
     }
 
-    /// The numbers in each of `parts` equal parts of `elements`, in whole chunks.
+    /// The elements of each of `parts` equal parts of `elements`, rounded up to complete chunks.
     pub const fn part(self, elements: usize, parts: usize) -> usize {
         elements.div_ceil(parts).next_multiple_of(self.chunk())
     }

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 /// Returns `graph` with its gradients appended. The loss is a mean over `normalizer` predictions.
 ///
-/// The gradient of a parameter is a tensor of [`Role::ParameterGradient`]. Parameters whose name is
-/// `frozen` have none.
+/// The gradient of a parameter is a tensor of [`Role::ParameterGradient`]. Parameters whose name
+/// `frozen` accepts have none.
 pub fn differentiate(graph: &Graph, normalizer: usize, frozen: impl Fn(&str) -> bool) -> Graph {
     let is_trained = |tensor: &Tensor| matches!(tensor.role, Role::Parameter(_)) && !frozen(&tensor.name);
     let trained: Vec<bool> = graph.tensors.iter().map(is_trained).collect();
@@ -289,7 +289,8 @@ impl Backward {
                 GradientReads::Nothing => {}
                 GradientReads::Itself => reads.push(input.clone()),
                 GradientReads::Normed => {
-                    // The shift needs nothing more, the scale needs what is normed.
+                    // The gradient of the shift needs only dy, that of the scale also the input,
+                    // and that of the input both input and scale.
                     reads.extend(forward.inputs.first().filter(|_| index < 2).cloned());
                     reads.extend(forward.inputs.get(1).filter(|_| index == 0).cloned());
                 }
@@ -366,8 +367,8 @@ impl Backward {
         self.push(id, kind, Pass::WeightGradient, reads, writes);
     }
 
-    /// Returns the operand for the gradient of a parameter. That of a frozen parameter, which its
-    /// kernel makes beside another one, is read by nothing.
+    /// Returns the operand for the gradient of a parameter. If the parameter is frozen, its kernel
+    /// computes the gradient together with another one, and nothing reads it.
     fn gradient_of_parameter(&mut self, parameter: &Operand) -> Operand {
         let id = parameter.tensor;
         let tensor = if self.trained[id.0] { self.parameter_gradient(id) } else { self.unread_gradient(id) };

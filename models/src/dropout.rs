@@ -168,7 +168,7 @@ impl AttentionDropout {
     }
 }
 
-/// Where in the whole a rank's attention begins, for its dropout.
+/// Where in the whole a rank's attention begins. Its dropout depends on that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPlace {
     /// First sample, as its number in the global batch.

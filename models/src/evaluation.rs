@@ -43,7 +43,7 @@ pub fn with_evaluation(mut graph: Graph) -> Graph {
 }
 
 /// Returns a forward graph that ends with the logits, which it keeps, and has no loss. `None` if
-/// the graph has no loss over whole classes.
+/// the graph has no loss over unsharded classes.
 pub fn logits_only(mut graph: Graph) -> Option<Graph> {
     let loss = graph.operators.iter().position(|operator| matches!(operator.kind, Kernel::CrossEntropy { .. }))?;
     let logits = graph.operators[loss].inputs[0].tensor;
@@ -53,8 +53,8 @@ pub fn logits_only(mut graph: Graph) -> Option<Graph> {
     Some(graph)
 }
 
-/// Adds the ranks of labels among the classes of `loss`, and the number of the first five. Where
-/// ranks shard the classes, `statistics` has the labels' logits.
+/// Adds the ranks of labels among the classes of `loss`, and the count of labels among the first
+/// five. If ranks shard the classes, `statistics` has the labels' logits.
 fn count_top_labels(graph: &mut Graph, loss: &Operator, statistics: Option<TensorId>) {
     let row_count = loss.loops.len() - 1;
     let rows: Vec<Option<LoopId>> = (0..row_count).map(|index| Some(LoopId(index))).collect();
@@ -63,7 +63,7 @@ fn count_top_labels(graph: &mut Graph, loss: &Operator, statistics: Option<Tenso
     let ranks = add_tensor(graph, "label_ranks", Role::Activation, dimensions);
     let mut inputs = loss.inputs.clone();
     inputs.extend(statistics.map(|tensor| {
-        // Every rank reads the statistics of all parts.
+        // Every rank reads the statistics of all shards.
         Operand { tensor, axes: [&[None][..], &rows, &[None]].concat() }
     }));
     let output = vec![Operand { tensor: ranks, axes: rows.clone() }];
@@ -75,7 +75,7 @@ fn count_top_labels(graph: &mut Graph, loss: &Operator, statistics: Option<Tenso
     add_operator(graph, loss, (Kernel::TopLabels { rows: 0, top: 5 }, loss.loops[..row_count].to_vec()), inputs, output);
 }
 
-/// Adds the probabilities of the classes of `loss`, with the labels behind them.
+/// Adds the probabilities of the classes of `loss`, each row followed by its label.
 fn keep_scores(graph: &mut Graph, loss: &Operator) {
     let [row, class] = [0, 1].map(|index| &loss.loops[index]);
     let dimensions = vec![Dimension { name: row.name, extent: row.extent }, Dimension { name: SCORES, extent: class.extent + 1 }];

@@ -1,10 +1,10 @@
 //! Hugging Face's `config.json` as a [`Model`].
 //!
 //! Each model type has a reader, which asks for the fields that it understands ([`fields`]) and
-//! lists those that change neither time nor memory nor results. A field that nobody asked for, or
-//! whose value no graph can express, is an error that names it. Of models of images and text, the
-//! text model is read ([`images_and_text`]). It must not know layouts or devices: it ends with a
-//! model.
+//! lists those that change neither time nor memory nor results. A field that no reader asked for,
+//! or whose value no graph can express, is an error that names it. For models of images and text,
+//! the text model is read ([`images_and_text`]). It must not know layouts or devices: it ends with
+//! a model.
 
 mod cohere;
 mod contrastive;
@@ -152,8 +152,8 @@ pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<Imported
     read(fields::parse(text)?, sequence, Unknown::Refused)
 }
 
-/// As [`from_hugging_face`], with the reader of another model type. Fields that it does not know
-/// are noted: the model is like one of that type, and not the file's own.
+/// As [`from_hugging_face`], with the reader of another model type. Fields that the reader does not
+/// know are noted: the model is similar to one of that type, and not exactly the file's own.
 ///
 /// # Errors
 /// As [`from_hugging_face`].
@@ -175,12 +175,12 @@ pub fn from_hugging_face_as(text: &str, sequence: Option<usize>, like: &str) -> 
     Ok(imported)
 }
 
-/// What becomes of fields that no reader knows.
+/// What happens to fields that no reader knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unknown {
-    /// They are an error.
+    /// Such fields are an error.
     Refused,
-    /// They are noted.
+    /// Such fields are noted.
     Noted,
 }
 
@@ -202,7 +202,7 @@ fn read(
     let model = read(&mut fields)?;
     let mut notes = fields.finish(unknown)?;
     let Some(left_out) = left_out else { return Ok(ImportedModel { model, notes }) };
-    // What sees images is planned where it is of a known kind, and noted where not.
+    // The part that sees images is planned if its kind is known, and noted otherwise.
     let decoder = model.as_decoder();
     match seen.zip(decoder).map(|(seen, decoder)| seen.attach(decoder)) {
         Some(Ok((decoder, note))) => {
@@ -225,7 +225,7 @@ fn type_of(object: &serde_json::Map<String, serde_json::Value>) -> &str {
     object.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default()
 }
 
-/// What can be done with a configuration whose type has no reader.
+/// Suggests what to do with a configuration whose type has no reader.
 fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence: Option<usize>) -> String {
     const OTHERS: &str = "use a model of `foretell models`, a model file, or a trace (`foretell import torch`)";
     let known = nearest::known(type_of(&object));

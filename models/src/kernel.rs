@@ -98,8 +98,8 @@ pub enum Kernel {
         bias: bool,
     } => products::matmul_weight_gradient([rows, columns, contracted], weight, bias);
     /// x `[rows, columns]` in eight bits: `x · 2^e`, rounded, with the largest whole `e` for which
-    /// the largest element fits the format. Writes the factor `2^-e` `[1]` and the matrix as it is
-    /// (`straight`), transposed `[columns, rows]`, or both.
+    /// the largest element fits the format. Writes the factor `2^-e` `[1]` and the matrix in its
+    /// own order (`straight`), transposed `[columns, rows]`, or both.
     ///
     /// Scaling by a power of two rounds all but the smallest numbers in the same way, whatever `e`
     /// is. Results are thus the same in every layout, though each rank finds the `e` of its part.
@@ -330,12 +330,12 @@ pub enum Kernel {
         last: bool,
     } => recurrence::lstm_gradient(&sizes, outputs, last);
     LstmWeightGradient(sizes: Recurrence) => recurrence::lstm_weight_gradient(&sizes);
-    /// Linear attention: at each position a state is updated by key and value and read by a query.
-    /// No backend has it.
+    /// Linear attention: at each position a state is updated by key and value, and read by a query.
+    /// No backend has a kernel for it.
     ///
-    /// Reads keys and queries `[batch, positions, key_heads, 2, key_dimension]`, values
-    /// `[batch, positions, key_heads, group, value_dimension]`, controls `[batch, positions,
-    /// key_heads, group, controls]` and the heads' parameters. Writes y like the values.
+    /// Reads keys and queries `[batch, positions, key_heads, 2, key_dimension]`, values `[batch,
+    /// positions, key_heads, group, value_dimension]`, controls `[batch, positions, key_heads,
+    /// group, controls]` and the heads' parameters. Writes y, shaped as the values.
     Scan(sizes: Scan) => scan::scan(&sizes);
     /// All gradients of a scan. It recomputes the states.
     ScanGradient(sizes: Scan) => scan::scan_gradient(&sizes);
@@ -439,9 +439,9 @@ pub enum Kernel {
         clip: bool,
         /// Whether the loss is scaled. The scale then follows overflows (Micikevicius et al. 2018).
         scaled: bool,
-        /// With weighted classes, the predictions of the global batch, else 0. The kernel then also
-        /// reads the weight of their labels `[1]`, and the gradient is divided by it in place of
-        /// the predictions.
+        /// With weighted classes, the number of predictions of the global batch; else 0. The kernel
+        /// then also reads the sum of the labels' weights `[1]`, and divides the gradient by it
+        /// instead of the number of predictions.
         #[serde(default, skip_serializing_if = "is_zero")]
         predictions: usize,
     } => training::update_control(predictions > 0);

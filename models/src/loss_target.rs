@@ -27,8 +27,8 @@ impl LossTarget {
         self.smoothing == Smoothing::default() && self.weights.is_empty()
     }
 
-    /// Returns a forward graph with this target. The classes must be whole: the graph is built with
-    /// one vocabulary part.
+    /// Returns a forward graph with this target. The classes must not be sharded: the graph is
+    /// built with one vocabulary part.
     pub fn apply(&self, mut graph: Graph) -> Graph {
         if self.is_plain() {
             return graph;

@@ -105,7 +105,7 @@ const MOST_ELEMENTS: usize = 1 << 48;
 const MOST_SAMPLES: usize = 1 << 32;
 
 impl Model {
-    /// Returns the named models whose sizes the families themselves have.
+    /// Returns the named models that the families define.
     pub(crate) fn of_families() -> impl Iterator<Item = (&'static str, Model)> {
         of_all_families!(zoo)
     }
@@ -193,12 +193,12 @@ impl Model {
         Some(model)
     }
 
-    /// Returns the experts of each mixture. `None` without mixtures.
+    /// Returns the number of experts in each mixture. `None` without mixtures.
     pub fn experts(&self) -> Option<usize> {
         self.as_decoder()?.mixtures.map(|mixtures| mixtures.experts)
     }
 
-    /// Returns the experts to which a token goes in each mixture. 1 without mixtures.
+    /// Returns the number of experts that a token is sent to in each mixture. 1 without mixtures.
     pub fn experts_per_token(&self) -> usize {
         self.as_decoder().and_then(|decoder| decoder.mixtures).map_or(1, |mixtures| mixtures.top_k)
     }

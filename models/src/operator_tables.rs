@@ -1,10 +1,10 @@
-//! Frameworks as operator tables: what a training step of a framework's own code allocates,
-//! releases and launches.
+//! Frameworks as operator tables: what the framework's own code allocates, releases and launches in
+//! a training step.
 //!
-//! A table was traced without a GPU, from the framework's code, with every size named. So it holds
-//! for any model of its architecture, any batch and sequence. The tracer is
-//! `python/foretell/trace`, whose documentation has the format. A table is one unsharded replica's
-//! forward and backward pass; sharding and the optimizer follow from its parameters.
+//! A table was traced without a GPU, from the framework's code, with symbolic sizes. So it holds
+//! for any model of its architecture, any batch and any sequence. The tracer is
+//! `python/foretell/trace`, whose documentation has the format. A table is the forward and backward
+//! pass of one unsharded replica; sharding and the optimizer follow from its parameters.
 //!
 //! The nouns: an [`OperatorTable`] has [`Part`]s of [`Line`]s over [`Formula`]s;
 //! [`OperatorTable::expand`] gives the [`StepEvent`]s of a step at given [`TableSizes`].

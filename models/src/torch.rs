@@ -23,14 +23,14 @@ use miette::Diagnostic;
 use thiserror::Error;
 use translator::Translator;
 
-/// Why a trace was not read.
+/// Why a trace cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum TorchError {
-    /// It is not a trace.
+    /// The text is not a trace.
     #[error("this is not a trace of a PyTorch step: {reason}")]
     #[diagnostic(code(torch::not_a_trace), help("`python -m foretell.trace FILE.py:step -o trace.json` writes one"))]
     NotATrace {
-        /// What is wrong with it.
+        /// Why the text is not a trace.
         reason: String,
     },
     /// A value's shape that is no size.
@@ -41,32 +41,32 @@ pub enum TorchError {
         place: String,
         /// What is wrong with it.
         reason: String,
-        /// What can be read.
+        /// Which shapes can be read.
         hint: &'static str,
     },
-    /// An operator that no layer expresses.
+    /// An operator that no layer can express.
     #[error("operator {index} (`{operator}` in `{module}`): {reason}")]
     #[diagnostic(code(torch::operator), help("{hint}"))]
     Operator {
-        /// Its number, from 0.
+        /// The operator's number, from 0.
         index: usize,
-        /// Its name.
+        /// The operator's name.
         operator: String,
         /// The path of its module.
         module: String,
-        /// What cannot be expressed.
+        /// Why it cannot be expressed.
         reason: String,
-        /// What can.
+        /// What can be expressed.
         hint: &'static str,
     },
-    /// A loss that does not depend on the inputs and parameters.
+    /// A loss that depends on no input and no parameter.
     #[error("the loss {reason}")]
     #[diagnostic(code(torch::loss), help("trace a step whose loss is a sum or a mean over the samples"))]
     Loss {
-        /// What is wrong with it.
+        /// Why the loss cannot be used.
         reason: String,
     },
-    /// A sequence for a trace of one length.
+    /// Another sequence length was asked for, and the trace has a single one.
     #[error("the trace has one length of a sequence")]
     #[diagnostic(code(torch::fixed_sequence), help("let the step take `sequence`, and trace it again"))]
     FixedSequence,
@@ -78,7 +78,7 @@ pub fn is_torch_trace(text: &str) -> bool {
     head.trim_start().starts_with('{') && head.contains(document::FORMAT)
 }
 
-/// Reads a trace. `sequence`: another length than that of the trace.
+/// Reads a trace. `sequence`: another length than the trace's.
 ///
 /// # Errors
 /// [`TorchError`], with the first operator that cannot be expressed.

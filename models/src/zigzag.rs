@@ -1,10 +1,11 @@
-//! The order in which the positions of a causal sequence are stored, so that ranks which cut it
-//! have equal work. It must not know how layouts lead to parts.
+//! The order in which the positions of a causal sequence are stored, so that ranks which shard it
+//! have equal work. This module must not know how layouts lead to parts.
 //!
 //! A causal query sees the keys before it, so of contiguous parts the last has the most work. In
 //! zigzag order a sequence is cut into two chunks for each rank. Rank i of c has chunk i and then
 //! chunk 2c - 1 - i, as in Megatron Core, torchtitan and ring-flash-attention. A part is still one
-//! run of indices: what does not depend on positions need not know the order.
+//! contiguous range of indices, so operators that do not depend on positions need not know the
+//! order.
 
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
@@ -19,14 +20,14 @@ pub struct Zigzag {
     pub chunk: NonZeroU32,
 }
 
-/// Positions that follow each other and are stored one after the other.
+/// Consecutive positions that are stored contiguously.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PositionRun {
-    /// Where the run begins, counted from the start of the part that was asked for.
+    /// Index of the run's first position, counted from the start of the range that was asked for.
     pub start: usize,
     /// Its first position.
     pub position: usize,
-    /// How many positions it has.
+    /// The number of positions.
     pub length: usize,
 }
 
@@ -55,7 +56,7 @@ impl Zigzag {
 }
 
 /// The runs of positions that a range of indices has, in the order in which they are stored.
-/// Without a zigzag order there is one, and positions are indices.
+/// Without a zigzag order there is a single run, and positions are indices.
 pub fn position_runs(order: Option<Zigzag>, indices: Range<usize>) -> impl Iterator<Item = PositionRun> {
     let first = indices.start;
     let mut next = first;

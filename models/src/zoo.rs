@@ -1,7 +1,7 @@
-//! The zoo: models by name. Families have some; the others are published models that people train
-//! further, by the configuration that Hugging Face's hub has of each (`published.jsonl`: a line
-//! each). Those are read as a user's own `config.json` is. Their sequences are at most 4,096
-//! positions, whatever a model could take.
+//! The zoo: models by name. Families define some. The others are published models that are often
+//! fine-tuned, each by its configuration on Hugging Face's hub (one line of `published.jsonl`),
+//! which is read as a user's own `config.json` is. Their sequences are at most 4,096 positions,
+//! whatever a model could take.
 
 use crate::error::ModelError;
 use crate::hugging_face::from_hugging_face;
@@ -68,8 +68,8 @@ impl Model {
         })
     }
 
-    /// Returns the zoo's name of a model of Hugging Face's hub (`Qwen/Qwen3-8B`). A model that was
-    /// trained further has the same sizes (`-Instruct`).
+    /// Returns the zoo's name of a model of Hugging Face's hub (`Qwen/Qwen3-8B`). A fine-tuned
+    /// version (`-Instruct`) counts as the same model, since its sizes are the same.
     pub fn named_on_hub(name: &str) -> Option<&'static str> {
         const ENDINGS: [&str; 6] = ["-instruct", "-it", "-chat", "-base", "-hf", "-v0.1"];
         let mut last = name.trim_end_matches('/').rsplit('/').next()?.trim().to_ascii_lowercase().replace(' ', "-");
@@ -84,7 +84,7 @@ impl Model {
         }
         let last = last.strip_prefix("meta-").unwrap_or(&last);
         let last = last.strip_prefix("llama-").map_or_else(|| last.to_owned(), |rest| format!("llama{rest}"));
-        // Releases 3, 3.1 and 3.3 differ in how positions are scaled alone.
+        // Releases 3, 3.1 and 3.3 differ only in how positions are scaled.
         let last = last.replace("llama3.1-", "llama3-").replace("llama3.3-", "llama3-");
         Self::names().find(|known| *known == last)
     }

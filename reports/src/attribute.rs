@@ -1,10 +1,10 @@
 //! Attributes every instant of a rank's step to one instruction and one of three reasons.
 //!
 //! The compute stream is the rank's clock. While a kernel runs, the time is that kernel's work.
-//! While none runs, a walk starts at the next kernel and goes back to the dependency that finished
-//! last, to that one's last dependency, and so on, until the time at which the compute stream
+//! While none runs, a walk starts at the next kernel and goes back to its dependency that finished
+//! last, then to that one's last dependency, and so on, to the time at which the compute stream
 //! became idle. So communication counts only where it is exposed, and the pieces of a rank add up
-//! to the step exactly. This module knows no kinds of time, no causes and no predictions.
+//! to the step exactly. This module must not know kinds of time, causes or predictions.
 
 use foretell_program::{
     Group, Instruction, InstructionId, Operation, PeerId, Program, Rank, RankTimeline, Span, StageProgram, Stream, Timeline,
@@ -12,7 +12,7 @@ use foretell_program::{
 use foretell_units::Picoseconds;
 use std::collections::HashMap;
 
-/// Why a piece of the step passed.
+/// The reason why a piece of the step passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Reason {
     /// The instruction ran.
@@ -58,7 +58,7 @@ pub(crate) fn attribute(program: &Program, communications: &Communications, time
     walk.pieces
 }
 
-/// How long a collective, message or load itself took, hidden or not: from the arrival of the last
+/// The duration of a collective, message or load, hidden or not: from the arrival of the last
 /// participant to its end.
 pub(crate) fn active_time(
     program: &Program,
@@ -106,8 +106,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Attributes time to an instruction: as [`Reason::Wait`] until the last other participant
-    /// arrived, then as `otherwise`.
+    /// Attributes the time from `from` to `to` to an instruction: as [`Reason::Wait`] until the
+    /// last other participant arrived, then as `otherwise`.
     fn explain(&mut self, from: Picoseconds, to: Picoseconds, instruction: Option<InstructionId>, otherwise: Reason) {
         let arrival = instruction
             .filter(|_| to > from)
@@ -155,7 +155,7 @@ struct ListCommunications {
     instructions: HashMap<Meeting, InstructionId>,
 }
 
-/// The `ordinal`-th use of a channel. All participants agree on the number, since a channel keeps
+/// The `ordinal`-th use of a channel. All participants count the same number, since a channel keeps
 /// its order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Meeting {
@@ -199,7 +199,7 @@ impl Communications {
         let opposite = |peer: &PeerId, as_seen_there: fn(PeerId) -> Channel| {
             let other = program.lists[own].peers.get(peer.0 as usize)?.of(&program.mesh, rank);
             let peers = program.list_of(other).peers.iter().enumerate();
-            // A list may hold the same peer twice: for sends and for receives.
+            // A list may have the same peer twice: for sends and for receives.
             let back = peers.filter(|(_, peer)| peer.of(&program.mesh, other) == rank);
             back.map(|(number, _)| as_seen_there(PeerId(number as u16))).find_map(|channel| place(other, channel))
         };
@@ -266,7 +266,7 @@ fn by_instruction(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Option<S
     spans
 }
 
-/// One instruction's span. A complete timeline has it at the instruction's index; an incomplete one
+/// One instruction's span. In a complete timeline its index is the instruction's; an incomplete one
 /// is searched.
 fn span_of(timeline: &RankTimeline, id: InstructionId) -> Option<Span> {
     let at_its_place = timeline.spans.get(id.0 as usize).filter(|span| span.instruction == id);

@@ -1,5 +1,5 @@
-//! The document of `foretell check`: a comparison, its verdicts, and what the run says of the
-//! machine's pace, of loading and of checkpoints. It must not know how any of them was measured.
+//! The document of `foretell check`: a comparison, its verdicts, and the run's data on the
+//! machine's pace, on loading and on checkpoints. It must not know how these were measured.
 
 use crate::compare::{Comparison, number};
 use foretell_units::{Bytes, Seconds};
@@ -16,12 +16,12 @@ pub struct CheckDocument {
     pub inside_interval: bool,
     /// Predicted over measured peak memory, less one; `None` if memory was not measured.
     pub memory_error: Option<f64>,
-    /// The part of the error that comes from the machine: the prediction over the one at the run's
-    /// pace, less one. Below 0 if the machine was slower than at calibration. `None` if the run's
-    /// pace is not known.
+    /// The machine's part of the error: the prediction over the prediction at the run's pace, less
+    /// one. Below 0 if the machine was slower than at calibration. `None` if the run's pace is not
+    /// known.
     pub machine_error: Option<f64>,
-    /// The part of the error that is the model's: the prediction at the run's pace over the
-    /// measured step, less one. `1 + error` is the product of 1 + each part.
+    /// The model's part of the error: the prediction at the run's pace over the measured step, less
+    /// one. 1 + `error` = (1 + `machine_error`) · (1 + `model_error`).
     pub model_error: Option<f64>,
     /// The prediction at the run's pace; `None` if that is not known.
     pub at_pace: Option<AtPace>,
@@ -33,14 +33,14 @@ pub struct CheckDocument {
     pub checkpoint: Option<CheckpointCheck>,
 }
 
-/// What a checkpoint costs, predicted and measured (the median of a run's).
+/// The cost of a checkpoint, predicted and measured (the median over the run's checkpoints).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CheckpointCheck {
-    /// Predicted time that a step waits.
+    /// Predicted time that a step waits for the checkpoint.
     #[serde(rename = "predicted_seconds", serialize_with = "number")]
     #[schemars(with = "f64")]
     pub predicted: Seconds,
-    /// Measured time that a step waits.
+    /// Measured time that a step waits for the checkpoint.
     #[serde(rename = "measured_seconds", serialize_with = "number")]
     #[schemars(with = "f64")]
     pub measured: Seconds,
@@ -79,8 +79,8 @@ impl CheckpointCheck {
 /// The prediction of a step at the pace that the machine had during the run.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct AtPace {
-    /// The time of the reference kernel in the run over that in the calibration: 1.1 if the machine
-    /// was a tenth slower. The median over the run's parts of the mean over ranks.
+    /// The time of the reference kernel in the run over that at calibration: 1.1 if the machine was
+    /// a tenth slower. The median over the run's parts of the mean over ranks.
     pub pace: f64,
     /// The predicted step.
     #[serde(rename = "predicted_step_seconds", serialize_with = "number")]
@@ -96,20 +96,20 @@ pub struct AtPace {
     pub p90: Seconds,
     /// Whether the measured step is between the two.
     pub inside_interval: bool,
-    /// How often the ranks timed the reference kernel.
+    /// How many times the ranks ran the reference kernel.
     pub reference_kernels: usize,
-    /// The time that a rank spent on it, outside of its steps.
+    /// The time that a rank spent on the reference kernel, outside its steps.
     pub reference_seconds: f64,
 }
 
 /// Whether loading limits the step, predicted and measured.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct InputCheck {
-    /// The part of the input pipeline that limits the step by the prediction, in words.
+    /// The part of the input pipeline that limits the step according to the prediction, in words.
     pub predicted_bound: String,
-    /// Whether the prediction says that the run is input-bound.
+    /// Whether the run is predicted to be input-bound.
     pub predicted_input_bound: bool,
-    /// Whether kernels were seen to wait for samples for a good part of the step.
+    /// Whether kernels waited for samples for more than a tenth of the measured step.
     pub input_bound: bool,
     /// Predicted time per step in which kernels wait for samples.
     #[serde(rename = "predicted_wait_seconds", serialize_with = "number")]
@@ -122,8 +122,8 @@ pub struct InputCheck {
 }
 
 impl InputCheck {
-    /// The share of a step that kernels wait for samples in a run that is called input-bound. Below
-    /// it more workers would hardly help.
+    /// A run is called input-bound if kernels wait for samples for more than this share of a step.
+    /// Below it, more workers would hardly help.
     const BOUND: f64 = 0.1;
 
     /// Judges a measured step by its wait.
@@ -152,7 +152,7 @@ impl InputCheck {
 
 impl CheckDocument {
     /// Adds the prediction's percentiles and the peak memory of the fullest rank, which timelines
-    /// do not have.
+    /// do not contain.
     pub fn new(
         comparison: Comparison,
         p10: Seconds,
@@ -176,7 +176,7 @@ impl CheckDocument {
     }
 
     /// Replaces the timelines' totals. A run measures steps from end to end, including the
-    /// reporting between two steps, and the prediction is judged by that figure.
+    /// reporting between two steps; the prediction is judged by that time.
     pub fn set_steps(&mut self, predicted: Seconds, measured: Seconds, p10: Seconds, p90: Seconds) {
         self.comparison.predicted_step = predicted;
         self.comparison.measured_step = measured;

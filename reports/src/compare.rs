@@ -12,7 +12,7 @@
 //!   message or the end of the step;
 //! - `host`: the compute stream is idle and none of these explains it.
 //!
-//! It must not know layouts: instructions and their spans say everything.
+//! It must not know layouts: everything follows from the instructions and their spans.
 
 use crate::attribute::{Communications, Piece, Reason, active_time, attribute};
 use foretell_program::{InstructionId, Operation, Program, Rank, StageProgram, Timeline};
@@ -22,7 +22,7 @@ use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The most rows of [`Comparison::worst`].
+/// The most rows in [`Comparison::worst`].
 const MOST_WORST: usize = 10;
 
 /// The comparison of two timelines of one Program.
@@ -40,8 +40,8 @@ pub struct Comparison {
     pub error: f64,
     /// The rank that [`Comparison::by_kind`] describes: the one whose measured step ended last.
     pub rank: Rank,
-    /// The reported rank's step by kind of time. Each column adds up to its step, the shares to the
-    /// error.
+    /// The reported rank's step by kind of time. Each time column adds up to its step, and the
+    /// shares add up to the error.
     pub by_kind: Vec<KindRow>,
     /// The instructions with the largest differences over all ranks, largest first.
     pub worst: Vec<WorstRow>,
@@ -213,7 +213,7 @@ impl Sides {
 }
 
 fn kinds(stage: &StageProgram, predicted: &[Piece], measured: &[Piece], step: Picoseconds) -> Vec<KindRow> {
-    // Every kind in the rank's list has a row, even if all of it was hidden.
+    // Every kind in the rank's list has a row, even if its time is completely hidden.
     let mut rows: BTreeMap<String, (Sides, usize)> = BTreeMap::new();
     for instruction in &stage.instructions {
         rows.entry(kind_of(&instruction.operation)).or_default().1 += 1;

@@ -1,7 +1,7 @@
-//! The report as one self-contained HTML page. Text, figures and tables are there without a script;
-//! the script draws the charts from a JSON document in the page, with uPlot. A content policy in
-//! the page forbids it to load anything and to run any other script. It follows the reader's light
-//! or dark mode.
+//! The report as one self-contained HTML page. Text, figures and tables need no script; a script
+//! draws the charts with uPlot, from a JSON document in the page. A content policy in the page
+//! forbids loading anything and running any other script. The page follows the reader's light or
+//! dark mode.
 
 mod charts;
 
@@ -25,7 +25,7 @@ pub enum Section {
     Paragraph {
         /// The title above the text; may be empty.
         heading: String,
-        /// Sentences; a line break stays one.
+        /// Sentences; line breaks are kept.
         text: String,
     },
     /// Preformatted text, such as a plan.
@@ -35,11 +35,11 @@ pub enum Section {
         /// Lines, kept as they are.
         text: String,
     },
-    /// The figures that a reader looks for first.
+    /// The most important figures.
     Answer {
         /// The figures.
         facts: Vec<Fact>,
-        /// Sentences below them: what binds, what to change.
+        /// Sentences below the figures: what limits the step, and what to change.
         sentences: Vec<String>,
     },
     /// A chart.
@@ -48,7 +48,7 @@ pub enum Section {
         heading: String,
         /// The chart.
         chart: Box<Chart>,
-        /// How to read it.
+        /// How to read the chart.
         caption: String,
     },
     /// A table.
@@ -62,16 +62,16 @@ pub enum Section {
     },
 }
 
-/// A figure of the answer.
+/// A figure of [`Section::Answer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What it is.
+    /// The figure's name.
     pub name: String,
     /// Its value with its unit.
     pub value: String,
-    /// The interval, the limit, or what else it is to be compared with.
+    /// The interval, the limit, or another value to compare it with.
     pub note: String,
-    /// The share of a limit, in per cent, to draw as a bar.
+    /// Per cent of a limit, drawn as a bar.
     pub percent: Option<u32>,
 }
 
@@ -101,7 +101,7 @@ impl Section {
 const KINDS: &str = "Compute is the time in which kernels run. Communication and load count only while kernels wait for them. A bubble \
                      is time spent waiting for another rank. Host is time that none of these explains. The shares add up to the error.";
 
-/// Makes a page of sections below a title. Text is escaped. The same sections give the same page.
+/// Makes a page of a title and sections. Text is escaped. The same sections make the same page.
 ///
 /// # Errors
 /// [`ReportError::Document`] if a chart cannot be written as JSON.
@@ -153,12 +153,13 @@ pub fn page(title: &str, sections: &[Section]) -> Result<String, ReportError> {
     ))
 }
 
-/// The charts as JSON that can stand in a page: no text in it ends the element or opens a comment.
+/// The charts as JSON that can be part of a page: no text in it ends the element or starts a
+/// comment.
 fn data(charts: &[&Chart]) -> Result<String, ReportError> {
     Ok(serde_json::to_string(charts)?.replace('<', "\\u003c"))
 }
 
-/// A script's hash, as content policies have it.
+/// A script's hash in the form of content policies.
 fn hash(script: &str) -> String {
     STANDARD.encode(Sha256::digest(script.as_bytes()))
 }

@@ -1,9 +1,9 @@
 //! Plots of timelines, memory, loss curves, scaling curves and predictions against measurements, as
 //! SVG text or PNG bytes.
 //!
-//! One function draws a plot over plotters' `DrawingArea`, whatever the backend. SVG keeps text as
-//! text in the reader's sans-serif font; PNG uses the embedded DejaVu Sans. Both layouts use the
-//! widths of DejaVu Sans, which is the wider one. It must not know where the numbers come from.
+//! One function draws a plot on plotters' `DrawingArea`, for every backend. SVG keeps text as text
+//! in the reader's sans-serif font; PNG uses the embedded DejaVu Sans. Both are laid out with the
+//! widths of DejaVu Sans, the wider font. It must not know where the numbers come from.
 
 mod canvas;
 mod curve;
@@ -62,8 +62,7 @@ impl Plot {
         Self { title: title.into(), content: Content::Scatter(scatter::ScatterPlot::of(points)) }
     }
 
-    /// Plots curves on logarithmic axes with these titles, such as a scaling curve or a Pareto
-    /// front.
+    /// Plots curves on logarithmic axes with titles, such as a scaling curve or a Pareto front.
     pub fn curve(title: impl Into<String>, axes: [&str; 2], points: &[CurvePoint]) -> Self {
         Self { title: title.into(), content: Content::Curve(curve::CurvePlot::of(axes, points)) }
     }

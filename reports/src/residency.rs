@@ -1,14 +1,14 @@
-//! The bytes in use over a step, and the tensors that hold them at the peak.
+//! The bytes in use over a step, and the tensors in memory at the peak.
 //!
 //! Persistent buffers count throughout, others for their lifetime: from the start of the first
-//! instruction that touches one to the end of the last. A buffer inside another one is not counted
+//! instruction that uses one to the end of the last. A buffer inside another one is not counted
 //! again.
 
 use foretell_program::{Buffer, BufferId, BufferRole, InstructionId, MemoryKind, RankTimeline, StageProgram};
 use foretell_units::{Bytes, Picoseconds};
 use std::collections::BTreeMap;
 
-/// A buffer's stay in device memory.
+/// A temporary buffer with the time in which it is in use.
 struct Stay<'a> {
     buffer: &'a Buffer,
     start: Picoseconds,
@@ -21,8 +21,8 @@ pub(crate) struct Residency<'a> {
     temporary: Vec<Stay<'a>>,
 }
 
-/// Buffers of one role that are in use at one time, and whose names differ at most in the number of
-/// the layer or part. A star stands for several numbers.
+/// Buffers of one role that are in use together, and whose names differ at most in numbers, as of
+/// layers or parts. A star replaces numbers that differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub name: String,
@@ -57,7 +57,7 @@ impl<'a> Residency<'a> {
         }
     }
 
-    /// Each change of the bytes in use: its time, and the amount from then on.
+    /// For each change, its time and the bytes in use from then on.
     pub(crate) fn curve(&self) -> Vec<(Picoseconds, Bytes)> {
         let persistent: Bytes = self.persistent.iter().map(|buffer| buffer.bytes).sum();
         // Starts and ends at one instant make one change: the memory plan may give both buffers the
@@ -79,8 +79,8 @@ impl<'a> Residency<'a> {
         curve
     }
 
-    /// The buffers in use right after `time`, by name and role, the largest first. Those of all
-    /// layers are one holder: a deep model has thousands of buffers.
+    /// The buffers in use right after `time`, by name and role, the largest first. Buffers of
+    /// different layers are one holder, since a deep model has thousands of buffers.
     pub(crate) fn holders(&self, time: Picoseconds) -> Vec<Holder> {
         let live = self.temporary.iter().filter(|stay| stay.start <= time && time < stay.end).map(|stay| stay.buffer);
         let mut groups: BTreeMap<(String, BufferRole), Holder> = BTreeMap::new();
@@ -103,7 +103,8 @@ impl<'a> Residency<'a> {
     }
 }
 
-/// A name with a star for each part that is a number, as in `model.layers.*.mlp` and `gradients *`.
+/// A name in which each part that is a number is replaced by a star, as in `model.layers.*.mlp` and
+/// `gradients *`.
 fn without_numbers(name: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.chars().all(|digit| digit.is_ascii_digit());
     let parts = name.split_inclusive(['.', ' ']).map(|part| {

@@ -185,8 +185,8 @@ fn stage(index: usize) -> StageProgram {
     builder.stage
 }
 
-/// Duration in picoseconds on an imagined device with 1 TFLOP/s, 100 GB/s of memory bandwidth and
-/// 10 GB/s of network.
+/// Duration in picoseconds on an imaginary device with 1 TFLOP/s, 100 GB/s of memory bandwidth and
+/// 10 GB/s of network bandwidth.
 fn duration(operation: &Operation) -> f64 {
     match operation {
         Operation::Compute { kernel, .. } => kernel.flops().value().max(kernel.bytes(DataType::Fp32).value() * 10.0),
@@ -201,8 +201,8 @@ fn duration(operation: &Operation) -> f64 {
     }
 }
 
-/// Runs every list until no time changes any more. A receive ends after its send began; a
-/// collective after all participants arrived.
+/// Runs every list until no time changes any more. A receive ends after its send started; a
+/// collective ends after all participants arrived.
 fn run(program: &Program, origin: Origin, slowdown: impl Fn(Rank, &Operation) -> f64, gap: u64) -> Timeline {
     let mut timeline = empty(program, origin);
     for _ in 0..64 {
@@ -242,7 +242,7 @@ fn run_rank(
     RankTimeline { spans, end }
 }
 
-/// When the other participants arrived, by the previous round.
+/// When the last participant arrived, in the previous round.
 fn last_start(program: &Program, before: &Timeline, rank: Rank, index: usize) -> Picoseconds {
     let instruction = &program.list_of(rank).instructions[index];
     let start = |rank: Rank, index: usize| before.ranks[rank.0].spans.get(index).map_or(Picoseconds::ZERO, |span| span.start);

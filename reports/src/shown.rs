@@ -2,8 +2,8 @@
 
 use foretell_program::{Axis, Coordinates, Program, Rank, RankTimeline, StageProgram, Timeline};
 
-/// Returns all of the first `known` ranks; if they are more than `most`, the first of each stage;
-/// if those are still too many, evenly spaced ones of them.
+/// Returns the first `known` ranks if they are at most `most`; otherwise the first rank of each
+/// stage; of more than `most` stages, evenly spaced ones.
 pub(crate) fn shown_ranks(program: &Program, known: usize, most: usize) -> Vec<Rank> {
     if known <= most {
         return (0..known).map(Rank).collect();
@@ -14,8 +14,8 @@ pub(crate) fn shown_ranks(program: &Program, known: usize, most: usize) -> Vec<R
     ranks.filter(|rank| rank.0 < known).collect()
 }
 
-/// Returns evenly spaced ones of a Program's lists, each with the first rank that runs it and that
-/// rank's timeline.
+/// Returns at most `most` evenly spaced lists of a Program, each with the first rank that runs it
+/// and that rank's timeline.
 pub(crate) fn shown_lists<'a>(
     program: &'a Program,
     timeline: &'a Timeline,
@@ -28,8 +28,8 @@ pub(crate) fn shown_lists<'a>(
     })
 }
 
-/// At most `most` evenly spaced indices of `all`, with the first and the last, since these two
-/// differ most.
+/// At most `most` evenly spaced indices below `all`. Includes the first and the last, which differ
+/// most.
 fn spread(all: usize, most: usize) -> impl Iterator<Item = usize> {
     let count = all.min(most);
     (0..count).map(move |index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 })

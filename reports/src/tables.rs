@@ -1,4 +1,4 @@
-//! Tables for the terminal: plain text of at most 100 columns, equal to the byte wherever it is
+//! Tables for the terminal: plain text of at most 100 columns, with the same bytes wherever it is
 //! printed. It must not know where the numbers come from.
 
 use crate::check_document::CheckDocument;
@@ -47,7 +47,7 @@ impl<'a> Column<'a> {
     }
 }
 
-/// Formats a table without a line break at its end. If every title is empty the head is left out.
+/// Formats a table without a line break at its end. If every title is empty, the head is left out.
 pub fn table(columns: &[Column<'_>], rows: &[Vec<String>]) -> String {
     padded_table(columns, rows, USUAL_PADDING)
 }
@@ -55,7 +55,7 @@ pub fn table(columns: &[Column<'_>], rows: &[Vec<String>]) -> String {
 /// Spaces left and right of a cell's text.
 const USUAL_PADDING: (u16, u16) = (1, 1);
 
-/// The same for a table that would else be wider than a terminal.
+/// The padding for a table that would otherwise be wider than a terminal.
 const NARROW_PADDING: (u16, u16) = (0, 1);
 
 fn padded_table(columns: &[Column<'_>], rows: &[Vec<String>], padding: (u16, u16)) -> String {
@@ -135,7 +135,7 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
         row("tokens per second", figures(tokens));
     }
     if let Some(mfu) = summary.mfu {
-        // Models of sequences have attention, which others count by half where it is causal.
+        // Models of sequences have attention. Other tools count half of it if it is causal.
         let convention = if summary.tokens_per_second.is_some() { ", attention counted in full" } else { "" };
         row("model FLOPs utilisation (MFU)", format!("{}{convention}", percent(mfu)));
     }
@@ -179,21 +179,21 @@ pub struct LayoutRow {
     pub dimensions: Vec<LayoutDimension>,
     /// The predicted step time.
     pub step: Seconds,
-    /// What was minimised in place of it, with the title of its column.
+    /// The minimised quantity if that is not the time, with the title of its column.
     pub objective: Option<(&'static str, String)>,
     /// Tokens per second if samples are sequences, else samples per second, over all devices.
     pub rate: f64,
-    /// Operations of the model per second, on each device.
+    /// FLOPs of the model per second and device.
     pub flops_of_device: FlopsPerSecond,
     /// Peak memory of the fullest device.
     pub memory: Bytes,
-    /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is unknown.
+    /// Model FLOPs utilisation, from 0 to 1; `None` if the device's peak is unknown.
     pub mfu: Option<f64>,
 }
 
 /// Formats layouts in the given order, numbered from 1. Dimensions in which they differ are
-/// columns, the others stand in a line above. What no cell can hold stands below. `rate` is the
-/// title of the rates' column.
+/// columns; the others are listed in a line above the table. Values that do not fit into a cell are
+/// listed below it. `rate` is the title of the rates' column.
 pub fn layouts_table(layouts: &[LayoutRow], rate: &str) -> String {
     let Some(first) = layouts.first() else { return "no layout".into() };
     let is_column = |index: usize| {
@@ -224,7 +224,8 @@ pub fn layouts_table(layouts: &[LayoutRow], rate: &str) -> String {
     format!("{}{}{below}", head.unwrap_or_default(), padded_table(&columns, &rows, padding))
 }
 
-/// The dimensions that have a column: those of `varying` that fit, the most asked for first.
+/// The dimensions that have a column: those of `varying` that fit, by the priority of
+/// [`FIRST_COLUMNS`].
 fn in_columns(layouts: &[LayoutRow], varying: &[usize], rate: &str) -> Vec<usize> {
     let title = |index: usize| layouts[0].dimensions[index].title;
     let rank = |index: &usize| FIRST_COLUMNS.iter().position(|first| *first == title(*index)).unwrap_or(FIRST_COLUMNS.len());
@@ -296,7 +297,7 @@ pub fn check_table(document: &CheckDocument) -> String {
     text
 }
 
-/// Summarises the outcome in a sentence or two.
+/// Summarises the result in one or two sentences.
 pub(crate) fn headline(document: &CheckDocument) -> String {
     let comparison = &document.comparison;
     let inside = if document.inside_interval { "inside" } else { "outside" };
@@ -312,7 +313,7 @@ pub(crate) fn headline(document: &CheckDocument) -> String {
     )
 }
 
-/// Says which part of the error is the machine's, and which the model's.
+/// States the machine's and the model's part of the error.
 fn pace_sentence(document: &CheckDocument) -> Option<String> {
     let (at_pace, machine, model) = (document.at_pace.as_ref()?, document.machine_error?, document.model_error?);
     let pace = match at_pace.pace {
@@ -390,7 +391,7 @@ fn signed_percent(share: f64) -> String {
     format!("{:+.1} %", (share * 1000.0).round() / 10.0 + 0.0)
 }
 
-/// Formats a rate with three significant figures; from 100 on as a whole number.
+/// Formats a rate with three significant digits; rates from 100 on as whole numbers.
 fn figures(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 => 0,

@@ -1,9 +1,9 @@
 //! Traces for Perfetto and `chrome://tracing`, in the Trace Event Format (Google, "Trace Event
 //! Format", 2016).
 //!
-//! Each timeline of each rank is a process, so a rank's prediction and measurement are neighbours.
-//! Each stream is a thread. Events are ordered by rank, timeline and instruction, so the same
-//! timelines give the same bytes.
+//! Each timeline of each rank is a process, so that a rank's prediction and measurement are
+//! neighbours. Each stream is a thread. Events are ordered by rank, timeline and instruction, so
+//! the same timelines make the same bytes.
 
 use crate::error::ReportError;
 use foretell_program::{Instruction, Operation, Origin, Peer, PeerId, Program, Rank, Span, StageProgram, Stream, Timeline};
@@ -22,14 +22,15 @@ pub fn write_trace(program: &Program, timelines: &[&Timeline], writer: impl Writ
     write_trace_of(program, timelines, &ranks, writer)
 }
 
-/// Returns one rank of each set whose ranks run the same list at the same times: the first.
+/// Returns the first rank of each set of ranks that run the same list at the same times.
 pub fn differing_ranks(program: &Program, timelines: &[&Timeline]) -> Vec<Rank> {
     let mut differing: Vec<Rank> = Vec::new();
     let mut by_end: BTreeMap<(usize, Vec<Option<Picoseconds>>), Vec<Rank>> = BTreeMap::new();
     for rank in (0..program.mesh.world_size()).map(Rank) {
         let ends = timelines.iter().map(|timeline| timeline.rank(rank).map(|step| step.end)).collect();
         let alike = by_end.entry((program.list_index(rank), ends)).or_default();
-        // Ranks that a simulation folds share their spans, so most comparisons end at once.
+        // Ranks that a simulation folds have the same span objects, so most comparisons end at
+        // once.
         let is_equal = |other: &Rank| {
             timelines.iter().all(|timeline| match (timeline.rank(rank), timeline.rank(*other)) {
                 (Some(one), Some(other)) => std::ptr::eq(one, other) || one == other,
@@ -44,7 +45,7 @@ pub fn differing_ranks(program: &Program, timelines: &[&Timeline]) -> Vec<Rank> 
     differing
 }
 
-/// As [`write_trace`], of some ranks.
+/// As [`write_trace`], for some ranks.
 ///
 /// # Errors
 /// [`ReportError::Write`] if the writer fails.
@@ -134,7 +135,8 @@ fn event(precision: DataType, stage: &StageProgram, instruction: &Instruction, s
     })
 }
 
-/// What an instruction moves: over a wire, from the data set, or over the memory's border.
+/// The bytes that an instruction moves: over a network, between memories, to storage, from the data
+/// set, or between a device's memory and its cores.
 fn bytes(precision: DataType, stage: &StageProgram, instruction: &Instruction) -> Option<Bytes> {
     match &*instruction.operation {
         Operation::Compute { kernel, .. } => Some(kernel.bytes(precision)),

@@ -1,14 +1,14 @@
-//! The fit of profile values on measured rows, and scores of rows that a fit leaves out.
+//! The fit of profile values on measured rows, and scores of rows that were left out of a fit.
 //!
-//! Every value has a prior: what the profile files say, with a spread by kind of value. The fit
+//! Every value has a prior: the value in the profile files, with a spread by kind of value. The fit
 //! finds the most probable values of devices, network and stacks together, by the Gauss-Newton
 //! method on logarithms. Residuals count with a pseudo-Huber loss, so outliers do not dominate.
-//! Values stay inside bounds that physics sets. A stack with few rows stays near its prior.
+//! Values stay inside physical bounds. A stack with few rows stays near its prior.
 //!
 //! The nouns: a [`Case`] is a row of the fit, compiled. A [`Fit`] has the values, and the residuals
 //! of rows held out by row, by group and by source. [`score_left_out`] refits without a source, a
-//! device, a stack or a model, and scores its rows. It must not read `fitted.yaml` for a row that
-//! it leaves out, except for the point at which it linearises.
+//! device, a stack or a model, and scores that one's rows. It must not use `fitted.yaml` for the
+//! rows that it leaves out, except as the point of the linearisation.
 
 mod cases;
 mod leave_out;

@@ -1,5 +1,5 @@
-//! What the interval of a prediction rests on, and how many measurements lie inside. It knows no
-//! tables of rows.
+//! Which runs the interval of a prediction was derived from, and how many measurements are inside.
+//! It must not know tables of rows.
 
 use crate::prediction::StepPrediction;
 use crate::row::Row;
@@ -7,7 +7,7 @@ use crate::run::Run;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The runs that the interval of a prediction rests on.
+/// The runs that the interval of a prediction was derived from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IntervalBasis {
@@ -19,7 +19,7 @@ pub enum IntervalBasis {
     UnknownDevice,
     /// The framework's own operators.
     Traced,
-    /// Users' own jobs: nobody tuned them as those that are published.
+    /// Users' own jobs, which are rarely tuned as published runs are.
     UsersJob,
 }
 
@@ -54,7 +54,7 @@ impl IntervalBasis {
     pub(crate) fn interval(self, prediction: &StepPrediction) -> [f64; 2] {
         let [p10, p90] = [prediction.p10.value(), prediction.p90.value()];
         match self {
-            // No narrower than that of the profile.
+            // At least as wide as the profile's interval.
             Self::UsersJob => {
                 let step = prediction.step.value();
                 [p10.min(step * USERS_SPREAD[0]), p90.max(step * USERS_SPREAD[1])]
@@ -70,11 +70,11 @@ impl IntervalBasis {
 }
 
 /// A measurement over its prediction by a profile, of users' own jobs: 10th and 90th percentile
-/// over the sources of the users' table, each counted once (28 November 2026). Their jobs are
-/// rarely tuned, and what slows them is rarely said.
+/// over the sources of the users' table, each counted once (28 November 2026). Users' jobs are
+/// rarely tuned, and the reasons why they are slow are rarely stated.
 const USERS_SPREAD: [f64; 2] = [0.8, 2.0];
 
-/// Whether a row says how a user trained (`method`), as rows from users' threads do.
+/// Whether a row states how a user trained (`method`), as rows from users' threads do.
 fn is_users_job(row: &Row) -> bool {
     row.cells.get("method").is_some_and(|method| !method.is_empty())
 }

@@ -35,7 +35,7 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
     }
     let (expert, expert_tensor) = expert_sizes(row, stack, data, tensor, assumptions)?;
     let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
-    // Megatron's lineage can interleave, so silence says less there than elsewhere.
+    // Megatron's lineage can interleave, so a missing value tells less there than elsewhere.
     if pipeline > 1 && row.count("vpp").is_none() && stack.defaults.sequence_parallel {
         assumptions.push("virtual stages are not stated; assumed 1, the default of Megatron's lineage".into());
     }
@@ -63,7 +63,7 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
     let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.defaults.sequence_parallel, |value| value != 0.0);
     let micro_batch = match (row.count("mbs"), row.count("gbs"), row.count("ga")) {
         (Some(size), _, _) => size,
-        // Megatron's lineage splits a batch into micro-batches of one sequence unless told.
+        // Megatron's lineage uses micro-batches of one sequence by default.
         (None, Some(batch), None) if stack.defaults.sequence_parallel && batch.is_multiple_of(data) && batch > data => {
             assumptions.push("the micro-batch is not stated; assumed 1, as Megatron's examples have it".into());
             1
@@ -97,7 +97,7 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
     })
 }
 
-/// Returns what the row keeps on hosts.
+/// Returns what the row keeps in host memory.
 fn offload(row: &Row) -> Result<Offload, Refusal> {
     let stated = row.cells.get("offload").map_or("", String::as_str);
     match stated {
@@ -128,8 +128,8 @@ fn expert_sizes(
     let expert_parallel = match (row.count("experts"), row.count("ep")) {
         (None, _) => 1,
         (_, Some(ranks)) => ranks,
-        // DeepEP implies expert parallelism. AutoModel's examples use as many ranks as divide the
-        // experts evenly, 64 at most.
+        // DeepEP implies expert parallelism. AutoModel's examples use the largest number of ranks,
+        // 64 at most, that divides the experts and the data-parallel ranks.
         (Some(experts), None) if row.notes.contains("DeepEP") => {
             let divides = |ranks: &usize| data.is_multiple_of(*ranks) && experts.is_multiple_of(*ranks);
             let ranks = (1..=64).rev().find(divides).unwrap_or(1);
@@ -140,7 +140,7 @@ fn expert_sizes(
     };
     let may_be_whole = expert_parallel.is_multiple_of(tensor) && data.is_multiple_of(expert_parallel / tensor);
     let must_be_whole = !data.is_multiple_of(expert_parallel);
-    // Their scripts pass an expert tensor parallel size of 1 unless told otherwise.
+    // These frameworks' scripts pass an expert tensor parallel size of 1 by default.
     let passes_one = ["pai-megatron", "ms-swift"].into_iter().any(|word| has_word(&row.framework, word));
     if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.defaults.whole_experts || must_be_whole || passes_one) {
         if passes_one {

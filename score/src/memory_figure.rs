@@ -9,8 +9,8 @@ use foretell_units::Bytes;
 /// Returns the predicted counterpart of a row's memory figure, in bytes.
 ///
 /// `mem_kind` says which figure that is: the bytes that the allocator has handed out, the bytes
-/// that it holds, or all bytes in use on the device. Without it, the stack's usual figure counts;
-/// of a traced job, all bytes in use, as most people read them from `nvidia-smi`.
+/// that it holds, or all bytes in use on the device. Without it, the stack's usual figure is used;
+/// for a traced job that is all bytes in use, as most people read them from `nvidia-smi`.
 pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint, traced: Option<&TracedPrediction>) -> f64 {
     let kind = row.mem_kind.to_lowercase();
     let has_word = |word: &str| kind.contains(word) && !kind.contains("not stated");

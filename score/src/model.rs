@@ -1,5 +1,5 @@
-//! The model of a row's run: the sizes that the row states, and what the model's name tells about
-//! an architecture where the table has no column for it.
+//! The model of a row's run: the sizes that the row states, and the architecture that the model's
+//! name tells where the table has no column for it.
 
 use crate::names::has_word;
 use crate::refusal::Refusal;
@@ -25,8 +25,8 @@ struct Architecture {
 }
 
 /// Architectures by a word of the model's name, from the published configurations. The first match
-/// wins. DeepSeek's heads have 192 features of queries and keys and 128 of values. The mean, 160,
-/// gives the same FLOPs.
+/// is used. DeepSeek's heads have 192 features for queries and keys and 128 for values. The mean,
+/// 160, has the same FLOPs.
 const ARCHITECTURES: [(&str, Architecture); 13] = {
     const PLAIN: Architecture =
         Architecture { head_dimension: None, query_rank: None, key_value_rank: None, shared_ffn: None, dense_layers: 0 };
@@ -51,7 +51,7 @@ const ARCHITECTURES: [(&str, Architecture); 13] = {
     ]
 };
 
-/// Models of images that the library has, by a word of a row's model. The first match wins.
+/// Image models of the library, by a word of a row's model. The first match is used.
 const IMAGE_MODELS: [(&str, &str); 11] = [
     ("resnet-18", "resnet18"),
     ("resnet-34", "resnet34"),
@@ -66,7 +66,7 @@ const IMAGE_MODELS: [(&str, &str); 11] = [
     ("vit-l/16", "vit_l_16"),
 ];
 
-/// Words in the names of models that no family of ours covers.
+/// Words in the names of models that none of our families covers.
 const UNSUPPORTED: [&str; 9] =
     ["transformer-xl", "gnmt", "t5", "transformer-big", "dlrm", "nemotron-h", "mamba", "stable", "unet"];
 
@@ -106,7 +106,7 @@ pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumption
         return mixture(row, &name, &sizes, routing, assumptions);
     }
     if let Some(experts) = name.split_once("switch-xl-").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()) {
-        // The eager loop over experts in Hugging Face's implementation.
+        // Hugging Face's eager implementation loops over the experts.
         assumptions.push("every expert is assumed to compute every token".into());
         let ffn = gated_width(sizes.ffn, layout);
         return mixture(row, &name, &Sizes { ffn, ..sizes }, (experts, experts), assumptions);
@@ -144,7 +144,8 @@ impl Sizes {
             layers,
             hidden,
             heads,
-            // Ranks in excess of the key heads hold copies.
+            // If there are more tensor-parallel ranks than key heads, the ranks have copies of
+            // them.
             kv_heads: row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads),
             head_dimension,
             ffn: row.count("ffn").unwrap_or(4 * hidden),

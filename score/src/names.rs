@@ -5,7 +5,7 @@ use foretell_program::LossKernel;
 use foretell_simulator::gpu::{Fp8Scaling, ProductFormat};
 
 /// Profile names by the words that must all occur in a row's text ([`has_word`]). The first match
-/// wins.
+/// is used.
 type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[
@@ -119,13 +119,14 @@ pub(crate) fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// Returns into how many groups a model divides its experts, and in how many of them those of a
-/// token are (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", sections 2.1.2 and 4.2).
+/// Returns the number of groups that a model divides its experts into, and the number of groups
+/// that a token's experts are in (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", sections 2.1.2
+/// and 4.2).
 pub(crate) fn groups_of_token(row: &Row) -> Option<[usize; 2]> {
     (has_word(&row.model, "deepseek") && has_word(&row.model, "v3")).then_some([8, 4])
 }
 
-/// Returns whether the row is a submission to MLPerf: it says so, or names the round.
+/// Returns whether the row is a submission to MLPerf, because it says so or names the round.
 fn is_submission(row: &Row) -> bool {
     let has_round = row.notes.split("round v").nth(1).is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));
     has_round || [&row.framework, &row.notes].iter().any(|text| has_word(text, "mlperf"))
@@ -141,8 +142,8 @@ pub(crate) fn node_kinds(row: &Row) -> Vec<(usize, &'static str)> {
     row.gpu.split(" + ").map(part).collect::<Option<Vec<_>>>().unwrap_or_default()
 }
 
-/// Returns the stack that stands in for a framework without a profile, chosen by the compiler or
-/// parallelism that its name mentions, else by the row's layout.
+/// Returns the stack to use for a framework without a profile, chosen by the compiler or
+/// parallelism that its name mentions, otherwise by the row's layout.
 pub(crate) fn nearest_stack(row: &Row) -> &'static str {
     const NEAREST: &Names = &[
         (&["jax"], "maxtext"),
@@ -177,8 +178,8 @@ pub(crate) fn trains_adapters(row: &Row) -> bool {
             && [&row.model, &row.notes, &row.framework].iter().any(|text| has_word(text, "lora") || has_word(text, "qlora")))
 }
 
-/// Returns how the row's loss is computed. Kernels by Triton that fuse it with the head are Liger's
-/// own, and those of others that use its loss.
+/// Returns the kernel that computes the row's loss. Other libraries' kernels that use Liger's fused
+/// loss count as Liger's.
 pub(crate) fn loss(row: &Row) -> LossKernel {
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     match () {
@@ -221,7 +222,7 @@ fn release(text: &str) -> Option<(u32, u32)> {
 
 /// Returns the name of the profile of a row's software stack, or `None` if it has none.
 ///
-/// MLPerf submissions list everything in their container image, so the model decides there.
+/// The container image of an MLPerf submission has many frameworks, so the model decides.
 pub(crate) fn stack(row: &Row) -> Option<&'static str> {
     if is_submission(row) {
         return Some(of_submission(row));
@@ -262,7 +263,7 @@ fn of_submission(row: &Row) -> &'static str {
         return "mlperf-mxnet";
     }
     if has_word(&row.model, "bert") {
-        // MLPerf v0.7 was the last round whose submissions computed padding.
+        // MLPerf v0.7 was the last round whose submissions computed on padding.
         let is_padded = row.notes.contains("round v0.") || !has_word(&row.notes, "unpadded");
         return if is_padded { "mlperf-bert-2020" } else { "mlperf-bert" };
     }
@@ -300,7 +301,7 @@ pub(crate) fn link(row: &Row) -> Option<&'static str> {
 }
 
 /// Returns the name of the profile of the network between nodes, if the row names one other than
-/// InfiniBand. EFA's second version came with H100.
+/// InfiniBand. H100 instances were the first with EFA's second version.
 pub(crate) fn network(row: &Row) -> Option<&'static str> {
     let any = |word: &str| [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| has_word(text, word));
     let is_before_h100 = ["a100", "v100", "t4"].iter().any(|device| has_word(&row.gpu, device));

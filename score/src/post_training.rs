@@ -1,7 +1,7 @@
-//! Rows of RL post-training (`tests/published/rl.csv`), predicted as a plan with a rollout.
-//! Columns for the actor's training are named as in other tables, so [`Run::of`] reads its plan.
-//! Held-out sources: see [`is_held_out`]. The others decided `STEP_OVERHEAD` and `BETWEEN_NODES` of
-//! the simulator's `post_training/engine.rs`.
+//! Rows of RL post-training (`tests/published/rl.csv`), predicted as a plan with a rollout. Columns
+//! for the actor's training are named as in other tables, so [`Run::of`] reads its plan.
+//! [`is_held_out`] tells which sources are held out; the others decided `STEP_OVERHEAD` and
+//! `BETWEEN_NODES` of the simulator's `post_training/engine.rs`.
 
 use crate::refusal::Refusal;
 use crate::row::Row;
@@ -34,9 +34,9 @@ pub struct ScoredRollout {
     pub measured_memory_bytes: Option<f64>,
     /// Predicted bytes of the fullest device.
     pub predicted_memory_bytes: Option<f64>,
-    /// Whether the prediction is that all roles fit in memory. If a step was measured, they did.
+    /// Whether all roles are predicted to fit in memory. Rows with a measured step did fit.
     pub fits: Option<bool>,
-    /// The same as `error`, of memory.
+    /// Predicted over measured memory, less one.
     pub memory_error: Option<f64>,
     /// Measured and predicted seconds of generation.
     pub generation_seconds: [Option<f64>; 2],
@@ -53,7 +53,7 @@ pub struct RolloutScores {
     pub rows: Vec<ScoredRollout>,
     /// Errors of step times and memory over rows of sources that are not held out.
     pub seen: RolloutErrors,
-    /// The same over rows of held-out sources.
+    /// The same errors over rows of held-out sources.
     pub held_out: RolloutErrors,
 }
 
@@ -66,9 +66,9 @@ pub struct RolloutErrors {
     pub mean_error: Option<f64>,
     /// Median of the absolute errors of step times.
     pub median_error: Option<f64>,
-    /// Rows with a step within 25 %.
+    /// Rows whose predicted step is within 25 % of the measured one.
     pub within_a_quarter: usize,
-    /// Of rows with a prediction and a step, those that are said to fit.
+    /// Rows with a prediction and a measured step that are predicted to fit.
     pub said_to_fit: usize,
     /// Rows with a prediction and measured memory.
     pub rows_with_memory: usize,
@@ -158,7 +158,7 @@ fn rollout(row: &Row) -> Result<(PolicyMethod, Rollout), Refusal> {
     rollout.memory_share = row.number("engine_share").unwrap_or(rollout.memory_share);
     rollout.concurrency = row.count("engine_sequences").unwrap_or(rollout.concurrency);
     rollout.reference = !algorithm.starts_with("DAPO");
-    // A reward model is there wherever a critic is.
+    // Methods with a critic are assumed to have a reward model as well.
     rollout.reward = if method.has_critic() { Reward::Model } else { Reward::Verifier };
     match row.count("engine_gpus") {
         Some(devices) => {

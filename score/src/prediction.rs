@@ -1,9 +1,9 @@
 //! Predicts a run's step time and memory with one representative rank per stage.
 //!
-//! A step may have thousands of micro-batches. Once the pipeline is full, a schedule's times repeat
-//! with each further micro-batch, because durations are equal in all of them. So a step is
-//! simulated with few micro-batches, then with more, and the difference is extrapolated.
-//! The test `many_micro_batches_take_what_few_predict` compares that with the whole step.
+//! A step may have thousands of micro-batches. All micro-batches have equal durations, so once the
+//! pipeline is full, a schedule's times repeat with each further one. So a step is simulated with
+//! few micro-batches, then with more, and the difference is extrapolated. The test
+//! `many_micro_batches_take_what_few_predict` compares that with the complete step.
 
 use crate::memory_figure::allocated;
 use crate::refusal::Refusal;
@@ -28,32 +28,32 @@ pub struct StepPrediction {
     pub memory: Footprint,
     /// Kernel time of the stage that ends last.
     pub compute: Seconds,
-    /// Time of the model's FLOPs at the data sheet's peak of all devices. No step is shorter.
+    /// Time of the model's FLOPs at the peak rate of all devices' data sheets. No step is shorter.
     pub least: Seconds,
     /// Memory as the framework's own code allocates it, if it was traced.
     pub traced: Option<TracedPrediction>,
 }
 
-/// A run's compiled Programs. What remains depends on durations only, so a fit compiles each run
+/// A run's compiled Programs. Everything else depends only on durations, so a fit compiles each run
 /// once and predicts it with many values.
 #[derive(Clone, Debug)]
 pub struct CompiledRun {
     /// One or two numbers of micro-batches, ascending, each with its Program.
     pub programs: Vec<(usize, Program)>,
-    /// Micro-batches of the whole step.
+    /// Micro-batches of the complete step.
     micro_batches: usize,
     /// Memory of each stage.
     pub memory: Vec<StageMemory>,
-    /// Recomputation of the run, chosen to fit the memory if it was not settled.
+    /// Recomputation of the run. If it was not settled, it was chosen so that the memory fits.
     pub recompute: Recompute,
 }
 
-/// Factor by which predicted memory must exceed a device's memory to count as not fitting: memory
-/// is not predicted more precisely than that.
+/// Predicted memory must exceed a device's memory by this factor to count as not fitting, which is
+/// the precision of memory predictions.
 const MEMORY_TOLERANCE: f64 = 1.15;
 
 impl CompiledRun {
-    /// Compiles a run. If its recomputation is not settled, recomputes as little as fits into the
+    /// Compiles a run. If its recomputation is not settled, chooses the least that fits into the
     /// device's memory.
     ///
     /// # Errors
@@ -98,8 +98,8 @@ impl CompiledRun {
             let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
             let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(one_line(&error)))?;
             memory = program.lists.iter().map(|stage| StageMemory::of_workload(stage, plan.precision, &run.workload)).collect();
-            // Durations do not depend on names, and on buffers only if routing is skewed. Dropping
-            // them saves memory.
+            // Durations do not depend on names, and depend on buffers only if routing is skewed.
+            // Dropping both saves memory.
             for stage in program.lists.iter_mut().filter(|_| run.workload.routing.is_none()) {
                 stage.buffers = Vec::new();
                 stage.names = Vec::new();

@@ -1,7 +1,7 @@
-//! The published rows that come with the project, and their split into rows for fitting and
+//! The published rows that are part of the project, and their split into rows for fitting and
 //! held-out rows.
 //!
-//! `tests/published/split.yaml` declares the split. It keeps near-twins together: all rows of a
+//! `tests/published/split.yaml` declares the split. Nearly equal rows stay together: all rows of a
 //! source on one model and one kind of device. A hash of these names decides, so nobody can choose
 //! favourable rows.
 
@@ -39,8 +39,8 @@ pub enum Subset {
     Score,
 }
 
-/// The declared split: groups of rows are hashed into `parts`, of which the first `fit` are for
-/// fitting. A group is a source's rows on one model and one kind of device.
+/// The declared split: groups of rows are hashed into `parts` parts; the first `fit` of them are
+/// for fitting. A group is a source's rows on one model and one kind of device.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
@@ -70,7 +70,7 @@ impl Split {
         Ok(split)
     }
 
-    /// Returns what a row is used for. Rows of other tables than the project's are fitted nowhere.
+    /// Returns what a row is used for. Only rows of the project's tables are used for fitting.
     pub fn subset(&self, row: &Row) -> Subset {
         if self.is_for_fitting(&group(row)) && NAMES.contains(&row.row_id) { Subset::Fit } else { Subset::Score }
     }
@@ -80,8 +80,8 @@ impl Split {
     }
 }
 
-/// Source, model and device of a row. Devices have their normalised names, since sources spell them
-/// in several ways.
+/// Source, model and device of a row, with the device's normalised name, since sources spell it in
+/// several ways.
 fn group(row: &Row) -> String {
     let device = row.cells.get("gpu_norm").unwrap_or(&row.gpu);
     format!("{} {} {device}", row.table, row.model)

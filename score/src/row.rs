@@ -31,13 +31,13 @@ pub struct Row {
     pub zero: String,
     /// Kind of memory figure: allocated, reserved, or as `nvidia-smi` prints it.
     pub mem_kind: String,
-    /// Reliability, from A (direct measurement of a complete layout) to D (implausible).
+    /// Reliability, from A (direct measurement of a completely stated layout) to D (implausible).
     pub quality: String,
     /// Remarks.
     pub notes: String,
-    /// Cells that were replaced because they are unclear, one sentence each.
+    /// One sentence for each cell that was replaced because it is unclear.
     pub unclear: Vec<String>,
-    /// Why the measurement is unclear: other rows of the source contradict it. The row has no part
+    /// Why the measurement is unclear: other rows of the source contradict it. The row is not used
     /// in a fit.
     pub doubt: Option<String>,
     /// All non-empty cells by column name.

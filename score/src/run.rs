@@ -28,10 +28,10 @@ pub struct Run {
     pub stack: StackProfile,
     /// Name of the stack's profile.
     pub stack_name: String,
-    /// True if recomputation is settled: the row states it, or the stack does not adapt it to the
+    /// Whether recomputation is settled: the row states it, or the stack does not adapt it to the
     /// device's memory, or the model is not a language model.
     pub recompute_is_settled: bool,
-    /// Name of the link between a node's devices, if the row names another than the usual one.
+    /// Name of the link between a node's devices, if the row names one other than the usual link.
     pub link: Option<&'static str>,
     /// Name of the network between nodes.
     pub network: &'static str,
@@ -39,8 +39,8 @@ pub struct Run {
     pub format: ProductFormat,
     /// Properties of the run that costs depend on besides kernel sizes.
     pub workload: Workload,
-    /// What was assumed because the row or the profiles do not say it, one sentence each. A
-    /// prediction with assumptions is not calibrated.
+    /// One sentence for each assumption that was necessary because neither row nor profiles state a
+    /// value. A prediction with assumptions is not calibrated.
     pub assumptions: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Run {
     /// Interprets a row.
     ///
     /// # Errors
-    /// [`Refusal`] if the row says too little, contradicts itself, or names something that has no
+    /// [`Refusal`] if the row states too little, contradicts itself, or names something without a
     /// profile or model family.
     pub fn of(row: &Row, profiles: &Profiles) -> Result<Self, Refusal> {
         if row.quality.starts_with('C') {
@@ -187,8 +187,8 @@ impl Run {
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
     }
 
-    /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that
-    /// is the kind with the slowest matrix products, since the others wait for it.
+    /// Returns which of [`Run::clusters`] a stage runs on. If its ranks are on several kinds of
+    /// nodes, that is the kind with the slowest matrix products, since the others wait for it.
     pub fn cluster_of_stage(&self, program: &Program, stage: usize) -> usize {
         if self.other_clusters.is_empty() {
             return 0;
@@ -210,7 +210,7 @@ impl Run {
         std::iter::once(&self.cluster).chain(self.other_clusters.iter().map(|(_, cluster)| cluster))
     }
 
-    /// Returns the kinds of nodes, in rank order.
+    /// Returns the kinds of nodes, in rank order, to change them.
     pub fn clusters_mut(&mut self) -> impl Iterator<Item = &mut Cluster> {
         std::iter::once(&mut self.cluster).chain(self.other_clusters.iter_mut().map(|(_, cluster)| cluster))
     }
@@ -230,8 +230,8 @@ fn refused(error: ProfileError) -> Refusal {
     Refusal(one_line(&error))
 }
 
-/// Returns the name of the row's stack and its profile with the row's settings applied. A similar
-/// stack stands in for a framework without a profile.
+/// Returns the name and the profile of the row's stack, with the row's settings applied. If the
+/// framework has no profile, uses that of a similar stack.
 fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Result<(&'static str, StackProfile), Refusal> {
     let known = names::stack(row);
     let name = known.unwrap_or_else(|| names::nearest_stack(row));
@@ -320,16 +320,16 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         trains: if names::trains_adapters(row) { Trained::Adapters } else { Trained::All },
         eager_loss: names::has_eager_loss(row),
         loss: names::loss(row),
-        // The model's sequence has none.
+        // BERT's sequence in a row has no padding.
         unpadded: matches!(model, Model::Bert(_)).then_some(1.0),
         ..PlannedWorkload::default()
     };
     Ok(Plan { precision, optimizer: model.usual_optimizer(), workload, ..Plan::new(layout, global_batch) })
 }
 
-/// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the
-/// row states stages of which the first has fewer blocks than the last. Then the slowest kind is
-/// first.
+/// Returns the kinds of nodes in the order in which ranks fill them. That is the row's order,
+/// unless the row states stages and the first has fewer blocks than the last: then the slowest kind
+/// comes first.
 fn in_rank_order(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles) -> Vec<(usize, &'static str)> {
     let blocks = row.count("layers").and_then(|layers| stated_cuts(&row.notes, layers)).unwrap_or_default();
     if let ([first, .., last], true) = (blocks.as_slice(), kinds.len() > 1)

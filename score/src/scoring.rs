@@ -48,18 +48,18 @@ pub struct ScoredRow {
     pub is_traced: bool,
     /// Name of the software stack's profile.
     pub stack: Option<String>,
-    /// The runs that the interval rests on.
+    /// The runs that the interval was derived from.
     pub basis: Option<IntervalBasis>,
-    /// True if the prediction rests on fitted profiles and no assumptions.
+    /// Whether the prediction used only fitted profiles and no assumptions.
     pub calibrated: bool,
-    /// What was assumed, one sentence each.
+    /// The assumptions, one sentence each.
     #[serde(rename = "stand_ins")]
     pub assumptions: Vec<String>,
-    /// Which part of the time is implausible, of a row that is off by more than `FAR_OFF`.
+    /// Which part of the time is implausible, if the error exceeds `FAR_OFF`.
     pub implausible: Option<String>,
     /// Why the row has no prediction.
     pub refused: Option<String>,
-    /// Why the measurement is unclear; `assumptions` says it, too.
+    /// Why the measurement is unclear; `assumptions` has the same sentence.
     #[serde(skip)]
     pub doubt: Option<String>,
     /// See [`Pair::group`].
@@ -75,15 +75,17 @@ pub struct ScoredRow {
 pub struct Scores {
     /// Every row once, in the order of the input.
     pub rows: Vec<ScoredRow>,
-    /// Statistics of the held-out rows by source; of all rows if each was left out of a fit.
+    /// Statistics of the held-out rows by source; of all rows if none is held out or each was left
+    /// out of a fit.
     pub by_source: BTreeMap<String, Summary>,
     /// Statistics of the held-out rows over all sources.
     pub overall: Overall,
-    /// How many measurements are inside their intervals, by what these stand on.
+    /// How many measurements are inside their intervals, by the runs that the intervals were
+    /// derived from.
     pub coverage: BTreeMap<IntervalBasis, Coverage>,
     /// Number of refused rows by reason.
     pub refused: BTreeMap<String, usize>,
-    /// Number of values in the profiles that measured runs determined.
+    /// Number of profile values that were fitted on measured runs.
     pub fitted_values: usize,
 }
 
@@ -119,8 +121,8 @@ impl Overall {
 /// Predicts every row. The result does not depend on the number of threads.
 pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
     let runs: Vec<Result<Run, Refusal>> = rows.par_iter().map(|row| Run::of(row, profiles)).collect();
-    // Rows with the same Programs are compiled together. The Programs are dropped with the last
-    // row.
+    // Rows with the same Programs are compiled together. The Programs are dropped after the last of
+    // these rows.
     let mut by_program: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (index, run) in runs.iter().enumerate() {
         if let Ok(run) = run {
@@ -153,16 +155,17 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
         scored(row, split, outcome)
     });
     let scored: Vec<ScoredRow> = scored.collect();
-    // Without held-out rows, as in a table of a user's own, all count.
+    // Without held-out rows, as in a user's own table, all rows count.
     let subset = scored.iter().any(|row| row.subset == Subset::Score).then_some(Subset::Score);
     Scores::of(scored, subset, profiles.fitted_values())
 }
 
-/// Error above which a row is compared with bounds.
+/// Error above which a row is compared with physical bounds.
 const FAR_OFF: f64 = 0.25;
 
-/// Returns which part of a measured time is implausible beside the prediction, if it is far off: no
-/// run is faster than its FLOPs at peak, and kernels' times are known better than all others.
+/// Returns which part of a measured time is implausible, if the prediction is off by more than
+/// [`FAR_OFF`]. No run is faster than its FLOPs at peak rate, and the times of kernels are the best
+/// known ones.
 fn implausible(measured: f64, prediction: &StepPrediction) -> Option<String> {
     let [step, kernels, least] = [prediction.step, prediction.compute, prediction.least].map(|time| time.value());
     if (step / measured - 1.0).abs() <= FAR_OFF {
@@ -293,7 +296,8 @@ impl Scores {
         format!("{}{choice}{unclear}{coverage}{}", SummaryTable(&lines), self.fits_in_words(subset))
     }
 
-    /// Says how often jobs that ran are said to fit, and those that ran out not to.
+    /// States how many of the jobs that ran are predicted to fit, and how many of those that ran
+    /// out of memory are predicted not to.
     fn fits_in_words(&self, subset: Option<Subset>) -> String {
         let right = |ran: bool| {
             let of_subset = self.rows.iter().filter(|row| subset.is_none_or(|subset| row.subset == subset));
@@ -307,8 +311,8 @@ impl Scores {
         format!("\nof {ran} jobs that ran, {fit} are said to fit; of {out} that ran out of memory, {not} are said not to")
     }
 
-    /// Returns how many rows with an error are unclear, and the mean over sources without them.
-    /// `None` if no row is unclear.
+    /// Returns how many rows with an error are unclear, and the mean over sources of the other
+    /// rows. `None` if no row is unclear.
     fn without_unclear(&self, subset: Option<Subset>) -> Option<(usize, Summary)> {
         let is_counted = |row: &&ScoredRow| row.error.is_some() && subset.is_none_or(|subset| row.subset == subset);
         let (unclear, clear): (Vec<&ScoredRow>, Vec<&ScoredRow>) =

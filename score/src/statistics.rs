@@ -12,7 +12,7 @@ pub(crate) struct Pair<'a> {
     pub(crate) source: &'a str,
     /// Group of rows that differ in layout only: same model, cluster and framework.
     pub(crate) group: &'a str,
-    /// Job within the group: same batch and sizes. A planner would choose among its rows.
+    /// Job within the group: same batch and sizes. A planner would choose among the job's rows.
     pub(crate) job: &'a str,
     /// Measured step time in seconds.
     pub(crate) measured: f64,
@@ -44,8 +44,9 @@ pub struct Summary {
     pub rank_correlation: Option<f64>,
     /// Number of jobs with at least three measured layouts.
     pub jobs: usize,
-    /// Mean over these jobs of the measured time of the layout predicted fastest, over that of the
-    /// layout measured fastest, minus one. `None` without such jobs.
+    /// For each of these jobs, the measured time of the layout that is predicted fastest over that
+    /// of the layout that was measured fastest, minus one; the mean over the jobs. `None` without
+    /// such jobs.
     pub regret: Option<f64>,
     /// Share of measurements inside the 80 % interval.
     pub inside_interval: f64,

@@ -1,4 +1,4 @@
-//! Reads comma-separated tables: a header line, then rows of at most as many cells.
+//! Reads comma-separated tables: a header line, then rows with at most as many cells.
 
 use miette::Diagnostic;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
-//! Rows of frameworks that were traced: their steps follow from operator tables instead of a
-//! stack's profile.
+//! Predicts rows of frameworks that were traced: their steps follow from operator tables instead of
+//! a stack's profile.
 //!
 //! A row is traced if the library has a table of its framework, architecture and settings, and if
-//! its ranks are data-parallel. All others keep the profile of their stack.
+//! its ranks are data-parallel. All other rows use the profile of their stack.
 
 use crate::names::{has_word, loss, trains_adapters};
 use crate::prediction::StepPrediction;
@@ -18,7 +18,7 @@ use foretell_simulator::{memory_within, repeated_time};
 use foretell_units::DataType;
 use std::collections::BTreeMap;
 
-/// Architectures of the library by words of a model's name. The first match wins.
+/// Architectures of the library by words of a model's name. The first match is used.
 const ARCHITECTURES: [(&str, &str); 19] = [
     ("santacoder", "gpt_bigcode"),
     ("baichuan", ""),
@@ -41,7 +41,7 @@ const ARCHITECTURES: [(&str, &str); 19] = [
     ("phi-3", "phi3"),
 ];
 
-/// Words of frameworks that run Hugging Face's models; `litgpt` has its own models, with the same
+/// Words of frameworks that run Hugging Face's models. `litgpt` has its own models, with the same
 /// operators as Hugging Face's Llama.
 const HUGGING_FACE: [&str; 11] = [
     "hugging face",
@@ -57,19 +57,19 @@ const HUGGING_FACE: [&str; 11] = [
     "litgpt",
 ];
 
-/// Rank of adapters that a row does not state: peft's examples and most threads have 16.
+/// Rank of adapters for rows that do not state it: 16 in peft's examples and in most threads.
 const USUAL_RANK: usize = 16;
 
-/// The release of transformers that a row without a known one takes: most published runs are older
-/// than release 5, of December 2025.
+/// The release of transformers for rows that do not tell theirs: most published runs are older than
+/// release 5, of December 2025.
 const USUAL_RELEASE: &str = "4.48";
 
-/// The release of transformers whose tables a row takes: the stated one (`version`), one inferred
-/// for `fms_acceleration` and SantaCoder, or else [`USUAL_RELEASE`].
+/// The release of transformers whose tables are used for a row: the stated one (`version`), one
+/// inferred for `fms_acceleration` and SantaCoder, or else [`USUAL_RELEASE`].
 ///
 /// `fms_acceleration` stores requirements with 4.45.2 and 4.48.1 beside its results, but not which
-/// file of results had which. That was chosen here by the rows' measured memory, so these rows do
-/// not test it.
+/// of its files was measured with which. That was inferred from the rows' measured memory, so these
+/// rows do not test the memory prediction.
 fn release(row: &Row) -> &'static str {
     let stated = row.cells.get("version").map_or("", String::as_str);
     if stated.starts_with("4.45") || row.notes.contains("refs/a100_80gb_liger.csv") || has_word(&row.model, "santacoder") {
@@ -81,9 +81,9 @@ fn release(row: &Row) -> &'static str {
     }
 }
 
-/// The keys that select a row's tables, beside its plan: framework, release, architecture, kernels
-/// of other libraries. `None` if no table fits: the framework or architecture was not traced,
-/// activations are offloaded, or products are in TF32.
+/// The keys that select a row's tables, in addition to its plan: framework, release, architecture,
+/// and other libraries' kernels. `None` if no table fits: the framework or architecture was not
+/// traced, activations are offloaded, or products are in TF32.
 fn table_keys(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let framework = |word: &str| has_word(&row.framework, word);
     let is_hugging_face = HUGGING_FACE.into_iter().any(framework);
@@ -92,7 +92,8 @@ fn table_keys(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let has_foreign_kernels = ["scattermoe", "unsloth", "megatron", "thunder", "modded"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let is_compiled = cell("compiled") == "1" || framework("compiled") || has_word(&row.notes, "compile");
-    // Rows of nanoGPT's script may name only PyTorch as framework; then the table's name tells.
+    // Rows of nanoGPT's script may name only PyTorch as framework; then the name of the row's table
+    // tells.
     let is_nanogpt = is_compiled && has_word(&row.model, "gpt-2") && (framework("nanogpt") || has_word(&row.table, "nanogpt"));
     let offloads_activations = matches!(cell("offload"), "checkpoints" | "activations");
     // TF32 has other rates than the tables' single precision.
@@ -109,7 +110,7 @@ fn table_keys(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     }
     let name = row.model.to_lowercase();
     let named = ARCHITECTURES.into_iter().find(|(word, _)| has_word(&name, word));
-    // Of decoders without a table, those with gated networks are most like Llama.
+    // Decoders with gated networks that have no table are most like Llama.
     let like_llama = (row.number("gated_ffn") == Some(1.0) && row.count("experts").is_none()).then_some(("", "llama"));
     let (_, architecture) = named.or(like_llama)?;
     if is_torchtune {
@@ -118,7 +119,7 @@ fn table_keys(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
         let keys = vec![("framework", "torchtune"), ("architecture", architecture), ("precision", "bf16"), ("loss", loss)];
         return Some(owned([keys, vec![("wrapper", "fsdp2")]].concat()));
     }
-    // Compiled steps were traced with the newest release alone.
+    // Compiled steps were traced with the newest release only.
     let release = if is_compiled { "latest" } else { release(row) };
     let mut keys = vec![("framework", "hf"), ("version", release), ("architecture", architecture)];
     // These runs used bf16 without autocast, adapters included: inferred from measured memory.
@@ -139,18 +140,18 @@ fn table_keys(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     Some(owned(keys))
 }
 
-/// Whether DeepSpeed shards parameters and updates them.
+/// Whether DeepSpeed shards and updates the parameters.
 fn is_deepspeed(row: &Row) -> bool {
     has_word(&row.framework, "deepspeed")
 }
 
-/// A run's plan with what the row says of kernels, adapters and widths.
+/// A run's plan, with the kernels, adapters and formats that the row states.
 fn traced_plan(row: &Row, run: &Run) -> Plan {
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let mut plan = run.plan.clone();
     plan.precision = if run.format == ProductFormat::Fp32 { DataType::Fp32 } else { DataType::Bf16 };
     plan.workload = PlannedWorkload::default();
-    // DeepSpeed's optimizers have a copy in single precision of parameters in sixteen bits.
+    // DeepSpeed's optimizers keep a copy in single precision of 16-bit parameters.
     plan.workload.no_master_copy = !is_deepspeed(row) && (stores_16_bit(row) || has_word(&row.framework, "torchtune"));
     let says_flash = has_word(cell("attention"), "flash") || has_word(&row.notes, "flash attention");
     let says_note = |text: &str| row.notes.to_lowercase().contains(text);
@@ -175,7 +176,8 @@ fn traced_plan(row: &Row, run: &Run) -> Plan {
     plan
 }
 
-/// Whether parameters and states are stored in sixteen bits, without a copy in single precision.
+/// Whether parameters and optimizer states are stored in 16 bits, without a copy in single
+/// precision.
 fn stores_16_bit(row: &Row) -> bool {
     ["no fp32 copy", "pure bf16", "parameters in bf16"].into_iter().any(|text| row.notes.contains(text))
         || has_word(&row.stated_precision, "pure")
@@ -194,10 +196,10 @@ pub(crate) fn apply_traced(row: &Row, run: &Run, prediction: &mut StepPrediction
 fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
     let mut job = TracedPlan::new(&traced_plan(row, run), &run.model, &table_keys(row, run)?).ok()?.job;
     if let Model::Llama(llama) = &run.model {
-        // These frameworks do not pad the vocabulary; `run.model` may.
+        // These frameworks do not pad the vocabulary; `run.model` may pad it.
         job.sizes = job.sizes.with("v", row.count("vocab").unwrap_or(llama.vocab));
         // `run.model` stands for an ungated network by a narrower gated one with as many
-        // parameters. The tables take the stated width.
+        // parameters. The tables need the stated width.
         if let (Some(ffn), Some(0.0)) = (row.count("ffn"), row.number("gated_ffn")) {
             job.sizes = job.sizes.with("f", ffn);
         }

@@ -1,4 +1,4 @@
-//! What a traced framework's own operators predict of a row, beside its step.
+//! What the operators of a traced framework predict for a row, in addition to its step.
 
 use foretell_simulator::gpu::traced::TracedMemory;
 use foretell_units::Bytes;
@@ -6,8 +6,8 @@ use foretell_units::Bytes;
 /// Memory of a row whose framework was traced.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TracedPrediction {
-    /// What the allocator hands out and holds.
+    /// Memory that the allocator hands out and holds.
     pub memory: TracedMemory,
-    /// Bytes outside of the allocator: the device's context, and buffers of NCCL.
+    /// Bytes outside the allocator: the device's context, and NCCL's buffers.
     pub outside: Bytes,
 }

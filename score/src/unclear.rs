@@ -1,5 +1,5 @@
-//! Unclear rows of the published table: `data/unclear.yaml` lists cells with the value to read in
-//! their place, and rows whose measurement others contradict, each with the reason.
+//! Unclear rows of the published table: `data/unclear.yaml` lists cells with the value to read
+//! instead, and rows whose measurement is contradicted by others, each with the reason.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -7,15 +7,15 @@ use std::sync::LazyLock;
 
 const UNCLEAR: &str = include_str!("../data/unclear.yaml");
 
-/// What is unclear about some rows.
+/// An entry of the list, which may match several rows.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unclear {
-    /// Name of a row, or the part of it before its number.
+    /// Name of a row, or the part of it before the last dash.
     rows: String,
     /// The cell to replace. Without it the measurement itself is unclear.
     column: Option<String>,
-    /// The value to read in its place.
+    /// The value to read instead.
     read_as: Option<String>,
     reason: String,
 }
@@ -24,7 +24,7 @@ struct Unclear {
 static LIST: LazyLock<Result<Vec<Unclear>, String>> =
     LazyLock::new(|| serde_saphyr::from_str(UNCLEAR).map_err(|error| error.to_string()));
 
-/// What the list says of a row.
+/// What the list states about a row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Remarks {
     /// A sentence about each replaced cell.
@@ -33,7 +33,7 @@ pub(crate) struct Remarks {
     pub(crate) doubt: Option<String>,
 }
 
-/// Replaces the unclear cells of a row, and returns what the list says of it.
+/// Replaces the unclear cells of a row, and returns what the list states about it.
 pub(crate) fn replace(cells: &mut BTreeMap<String, String>) -> Remarks {
     let Some(name) = cells.get("row_id").cloned() else { return Remarks::default() };
     let is_of = |unclear: &&Unclear| name == unclear.rows || name.rsplit_once('-').is_some_and(|(part, _)| part == unclear.rows);

@@ -1,8 +1,8 @@
 //! Commands and options that may be asked for from outside, and their JSON Schemas.
 //!
-//! The lists below name options; what they mean and which values they take comes from clap's
-//! description of the command line. An option that is not listed is refused, so that a new one that
-//! reads or writes a file does not become reachable by itself.
+//! The lists below name options; their meaning and their values come from clap's description of the
+//! command line. An option that is not listed is refused, so that a new one that reads or writes a
+//! file does not become reachable by itself.
 
 use serde_json::{Map, Value, json};
 use std::any::TypeId;
@@ -28,7 +28,7 @@ pub(super) struct Allowed {
     options: &'static [(&'static str, Kind)],
     /// Options with a value that may not be asked for.
     excluded: &'static [(&'static str, &'static str)],
-    /// Whether it writes files into a folder that `--output` names, which become the answer's.
+    /// Whether it writes files into the folder given by `--output`. They become part of the answer.
     pub writes_files: bool,
 }
 
@@ -79,7 +79,7 @@ const ALLOWED: [Allowed; 8] = [
             ("breakeven", Plain),
             ("mode", Plain),
         ],
-        // Their answers have another form, which the page does not show.
+        // Their answers have a form that the page cannot show.
         excluded: &[("method", "grpo"), ("method", "ppo")],
         writes_files: false,
     },
@@ -112,7 +112,7 @@ const ALLOWED: [Allowed; 8] = [
     Allowed {
         command: "export",
         options: &[("plan", Contents), ("to", Plain)],
-        // Traces have gigabytes.
+        // Traces can have gigabytes.
         excluded: &[("to", "chakra"), ("to", "perfetto")],
         writes_files: true,
     },
@@ -130,7 +130,7 @@ const ALLOWED: [Allowed; 8] = [
             ("topology", NameOrContents),
             ("nodes", Plain),
         ],
-        // Its files have gigabytes.
+        // Its files can have gigabytes.
         excluded: &[("form", "kineto")],
         writes_files: false,
     },
@@ -153,7 +153,7 @@ pub(super) fn find<'a>(line: &'a clap::Command, name: &str) -> Option<(&'static 
 }
 
 impl Allowed {
-    /// What the values of an option may be. `None` if it may not be asked for.
+    /// The kind of an option's values. `None` if the option may not be asked for.
     pub fn kind(&self, option: &str) -> Option<Kind> {
         self.options.iter().find(|(name, _)| *name == option).map(|(_, kind)| *kind)
     }
@@ -182,7 +182,7 @@ pub(super) fn argument<'a>(command: &'a clap::Command, name: &str) -> Option<&'a
 pub struct Schema {
     /// The schema of each option.
     pub properties: Map<String, Value>,
-    /// The options without which the command refuses.
+    /// The required options.
     pub required: Vec<String>,
 }
 
@@ -250,7 +250,7 @@ fn plain_type(argument: &clap::Arg) -> &'static str {
     if [TypeId::of::<usize>(), TypeId::of::<u64>()].iter().any(|id| parsed == *id) {
         "integer"
     } else if [TypeId::of::<f64>(), TypeId::of::<f32>()].iter().any(|id| parsed == *id) {
-        // A share such as `6%` is a text for its parser.
+        // The option's own parser reads a share such as `6%` from a text.
         if argument.get_value_names().is_some_and(|names| names.iter().any(|name| name.as_str() == "SHARE")) {
             return "string";
         }

@@ -11,7 +11,7 @@ pub(super) const WRITTEN: &str = "written";
 /// The answer of a command.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Its exit status: 0, or that of a failure, whose document is then `document` mostly.
+    /// Its exit status: 0, or that of a failure; then `document` usually describes the failure.
     pub status: i32,
     /// Its JSON document, as printed.
     pub document: String,
@@ -21,7 +21,7 @@ pub struct Answer {
     pub notes: Vec<String>,
     /// The command as a person would type it.
     pub line: String,
-    /// How long it took.
+    /// How long the answer took.
     pub seconds: f64,
     /// The page of `--report`, if it was asked for and made.
     pub report: Option<String>,
@@ -30,8 +30,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer as a JSON text, with what stands beside its document. The document stays as it
-    /// was printed. `report` is what a page gets of the report.
+    /// The answer as a JSON text: its document, unchanged as it was printed, and the other fields.
+    /// `report` is the form in which a page gets the report.
     pub fn text(&self, report: &Value) -> String {
         let Self { status, document, message, notes, line, seconds, files, .. } = self;
         let beside = json!({"status": status, "message": message, "notes": notes, "line": line, "seconds": seconds,
@@ -41,7 +41,7 @@ impl Answer {
     }
 }
 
-/// The notes among what a command printed on standard error.
+/// The notes among the lines that a command printed on standard error.
 pub(super) fn notes(messages: &str) -> Vec<String> {
     messages.lines().filter_map(|line| line.strip_prefix("note: ")).map(str::to_owned).collect()
 }

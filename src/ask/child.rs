@@ -28,13 +28,13 @@ const MOST_OPEN: u64 = 256;
 
 /// The exit status of a process that panicked.
 const PANICKED: i32 = 101;
-/// What a process says that gets no memory: its allocator; EAGAIN and ENOMEM, as errors of a thread
-/// without a stack are printed.
+/// Texts that a process prints when it gets no memory: by its allocator, or by a thread that gets
+/// no stack (EAGAIN, ENOMEM).
 const OUT_OF_MEMORY: [&str; 5] = ["memory allocation of", "os error 11", "os error 12", "Os { code: 11", "Os { code: 12"];
 
-/// Time between two looks at a child that has just started, and at one that takes longer.
+/// Time between two checks of a child that has just started, and of one that takes longer.
 const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
-/// For how long it has just started.
+/// How long a child counts as just started.
 const JUST_STARTED: Duration = Duration::from_millis(250);
 
 /// A child that works on an answer.
@@ -69,9 +69,10 @@ impl Working {
         Ok(working)
     }
 
-    /// Sets the system's limits. The child has hardly begun.
+    /// Sets the system's limits on the child right after its start.
     fn limit(&self, limits: &Limits) -> std::io::Result<()> {
-        // A process on all cores that outlives this one.
+        // CPU time that no process reaches within the time limit, even on all cores, unless it
+        // outlives this one.
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let seconds = (limits.answer_time.value().ceil().max(1.0) as u64).saturating_mul(cores);
         let all = [
@@ -83,7 +84,7 @@ impl Working {
         ];
         for (resource, most) in all {
             match prlimit(Some(Pid::from_child(&self.child)), resource, Rlimit { current: Some(most), maximum: Some(most) }) {
-                // It has ended already.
+                // The child has ended already.
                 Err(rustix::io::Errno::SRCH) => break,
                 set => set.map(drop)?,
             }
@@ -91,7 +92,7 @@ impl Working {
         Ok(())
     }
 
-    /// The file that has the search's progress.
+    /// The file with the search's progress.
     pub fn progress_file(&self) -> PathBuf {
         self.folder.path().join(PROGRESS)
     }
@@ -148,7 +149,7 @@ impl Working {
         read(&self.folder.path().join(name), most)
     }
 
-    /// The files that the child wrote, without those in folders.
+    /// The files that the child wrote into its output folder, without those in subfolders.
     fn written(&self) -> Result<BTreeMap<String, String>, Refusal> {
         let entries = match fs::read_dir(self.folder.path().join(WRITTEN)) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -161,7 +162,7 @@ impl Working {
 
 impl Drop for Working {
     fn drop(&mut self) {
-        // It may have ended, and then there is nothing to kill.
+        // The child may have ended; then there is nothing to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Where questions are taken: it bounds how many are answered at once, and ends those that a later
-//! question replaced.
+//! The entry for questions: it bounds how many are answered at the same time, and cancels those
+//! that a later question replaced.
 
 use super::child::Working;
 use super::typed::Typed;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The most questions that wait for their turn.
 const MOST_WAITING: usize = 16;
 
-/// Time between two looks at whether a waiting question was cancelled.
+/// Time between two checks of whether a waiting question was cancelled.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The longest that closing takes. A process that is killed is gone in milliseconds.
@@ -23,7 +23,8 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 /// Answers questions within limits.
 ///
-/// A question has a lane, which is a name. A later question in the same lane replaces it.
+/// A question has a lane, identified by a name. A later question in the same lane replaces the
+/// earlier one.
 pub struct Desk {
     program: PathBuf,
     line: clap::Command,
@@ -49,7 +50,7 @@ pub struct Place {
 #[derive(Default)]
 struct Lane {
     is_cancelled: AtomicBool,
-    /// The file that has its progress, once there is one.
+    /// The file with its progress, once there is one.
     progress: Mutex<Option<PathBuf>>,
 }
 
@@ -71,7 +72,7 @@ impl Desk {
         self.ask_in(self.enter(lane)?, request)
     }
 
-    /// Answers a question that has its place, so that it could be cancelled already.
+    /// Answers a question that already has its lane, and so may have been cancelled meanwhile.
     pub fn ask_in(&self, Place { name, lane: own }: Place, request: &Request) -> Result<Answer, Refusal> {
         let answer = Typed::new(&self.line, request).and_then(|typed| self.answer(&own, typed, request));
         let mut state = lock(&self.state);
@@ -94,7 +95,7 @@ impl Desk {
         lock(&self.state).lanes.contains_key(lane)
     }
 
-    /// Cancels the questions whose lane starts so.
+    /// Cancels the questions whose lane starts with `start`.
     pub fn cancel(&self, start: &str) {
         let state = lock(&self.state);
         let cancelled = state.lanes.iter().filter(|(lane, _)| lane.starts_with(start));
@@ -102,7 +103,7 @@ impl Desk {
         self.freed.notify_all();
     }
 
-    /// Cancels all questions, and waits for a moment until no process works on one.
+    /// Cancels all questions, and waits briefly until no process works on one.
     pub fn close(&self) {
         self.cancel("");
         let state = lock(&self.state);
@@ -110,14 +111,15 @@ impl Desk {
         drop(self.freed.wait_timeout_while(state, CLOSING, is_busy));
     }
 
-    /// The last line of a search's progress. `None` if the lane has no search, or it has no line.
+    /// The last line of a search's progress. `None` if the lane has no search, or the search has
+    /// written no line.
     pub fn progress(&self, lane: &str) -> Option<String> {
         let lane = lock(&self.state).lanes.get(lane).cloned()?;
         let path = lock(&lane.progress).clone()?;
         tail(&path)?.lines().rev().find(|line| line.starts_with('{') && line.ends_with('}')).map(str::to_owned)
     }
 
-    /// Takes a lane, and cancels the question that had it.
+    /// Takes a lane, and cancels the question that has it.
     pub fn enter(&self, lane: &str) -> Result<Place, Refusal> {
         let mut state = lock(&self.state);
         if state.waiting >= MOST_WAITING {
@@ -130,7 +132,7 @@ impl Desk {
         Ok(Place { name: lane.to_owned(), lane: own })
     }
 
-    /// Waits until fewer than the most questions are worked on.
+    /// Waits until fewer questions are being answered than the limit allows.
     fn turn(&self, own: &Lane) -> Result<Turn<'_>, Refusal> {
         let mut state = lock(&self.state);
         state.waiting += 1;
@@ -146,7 +148,7 @@ impl Desk {
     }
 }
 
-/// The right to be worked on.
+/// The right to be answered; dropping it frees the slot.
 struct Turn<'a>(&'a Desk);
 
 impl Drop for Turn<'_> {

@@ -1,5 +1,5 @@
-//! One answer where no process can be started: the command runs in this program, which answers this
-//! question only.
+//! One answer on hosts that cannot start processes: the command runs in this program, which answers
+//! only this question.
 
 use super::answer::{REPORT, WRITTEN, notes};
 use super::typed::Typed;

@@ -4,16 +4,16 @@ use crate::failure::FailureAnswer;
 use foretell_units::{Bytes, Seconds};
 use std::fmt;
 
-/// Why a question has no answer. What the command itself says is an answer, also if it failed.
+/// Why a question has no answer. A failure that the command itself reports is an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Refusal {
     /// The question is wrong: a sentence, and a hint.
     Question(String, String),
     /// A later question replaced this one, or the client does not want the answer any more.
     Cancelled,
-    /// It took longer than allowed.
+    /// The answer took longer than allowed.
     Time(Seconds),
-    /// It took more memory than allowed.
+    /// The answer took more memory than allowed.
     Memory(Bytes),
     /// Too many questions wait already.
     Busy,
@@ -22,7 +22,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// A word for programs.
+    /// An identifier of the reason, for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Question(..) => "input",
@@ -45,7 +45,7 @@ impl Refusal {
         }
     }
 
-    /// The document that a command prints which fails so.
+    /// The document of a command that fails for this reason.
     pub fn document(&self) -> FailureAnswer {
         FailureAnswer::new(self.code(), self.to_string(), self.hint())
     }

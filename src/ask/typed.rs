@@ -1,5 +1,5 @@
-//! A question as command-line arguments and files. It refuses what no command may be asked for
-//! from outside; whether values make sense is for the command to say.
+//! A question as command-line arguments and files. It refuses everything that may not be asked for
+//! from outside; whether values make sense is for the command to decide.
 
 use super::allowed::{Allowed, Kind, argument, find, is_list};
 use super::answer::{PROGRESS, REPORT, WRITTEN};
@@ -9,7 +9,7 @@ use foretell_topologies::Topology;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The longest value that is no file.
+/// The longest value that is not a file.
 const LONGEST_VALUE: usize = 4096;
 /// The most values of one option.
 const MOST_VALUES: usize = 64;
@@ -23,16 +23,16 @@ pub(super) struct Typed {
     pub arguments: Vec<String>,
     /// Arguments without an option's name. They go after `--`, so that none is taken for an option.
     pub positional: Vec<String>,
-    /// Files to write before, in a folder of their own.
+    /// Files to write before the command starts, in a folder of their own.
     pub files: Vec<(PathBuf, String)>,
     /// The command as a person would type it.
     pub line: String,
-    /// Whether it writes files into a folder, which are part of the answer.
+    /// Whether it writes files into a folder that are part of the answer.
     pub writes_files: bool,
 }
 
 impl Typed {
-    /// Types a question. `line` is clap's description of the command line.
+    /// Converts a question. `line` is clap's description of the command line.
     pub fn new(line: &clap::Command, request: &Request) -> Result<Self, Refusal> {
         let Some((allowed, described)) = find(line, &request.command) else {
             let known: Vec<&str> = super::commands().collect();
@@ -51,7 +51,7 @@ impl Typed {
                 return Err(refused(format!("`{}` of `{}` cannot be asked for", short(name), allowed.command), hint));
             }
         }
-        // In the order of the list, so that equal questions are typed equally.
+        // In the order of the list, so that equal questions give equal arguments.
         for name in allowed.names() {
             let given = request.options.get(name).filter(|value| !value.is_null());
             if let (Some(value), Some(kind), Some(argument)) = (given, allowed.kind(name), argument(described, name)) {
@@ -61,8 +61,8 @@ impl Typed {
         Ok(typed)
     }
 
-    /// The words of the command line after the program's own options, with what the question wants
-    /// in files.
+    /// The words of the command line after the program's own options, including the options for
+    /// files that the question asks for.
     pub fn words(&self, request: &Request) -> Vec<String> {
         let mut words = self.arguments.clone();
         words.extend(request.report.then(|| format!("--report={REPORT}")));
@@ -124,7 +124,7 @@ impl Typed {
         Ok(())
     }
 
-    /// Adds an argument. A person would type `shown` in place of the value.
+    /// Adds an argument. In the command that is shown to people, `shown` replaces the value.
     fn push(&mut self, argument: &clap::Arg, value: Option<&str>, shown: Option<&str>) {
         match (argument.get_long(), value) {
             // With `=` no value can be taken for an option.
@@ -182,7 +182,7 @@ fn plain(option: &str, value: &Value) -> Result<String, Refusal> {
     let text = match value {
         Value::String(text) => text.clone(),
         Value::Number(number) => match number.as_f64() {
-            // Options that count take no fraction, and JavaScript writes 8 as 8.0 nowhere but here.
+            // Options that count accept no fraction, and JavaScript may send 8 as 8.0.
             Some(whole) if number.is_f64() && whole.fract() == 0.0 && whole.abs() < 9e15 => format!("{whole:.0}"),
             _ => number.to_string(),
         },
@@ -194,7 +194,8 @@ fn plain(option: &str, value: &Value) -> Result<String, Refusal> {
     Ok(text)
 }
 
-/// Refuses a path where a name of the library is expected. Its contents may be given.
+/// Refuses a path if a name of the library is expected. The contents of a file may be given
+/// instead.
 fn require_name(option: &str, text: &str) -> Result<(), Refusal> {
     let is_known = match option {
         "topology" | "name" => Topology::said(text).is_some(),
@@ -208,7 +209,7 @@ fn require_name(option: &str, text: &str) -> Result<(), Refusal> {
     }
 }
 
-/// A word as a shell reads it back.
+/// A word in the form in which a shell reads it back.
 fn quoted(word: &str) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || "._/:=,@%+-".contains(character);
     if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }

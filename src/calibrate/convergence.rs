@@ -26,10 +26,11 @@ use std::path::{Path, PathBuf};
 /// The modes without `--modes`.
 const MODES: &str = include_str!("modes.yaml");
 
-/// How many times as many steps as the synchronous runs the others get.
+/// The factor by which runs in other modes may be longer than the synchronous runs.
 const LONGEST: usize = 2;
 
-/// A loss is the mean of the steps in this part of a synchronous run.
+/// A synchronous run is divided into this many parts. A loss is the mean over as many steps as one
+/// part has.
 const PARTS: usize = 10;
 
 /// How convergence is measured.
@@ -63,12 +64,12 @@ fn factor(text: &str) -> Result<f32, Mistake> {
     factor.ok_or_else(|| Mistake::new(format!("`{text}` is no number above 0"), "write factors such as 0.5,1,2"))
 }
 
-/// What short runs in several modes showed.
+/// The result of short runs in several modes.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ConvergenceAnswer {
     /// The table that was written.
     table: String,
-    /// The loss that is to be reached: a mean over `window_steps` steps.
+    /// The loss to reach: a mean over `window_steps` steps.
     target_loss: f64,
     /// The number of steps over which losses are averaged.
     window_steps: usize,
@@ -78,18 +79,18 @@ pub struct ConvergenceAnswer {
     refused: Vec<RefusedMode>,
 }
 
-/// What short runs in one mode showed.
+/// The result of short runs in one mode.
 #[derive(Debug, Serialize, JsonSchema)]
 struct MeasuredMode {
     /// The mode.
     mode: Mode,
-    /// The samples that it needed to reach the loss, as a multiple of the synchronous mode's. Those
-    /// whose late gradients servers dropped do not count.
+    /// The samples that the mode needed to reach the loss, as a multiple of the synchronous mode's.
+    /// Samples whose late gradients a server dropped do not count.
     samples_needed: f64,
     /// The same as a number of samples; null if the mode has the result of the synchronous one and
     /// was not run.
     samples: Option<usize>,
-    /// The learning rate with which it needed fewest; null likewise.
+    /// The learning rate with which the mode needed the fewest samples; null in the same case.
     learning_rate: Option<f32>,
     /// The mean staleness of the pushes of that run.
     staleness: f64,
@@ -98,12 +99,12 @@ struct MeasuredMode {
 /// The mean of a mode's runs with one learning rate.
 struct Curve {
     learning_rate: f32,
-    /// By the number of the window's last step.
+    /// Mean losses over a window, by the number of the window's last step.
     smoothed: Vec<f64>,
     staleness: f64,
 }
 
-/// Everything that a run needs but its mode and learning rate.
+/// Everything that a run needs except its mode and learning rate.
 struct Runner<'a> {
     loaded: &'a LoadedPlan,
     topology: &'a Topology,
@@ -115,7 +116,7 @@ struct Runner<'a> {
 /// Measures the modes, and writes their table.
 ///
 /// # Errors
-/// [`Failure`]: a table or a loss that says nothing, or a run that fails.
+/// [`Failure`] if a table or a loss allows no conclusion, or if a run fails.
 pub fn run(
     arguments: &ConvergenceArguments,
     loaded: &LoadedPlan,
@@ -150,7 +151,7 @@ impl ConvergenceAnswer {
         self.modes.iter().map(line).chain(refused).chain([written]).collect()
     }
 
-    /// Where the number of a mode is from, for the table.
+    /// How the number of a mode was found, for the table.
     fn source(&self, one: &MeasuredMode) -> String {
         let Some((samples, rate)) = one.samples.zip(one.learning_rate) else {
             return "not measured: it has the gradients of the synchronous mode".into();
@@ -241,7 +242,7 @@ impl Runner<'_> {
         (self.steps() / PARTS).max(1)
     }
 
-    /// Whether the plan can have a mode, or the reason why it cannot.
+    /// Whether the plan can run in a mode; the error is the reason why not.
     fn possible(&self, mode: Mode) -> Result<(), Mistake> {
         let plan = self.plan(mode);
         let LoadedPlan { model, .. } = self.loaded;
@@ -254,8 +255,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// The plan in a mode, with the learning rate as it is after the warm-up: runs of modes differ
-    /// in length, so that schedules would, too.
+    /// The plan in a mode, with the learning rate that it has after the warm-up: runs of modes
+    /// differ in length, so their schedules would differ too.
     fn plan(&self, mode: Mode) -> Plan {
         let mut plan = Plan { mode, ..self.loaded.plan.clone() };
         plan.training.schedule = LearningRateSchedule::Constant;
@@ -310,13 +311,13 @@ impl Runner<'_> {
         }
     }
 
-    /// The table as a file, which says how it came about.
+    /// The table as a file, with comments on how its numbers were found.
     fn text(&self, answer: &ConvergenceAnswer) -> Result<String, Failure> {
-        // Two digits more than runs of a few seeds repeat.
+        // Two more digits than runs with a few seeds reproduce.
         let rounded = |number: f64, digits: f64| (number * digits).round() / digits;
         let entry = |mode: &MeasuredMode| {
             let constant = SamplesNeeded::constant(mode.mode, rounded(mode.samples_needed, 1e3), answer.source(mode));
-            // An excess grows with staleness, and another topology has another.
+            // The excess grows with staleness, which differs between topologies.
             match mode.staleness > 0.0 && mode.samples_needed > 1.0 && self.plan(mode.mode).counted_share() == 1.0 {
                 true => SamplesNeeded {
                     samples: 1.0,
@@ -348,13 +349,13 @@ impl Runner<'_> {
     }
 }
 
-/// A text for a comment, which ends with its line.
+/// A text on a single line, for a comment.
 fn one_line(text: &str) -> String {
     text.split(char::is_control).collect::<Vec<_>>().join(" ")
 }
 
-/// The means of all windows of losses, by the number of their last step. Steps before the first
-/// window are infinite.
+/// The means of all windows of losses, indexed by the window's last step. Steps before the end of
+/// the first window are infinite.
 fn smoothed(losses: &[f64], window: usize) -> Vec<f64> {
     let means = losses.windows(window).map(|losses| losses.iter().sum::<f64>() / window as f64);
     let before = window.saturating_sub(1).min(losses.len());

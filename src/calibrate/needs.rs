@@ -37,7 +37,7 @@ impl Needs {
     /// not fit.
     ///
     /// # Errors
-    /// The first layout's error, if none can be laid out.
+    /// The first layout's error, if no layout can be compiled.
     pub fn add_layouts(
         &mut self,
         model: &Model,
@@ -51,7 +51,7 @@ impl Needs {
         let memory = topology.least_memory();
         let costs = CostModel::new(None, topology);
         let request = Request { devices, fixed: fixed.clone(), ..Request::new(model, name, topology, &costs, base) };
-        // An empty search space is refused later, by the search.
+        // The search itself refuses an empty search space later.
         for layout in families(&request).unwrap_or_default() {
             // A layout that does not compile has no kernels.
             let plan = Plan { layout, ..base.clone() };

@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::PathBuf;
 use std::slice;
 
-/// The longest piece of a `.txt` file, unless a paragraph is longer. A tokenizer sees a piece at a
-/// time, and few tokens reach across the end of a paragraph.
+/// The longest piece of a `.txt` file, unless a paragraph is longer. A tokenizer sees one piece at
+/// a time, and few tokens reach across the end of a paragraph.
 const PIECE: usize = 4 << 20;
 /// The longest line of a `.jsonl` file, and the longest paragraph of a `.txt` file.
 const LONGEST: usize = 1 << 30;
@@ -74,7 +74,7 @@ impl<'a> Documents<'a> {
                 Err(Bad::Document(failure)) if self.policy == OnBadSample::Error => return Err(failure),
                 Err(Bad::Document(_)) => {
                     self.bad += 1;
-                    // What follows in a text belongs to the document that is left out.
+                    // The rest of the text file belongs to the document that is left out.
                     if file.form == Form::Text {
                         self.open = None;
                     }
@@ -132,7 +132,7 @@ impl<'a> OpenFile<'a> {
             }
             let is_blank = bytes.get(before..).is_some_and(|line| line.trim_ascii().is_empty());
             if bytes.len() >= PIECE && is_blank {
-                // At the end of the file there is nothing left to end the document with.
+                // Look ahead: at the end of the file this piece ends the document.
                 let rest = self.reader.fill_buf().map(<[u8]>::is_empty);
                 break rest.map_err(|error| self.unreadable(&error))?;
             }

@@ -1,5 +1,5 @@
-//! The codes of what commands find wrong themselves. Other crates' errors state theirs. The test
-//! `the_page_of_errors_lists_every_code` writes `docs/reference/errors.md` from both.
+//! The codes of faults that commands detect themselves. Other crates' errors state their own codes.
+//! The test `the_page_of_errors_lists_every_code` writes `docs/reference/errors.md` from both.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ impl fmt::Display for Code {
     }
 }
 
-/// The command line is not one of those that `--help` describes.
+/// The command line does not match what `--help` describes.
 pub const OPTION_USAGE: Code = Code("option::usage");
-/// The value of an option, or options together, have no answer.
+/// An option's value, or a combination of options, has no answer.
 pub const OPTION_VALUE: Code = Code("option::value");
 /// The command needs another option.
 pub const OPTION_MISSING: Code = Code("option::missing");
-/// No device, node, stack, file or document has the name.
+/// There is no device, node, stack, file or document of this name.
 pub const UNKNOWN_NAME: Code = Code("option::unknown_name");
 /// The framework that a plan names could not measure or train.
 pub const FRAMEWORK: Code = Code("framework::failed");
@@ -27,9 +27,9 @@ pub const FRAMEWORK: Code = Code("framework::failed");
 pub const FILE_UNREADABLE: Code = Code("file::unreadable");
 /// A file or folder cannot be written.
 pub const FILE_UNWRITABLE: Code = Code("file::unwritable");
-/// A file does not have the form that is read.
+/// A file does not have the expected form.
 pub const FILE_FORM: Code = Code("file::form");
-/// A file is of another kind than what is asked for.
+/// A file is of another kind than the one asked for.
 pub const FILE_KIND: Code = Code("file::kind");
 /// The file lies outside of the folder that a confined command may use.
 pub const FILE_CONFINED: Code = Code("file::confined");
@@ -37,38 +37,38 @@ pub const FILE_CONFINED: Code = Code("file::confined");
 pub const TOO_FEW_DEVICES: Code = Code("devices::too_few");
 /// The plan needs more memory than a device or a host has.
 pub const PLAN_TOO_LARGE: Code = Code("plan::too_large");
-/// The plan's fields contradict each other, or what is asked of it.
+/// The plan's fields contradict each other or the question.
 pub const PLAN_CONTRADICTION: Code = Code("plan::contradiction");
 /// The plan is of another job, whose step cannot be compared.
 pub const PLAN_OTHER_JOB: Code = Code("plan::other_job");
 /// The topology does not state a fact that the question needs.
 pub const FACT_MISSING: Code = Code("topology::fact_missing");
-/// No layout was found, or the model fits on none of the devices that are asked about.
+/// No layout was found, or the model fits on none of the devices in question.
 pub const NOTHING_FITS: Code = Code("search::nothing_fits");
 /// The folder has a run or job already, or another process writes there.
 pub const RUN_TAKEN: Code = Code("run::taken");
 /// The folder has no run, or an unfinished one.
 pub const RUN_MISSING: Code = Code("run::missing");
-/// A trace does not have what an import needs, or contradicts the plan.
+/// A trace lacks something that the import needs, or contradicts the plan.
 pub const TRACE: Code = Code("import::trace");
-/// An imported file contradicts the options, or does not state what they must.
+/// An imported file contradicts the options, or does not state what the options then must.
 pub const IMPORT_OPTIONS: Code = Code("import::options");
-/// Texts that are to be tokenized are not of a form that is read.
+/// The texts to tokenize are in a form that cannot be read.
 pub const TEXTS: Code = Code("data::texts");
-/// The tokenizer cannot encode or decode what is asked for.
+/// The tokenizer cannot encode or decode its input.
 pub const TOKENIZER: Code = Code("data::tokenizer");
 #[cfg(any(test, not(feature = "tokenizers")))]
 /// This build of the program leaves the feature out.
 pub const NOT_BUILT: Code = Code("program::not_built");
 /// A program cannot be started.
 pub const PROGRAM_NOT_STARTED: Code = Code("program::not_started");
-/// Slurm refused a request, or a job ended otherwise than it should.
+/// Slurm refused a request, or a job ended in an unexpected way.
 pub const SLURM: Code = Code("slurm::failed");
 /// The port cannot be listened on.
 pub const PORT: Code = Code("serve::port");
 /// No run of a measured convergence reached the loss.
 pub const CONVERGENCE: Code = Code("calibrate::convergence");
-/// The machine's GPUs cannot be used as they are.
+/// The machine's GPUs cannot be used in their current state.
 pub const GPU: Code = Code("machine::gpu");
 /// The topology describes other devices or hosts than this machine has.
 pub const OTHER_MACHINE: Code = Code("machine::other");

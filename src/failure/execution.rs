@@ -1,4 +1,4 @@
-//! Failures of what runs on this machine: training, data, and labs.
+//! Failures of operations on this machine: training, data and labs.
 
 use super::{Failure, Fault};
 use foretell_executor::ExecutorError;

@@ -1,4 +1,4 @@
-//! A diagnostic with what the command knows beside it: a hint, and the file that is wrong.
+//! A diagnostic with the context that the command adds: a hint, and the file that is wrong.
 
 use super::code::Code;
 use foretell_topologies::Place;
@@ -8,7 +8,7 @@ use std::error::Error;
 use std::fmt;
 use std::path::Path;
 
-/// What is wrong. It has a code, a message, mostly a hint, and the place in a file if there is one.
+/// A fault: a code, a message, usually a hint, and the place in a file if there is one.
 #[derive(Debug)]
 pub struct Fault {
     cause: Cause,
@@ -37,12 +37,12 @@ impl Fault {
         Self { cause: Cause::Diagnostic(Box::new(cause)), subject: None, hint: None, file: None, span: None }
     }
 
-    /// Adds how to fix it, in place of what the cause says.
+    /// Sets the hint, in place of the cause's own.
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
 
-    /// Adds what it is about, such as an option, before the message.
+    /// Puts the subject, such as an option, before the message.
     pub fn about(self, subject: &str) -> Self {
         Self { subject: Some(subject.to_owned()), ..self }
     }
@@ -79,7 +79,7 @@ impl fmt::Display for Fault {
     }
 }
 
-// The message has the cause's.
+// `source` stays empty: the message includes the cause's.
 impl Error for Fault {}
 
 impl Diagnostic for Fault {

@@ -1,7 +1,7 @@
-//! A failure as a terminal shows it: the message with its place, the line of the file with a caret
-//! below what is wrong, and how to fix it.
+//! A failure in the form that a terminal shows: the message with its place, the line of the file
+//! with a caret below the fault, and the hint.
 //!
-//! The first line has all that a script looks for: `error[CODE]: FILE:LINE:COLUMN: MESSAGE`.
+//! The first line has everything that a script needs: `error[CODE]: FILE:LINE:COLUMN: MESSAGE`.
 
 use crate::escaping::escaped;
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
@@ -12,9 +12,9 @@ use std::fmt::Write;
 /// Whether the terminal shows colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
-    /// It does, and its user wants them.
+    /// It does, and the user has not switched them off.
     On,
-    /// It does not, or it is no terminal.
+    /// It does not, or the output is not a terminal.
     Off,
 }
 
@@ -37,11 +37,11 @@ pub fn in_terminal(error: &dyn Diagnostic, colours: Colours) -> String {
     text
 }
 
-/// The line of the file that is wrong, with a caret; `None` if the fault has no place in a text.
+/// The line of the file with the fault, and a caret; `None` if the fault has no place in a text.
 fn line_of(error: &dyn Diagnostic, colours: Colours) -> Option<String> {
     let label = error.labels()?.next()?;
     let end = label.offset() + label.len();
-    // From the beginning of the text, so that the renderer counts its lines.
+    // Read from the beginning of the text, so that the renderer counts its lines right.
     let contents = error.source_code()?.read_span(&(0, end).into(), 0, 1).ok()?;
     let source = std::str::from_utf8(contents.data()).ok()?;
     if source.is_empty() {

@@ -9,7 +9,8 @@ use foretell_units::diagnostic::{Mistake, help};
 use miette::Diagnostic;
 use std::error::Error;
 
-/// Returns the failure of an option's value, if the type that refused it says more than clap.
+/// Returns the failure for an option's value, if the type that refused it gives more information
+/// than clap.
 pub fn of_value(error: &clap::Error) -> Option<Failure> {
     if error.kind() != ErrorKind::ValueValidation {
         return None;
@@ -21,8 +22,8 @@ pub fn of_value(error: &clap::Error) -> Option<Failure> {
     Some(failure.hint(help(cause).unwrap_or_else(|| "see `--help`".into())))
 }
 
-/// Returns the failure of another mistake in a command line. Clap's own words are its message: what
-/// stands above the usage.
+/// Returns the failure for any other mistake in a command line. Its message is clap's own text
+/// above the usage.
 pub fn of_command_line(error: &clap::Error) -> Failure {
     let text = error.to_string();
     let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim();
@@ -33,7 +34,7 @@ pub fn of_command_line(error: &clap::Error) -> Failure {
     Failure::input(code::OPTION_USAGE, message).hint(hint)
 }
 
-/// The errors of values that options take.
+/// Returns an error as a diagnostic, if it is the error of an option's value.
 fn diagnostic<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Diagnostic> {
     fn of<'a, Kind: Diagnostic + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn Diagnostic> {
         error.downcast_ref::<Kind>().map(|error| error as &dyn Diagnostic)

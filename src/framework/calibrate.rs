@@ -12,7 +12,7 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What the framework measured.
+/// The framework's measurements.
 #[derive(Debug, Deserialize)]
 struct Answer {
     /// The operator table of the step.
@@ -22,7 +22,7 @@ struct Answer {
     exchanges: Vec<ExchangeTime>,
     operator_overhead: Sample,
     step_overhead: Sample,
-    /// The share of the processor that a collective takes beside kernels.
+    /// The share of the processor that a collective uses beside kernels.
     communication_share: f64,
 }
 
@@ -47,7 +47,7 @@ struct ExchangeTime {
     time: Sample,
 }
 
-/// Has the plan's framework measure its step, and returns the profile.
+/// Lets the plan's framework measure its step, and returns the profile.
 pub fn calibrate(loaded: &LoadedPlan, stated: Option<&PathBuf>) -> Result<Profile, Failure> {
     let request = Request::of(loaded, 0)?;
     let answer: Answer = output::with_spinner("calibrate", || ask(python(stated), "foretell.trace.measure", &request))?;

@@ -1,5 +1,5 @@
-//! `foretell check` for a run of another framework: step, memory and operators, predicted and
-//! measured.
+//! `foretell check` for a run of another framework: compares predicted and measured step, memory
+//! and operators.
 
 use super::TrainedSteps;
 use crate::failure::Failure;
@@ -28,9 +28,9 @@ pub struct FrameworkCheck {
     error: f64,
     /// Whether the measured step is between the two percentiles.
     inside_interval: bool,
-    /// The most bytes of tensors that a rank was predicted to hold.
+    /// The most bytes of tensors that any rank was predicted to hold.
     predicted_memory_bytes: u64,
-    /// The most that one held.
+    /// The most bytes of tensors that any rank held.
     measured_memory_bytes: u64,
     /// Predicted over measured bytes, less one.
     memory_error: f64,
@@ -41,7 +41,7 @@ pub struct FrameworkCheck {
 /// A kind of operator in a step.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct OperatorCheck {
-    /// Its name.
+    /// The kind's name.
     name: String,
     /// Predicted seconds of a step.
     predicted_seconds: f64,

@@ -1,4 +1,5 @@
-//! `foretell execute` for a plan of another framework: it trains, on this machine's processors.
+//! `foretell execute` for a plan of another framework, which then trains on this machine's
+//! processors.
 
 use super::{Request, TrainedSteps, ask, python};
 use crate::failure::{Failure, code};
@@ -12,10 +13,10 @@ use foretell_units::{SchemaVersion, median};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Steps of a run that states no length.
+/// Steps of a run whose length is not stated.
 const STEPS: usize = 20;
 
-/// Predicts a plan, and has its framework train. Returns what it measured.
+/// Predicts a plan, and lets its framework train. Returns the framework's measurements.
 pub fn execute(
     loaded: &LoadedPlan,
     profile: &Profile,

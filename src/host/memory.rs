@@ -1,5 +1,5 @@
-//! A browser's tab in place of a system: files and streams are bytes in memory, the page has the
-//! clock. One instance of the module answers one question, so nothing is ever removed.
+//! A browser's tab in place of a system: files and streams are bytes in memory, and the page
+//! provides the clock. One instance of the module answers one question, so nothing is ever removed.
 
 use crate::failure::{Failure, code};
 use foretell_topologies::Topology;
@@ -27,7 +27,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A path from the root, without `.` and `..`.
+/// An absolute path without `.` and `..`.
 fn place(path: &Path) -> PathBuf {
     let mut place = PathBuf::new();
     for component in Path::new(FOLDER).join(path).components() {
@@ -43,7 +43,7 @@ fn place(path: &Path) -> PathBuf {
 /// Reads a file of at most `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let bytes = lock(&FILES).get(&place(path)).cloned();
-    // As Linux says it.
+    // The message is Linux's.
     let bytes = bytes.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "No such file or directory (os error 2)"))?;
     if bytes.len() as u64 > most {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it is longer than {} MiB", most >> 20)));
@@ -77,7 +77,7 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> Result<(), Failure> {
     write(path, contents).map_err(|error| Failure::undone(code::FILE_UNWRITABLE, error.to_string()))
 }
 
-/// Writes a file piece by piece, whole or not at all.
+/// Writes a file piece by piece, completely or not at all.
 pub fn write_streamed(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<(), Box<dyn Error>>,
@@ -96,7 +96,7 @@ pub fn files_in(folder: &str) -> BTreeMap<String, Vec<u8>> {
     inside.filter_map(|(path, text)| Some((path.file_name()?.to_str()?.to_owned(), text.clone()))).collect()
 }
 
-/// A file of lines, each of which the page gets at once.
+/// A file of lines. The page gets each line at once.
 #[derive(Debug)]
 pub struct File;
 
@@ -131,7 +131,7 @@ impl Write for Stream {
     }
 }
 
-/// Does nothing: the page ends an instance that nobody waits for.
+/// Does nothing: the page ends an instance whose answer is not wanted any more.
 pub fn end_with_parent(_: Option<i32>) -> Result<(), Failure> {
     Ok(())
 }
@@ -156,10 +156,10 @@ pub fn has_terminal() -> bool {
     false
 }
 
-/// Prints nothing: no question asks for a trace.
+/// Does nothing: no question asks for a trace.
 pub fn trace_from(_: LevelFilter) {}
 
-/// A progress bar that nobody sees.
+/// A progress bar that is not shown.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressBar;
 
@@ -180,7 +180,7 @@ impl ProgressBar {
     pub fn finish_and_clear(&self) {}
 }
 
-/// Makes a progress bar for so many parts, under a name.
+/// Makes a progress bar of a number of parts, with a text.
 pub fn progress_bar(_: usize, _: &str) -> ProgressBar {
     ProgressBar
 }
@@ -222,9 +222,9 @@ pub fn report_panics() {
 mod page {
     #[link(wasm_import_module = "page")]
     unsafe extern "C" {
-        /// Gets the message of a panic.
+        /// Receives the message of a panic.
         pub fn panicked(message: *const u8, length: usize);
-        /// Gets a line of a search's progress.
+        /// Receives a line of a search's progress.
         pub fn progress(line: *const u8, length: usize);
     }
 }

@@ -1,4 +1,4 @@
-//! The operating system, as the standard library and the executor offer it.
+//! The operating system, through the standard library and the executor.
 
 use crate::failure::{Failure, code};
 use foretell_executor::regular;
@@ -50,7 +50,7 @@ pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     std::fs::write(path, contents)
 }
 
-/// Writes a file piece by piece, whole or not at all.
+/// Writes a file piece by piece, completely or not at all.
 pub fn write_streamed(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<(), Box<dyn Error>>,
@@ -66,7 +66,7 @@ pub fn write_streamed(
     Ok(())
 }
 
-/// Has this process end with the one that started it, which is `parent` if that is known.
+/// Makes this process end with the one that started it, which is `parent` if that is known.
 pub fn end_with_parent(parent: Option<i32>) -> Result<(), Failure> {
     // If the call fails, the process that asked still ends this one at the time limit.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
@@ -92,7 +92,7 @@ pub fn has_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Prints what is traced from a level on, on standard error.
+/// Prints trace events from `level` on to standard error.
 pub fn trace_from(level: LevelFilter) {
     // Rank processes share standard error, and lines with colours would be escaped in their logs.
     let subscriber = tracing_subscriber::fmt()
@@ -105,7 +105,7 @@ pub fn trace_from(level: LevelFilter) {
     let _ = subscriber.try_init();
 }
 
-/// Makes a progress bar for so many parts, under a name.
+/// Makes a progress bar of `length` parts, with the text `what`.
 pub fn progress_bar(length: usize, what: &str) -> ProgressBar {
     let bar = ProgressBar::new(length as u64);
     let style = ProgressStyle::with_template("{prefix:<10} {bar:40} {pos}/{len} {elapsed} {msg}");

@@ -78,7 +78,7 @@ fn trace(file: &Path) -> Result<KinetoTrace, Failure> {
     Ok(trace)
 }
 
-/// The trace of each rank. A rank without one has that of another rank which runs the same
+/// The trace of each rank. A rank without a trace gets that of another rank that runs the same
 /// instructions.
 fn traces_of_ranks<'a>(traces: &'a [KinetoTrace], program: &Program) -> Result<Vec<&'a KinetoTrace>, Failure> {
     let ranks = program.mesh.world_size();
@@ -127,7 +127,7 @@ fn machine(traces: &[&KinetoTrace], loaded: &LoadedPlan) -> TracedMachine {
     }
 }
 
-/// Refuses traces of another model, of which no kernel was found.
+/// Refuses traces that belong to another model, that is, in which no kernel of the plan was found.
 fn require_kernels(profile: &Profile, arguments: &Arguments) -> Result<(), Failure> {
     if !profile.kernels.iter().any(|sample| sample.kernel.is_matrix_product()) {
         let file = arguments.files.first().map_or(Path::new(""), PathBuf::as_path);
@@ -137,7 +137,7 @@ fn require_kernels(profile: &Profile, arguments: &Arguments) -> Result<(), Failu
     Ok(())
 }
 
-/// Names the operators that belong to no instruction, if they take a share of the step.
+/// Names the operators that belong to no instruction, if they take a notable share of the step.
 fn list(left: &[Unmatched], step_seconds: f64) {
     let total = left.iter().fold(0_u64, |total, kernel| total.saturating_add(kernel.nanoseconds));
     let share = |nanoseconds: u64| nanoseconds as f64 * 1e-9 / step_seconds.max(f64::MIN_POSITIVE);
@@ -153,7 +153,7 @@ fn list(left: &[Unmatched], step_seconds: f64) {
     }
 }
 
-/// Writes a run's folder: the prediction, and the measured spans beside it.
+/// Writes a run's folder: the prediction, and the measured spans.
 fn keep(
     folder: &RunFolder,
     loaded: LoadedPlan,
@@ -172,7 +172,7 @@ fn keep(
         input: None,
     })?;
     for (rank, (trace, steps)) in traces.iter().zip(matched).enumerate() {
-        // Numbered from 1: step 0 is one that warms up.
+        // Numbered from 1: step 0 would count as warming up.
         let spans = trace.steps.iter().zip(steps).zip(1..).map(|((step, matched), number)| StepSpans {
             step: number,
             start: step.start,
@@ -209,11 +209,11 @@ pub struct KinetoAnswer {
 /// A kernel of a trace that no instruction explains.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct UnreadKernel {
-    /// Its name.
+    /// The kernel's name.
     name: String,
     /// How often it ran.
     count: usize,
-    /// The time that it took together.
+    /// The total time that it took.
     seconds: f64,
 }
 

@@ -8,15 +8,15 @@ use foretell_executor::{ExecutorError, input_costs, machine};
 use foretell_simulator::PlanPrediction;
 use foretell_topologies::{Architecture, Topology};
 
-/// Predicts how long the steps of a run wait for samples; `None` if samples have no files of
-/// their own. Costs that the plan does not state are measured on the run's own data.
+/// Predicts how long the steps of a run wait for samples; `None` if samples have no files of their
+/// own. Measures costs that the plan does not state on the run's data.
 pub fn waiting_for(
     loaded: &LoadedPlan,
     dataset: &Dataset,
     options: &InputOptions,
     predicted: &PlanPrediction,
 ) -> Result<Option<Waiting>, Failure> {
-    // A plan may describe a pipeline that this run's data does not have.
+    // The plan may describe a pipeline, although this run's data has no files of samples.
     let Some(measured) = input_costs(dataset).map_err(ExecutorError::from)? else { return Ok(None) };
     let Some(costs) = costs(loaded, Some(measured)) else { return Ok(None) };
     let program = &predicted.compiled.training;

@@ -29,8 +29,8 @@ const CONTENTS: [&str; 2] = ["content", "value"];
 const HINT: &str = "write for example mean=512,p95=1536, or name a file with a length on each line, or a .jsonl file of samples";
 
 /// Reads lengths: `mean=512,p95=1536`, with `max=4096` if that is less than the model's sequence,
-/// or a file. `positions` are those of the model's sequence. Also returns how many samples a file
-/// has.
+/// or a file. `positions` is the length of the model's sequence. Also returns the number of samples
+/// in a file.
 pub(super) fn read(text: &str, positions: usize, tokenizer: Option<&Path>) -> Result<(SampleLengths, Option<usize>), Failure> {
     match distribution(text) {
         Some(Ok(_)) if tokenizer.is_some() => Err(Failure::input(code::OPTION_VALUE, "`--tokenizer` without texts")
@@ -46,7 +46,7 @@ pub(super) fn read(text: &str, positions: usize, tokenizer: Option<&Path>) -> Re
     }
 }
 
-/// The distribution that a text states. `None` if it is no distribution, but the name of a file.
+/// The distribution that a text states. `None` if the text is the name of a file.
 fn distribution(text: &str) -> Option<Result<Distribution, Mistake>> {
     let names = ["mean", "p95", "max"];
     let parts: Vec<&str> = text.split(',').map(str::trim).collect();
@@ -57,7 +57,7 @@ fn distribution(text: &str) -> Option<Result<Distribution, Mistake>> {
     is_one.then(|| {
         let mut found = [None; 3];
         for (place, part) in parts.iter().enumerate() {
-            // `512,1536` are the mean and the 95th percentile.
+            // `512,1536` stands for the mean and the 95th percentile.
             let (name, value) = part.split_once('=').unwrap_or((names.get(place).copied().unwrap_or(""), part));
             let Some(index) = names.iter().position(|known| *known == name) else {
                 return Err(Mistake::new(format!("`{text}` has too many numbers"), HINT));
@@ -121,7 +121,7 @@ fn file(path: &Path, tokenizer: Option<&Path>) -> Result<SampleLengths, Failure>
     SampleLengths::measured(lengths).ok_or_else(|| wrong("it has no lengths, or one that is 0".into(), HINT))
 }
 
-/// The length that a value is or states.
+/// The length that a value is, or states in a field.
 fn length_of(value: &Value) -> Option<usize> {
     let count = |value: &Value| value.as_u64().and_then(|count| usize::try_from(count).ok());
     let stated = || COUNTS.iter().find_map(|name| value.get(name).and_then(count));
@@ -129,7 +129,7 @@ fn length_of(value: &Value) -> Option<usize> {
     count(value).or_else(stated).or_else(listed)
 }
 
-/// All texts of a sample, one after the other.
+/// All texts of a sample, concatenated.
 fn text_of(value: &Value) -> Option<String> {
     let of_fields = TEXTS.iter().filter_map(|name| value.get(name)?.as_str());
     let messages = MESSAGES.iter().filter_map(|name| value.get(name)?.as_array()).flatten();

@@ -1,7 +1,7 @@
-//! An out-of-memory message of PyTorch, laid beside the prediction of its job.
+//! An out-of-memory message of PyTorch, compared with the prediction of its job.
 //!
-//! PyTorch writes it in `c10/cuda/CUDACachingAllocator.cpp`: how much was asked for, the capacity
-//! of the device, what is free, and what the process and the allocator hold.
+//! PyTorch writes it in `c10/cuda/CUDACachingAllocator.cpp`. It states the bytes asked for, the
+//! device's capacity, the free bytes, and the bytes that the process and the allocator hold.
 
 use super::{failed, structured, summary};
 use foretell_units::Bytes;
@@ -15,12 +15,12 @@ struct OutOfMemory {
     free: Option<Bytes>,
     in_use: Option<Bytes>,
     allocated: Option<Bytes>,
-    /// Held by the allocator, and in no tensor.
+    /// Bytes that the allocator holds outside of tensors.
     unallocated: Option<Bytes>,
 }
 
 impl OutOfMemory {
-    /// Reads a message. `None` if it is another.
+    /// Reads a message. `None` if it is a message of another kind.
     fn read(text: &str) -> Option<Self> {
         let is_one = ["out of memory", "OutOfMemoryError", "Tried to allocate"].iter().any(|words| text.contains(words));
         is_one.then(|| Self {
@@ -34,14 +34,14 @@ impl OutOfMemory {
     }
 }
 
-/// The size after some words.
+/// The size that follows `words` in the text.
 fn after(text: &str, words: &str) -> Option<Bytes> {
     let rest = text.split_once(words)?.1;
     let mut parts = rest.split_whitespace();
     size(parts.next()?, parts.next()?)
 }
 
-/// The size before some words.
+/// The size that precedes `words` in the text.
 fn before(text: &str, words: &str) -> Option<Bytes> {
     let mut parts = text.split_once(words)?.0.split_whitespace().rev();
     let unit = parts.next()?;
@@ -71,7 +71,7 @@ pub fn result(text: &str, document: &Value, line: &str) -> Value {
     let said = said.collect::<Vec<_>>().join(", ");
     let mut lines =
         vec![format!("the message: {}", if said.is_empty() { "out of memory, without figures".into() } else { said })];
-    // A search that found no layout says what would fit.
+    // For a search that found no layout, the error states what would fit.
     let error = document.get("error");
     let predicted = if document.get("predicted").is_some() { &document["predicted"] } else { document };
     match error {
@@ -93,9 +93,10 @@ pub fn result(text: &str, document: &Value, line: &str) -> Value {
     json!({"content": [{"type": "text", "text": lines.join("\n")}], "structuredContent": structured(document), "isError": false})
 }
 
-/// What to do about a job that ran out of memory though its prediction fits.
+/// What to do about a job that ran out of memory although its prediction fits.
 fn advice(message: OutOfMemory, predicted: Bytes, is_searched: bool) -> String {
-    /// A share of the allocator's memory from which on fragmentation is worth a try.
+    /// Share of the allocator's memory outside of tensors from which on fragmentation is a likely
+    /// cause.
     const FRAGMENTED: f64 = 0.08;
     let share = |part: Bytes, whole: Bytes| part.count() as f64 / whole.count().max(1) as f64;
     let held = message.allocated.or(message.in_use);

@@ -1,4 +1,4 @@
-//! Answers in a few lines, and documents without their long lists. Both are made of the document
+//! Answers in a few lines, and documents without their long lists. Both are made from the document
 //! alone, whose fields `foretell schema` describes.
 
 use super::tools::Summary;
@@ -75,7 +75,7 @@ pub fn fullest(predicted: &Value) -> Bytes {
     Bytes::new(held.max().unwrap_or_default())
 }
 
-/// The sizes of a mesh that are above 1, and what else matters of a layout.
+/// The sizes of a mesh that are above 1, and the other notable settings of a layout.
 fn layout(plan: &Value) -> String {
     let layout = &plan["layout"];
     let sizes = ["data", "tensor", "pipeline", "context", "expert"].into_iter();
@@ -106,7 +106,7 @@ fn plan(document: &Value) -> Vec<String> {
     lines
 }
 
-/// The answers of `scaling`, `front` and `gpus-needed`, a line each.
+/// The answers of `scaling`, `front` and `gpus-needed`, one line each.
 fn points(document: &Value) -> Vec<String> {
     let lists = document.as_object().into_iter().flatten().filter_map(|(name, value)| Some((name, value.as_array()?)));
     lists.flat_map(|(name, items)| items.iter().map(move |item| format!("{name}: {}", shortened(item.clone())))).collect()
@@ -136,7 +136,7 @@ fn step(document: &Value) -> Vec<String> {
     lines
 }
 
-/// What holds the memory of the fullest device. `None` if it is not known by part.
+/// What holds the memory of the fullest device. `None` if the memory is not known by part.
 pub fn memory(predicted: &Value) -> Option<String> {
     if let Some(peak) = predicted["memory_peak"].as_str() {
         return Some(format!("memory at the peak: {peak}"));

@@ -1,4 +1,4 @@
-//! The tools: which command each one asks for, and the JSON Schema of its input, which is that of
+//! The tools: the command that each one runs, and the JSON Schema of its input, which is that of
 //! the command's options.
 
 use crate::ask::{self, Refusal, Request};
@@ -25,20 +25,21 @@ pub enum Summary {
 /// A tool.
 #[derive(Debug)]
 pub struct Tool {
-    /// Its name.
+    /// The tool's name.
     pub name: &'static str,
     description: &'static str,
     /// The command that answers.
     command: &'static str,
     /// Options of the command that the tool does not offer.
     without: &'static [&'static str],
-    /// Options that must be given beside those that the command requires, or have a default here.
+    /// Options that the tool requires in addition to those that the command requires, or for which
+    /// it has a default.
     required: &'static [(&'static str, Option<&'static str>)],
     /// How its answer is summarised.
     pub summary: Summary,
 }
 
-/// Options of `plan` that have tools of their own.
+/// Options of `plan` for which there are separate tools.
 const OTHER_QUESTIONS: [&str; 5] = ["compare", "table", "scaling", "front", "gpus-needed"];
 
 /// The tool that reads an error message.
@@ -171,9 +172,9 @@ pub struct Call {
     /// The tool.
     pub tool: &'static Tool,
     options: Map<String, Value>,
-    /// Whether the whole document is wanted.
+    /// Whether the complete document is wanted.
     pub details: bool,
-    /// The message that is to be explained.
+    /// The message to explain.
     pub error_text: Option<String>,
 }
 

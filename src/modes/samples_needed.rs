@@ -24,10 +24,10 @@ pub struct SamplesNeeded {
     /// Added for each version that pushes are stale on average, as the simulator predicts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub per_staleness: f64,
-    /// The steps of a round to try in place of the mode's own.
+    /// The numbers of steps per round to try in place of the mode's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub every: Vec<usize>,
-    /// Where that number is from.
+    /// The source of the number.
     pub source: String,
 }
 
@@ -36,18 +36,18 @@ fn is_zero(number: &f64) -> bool {
 }
 
 impl SamplesNeeded {
-    /// An entry whose number holds for its mode as it is.
+    /// An entry with a constant number.
     pub fn constant(mode: Mode, samples: f64, source: String) -> Self {
         Self { mode, samples, per_step: 0.0, per_staleness: 0.0, every: Vec::new(), source }
     }
 
-    /// The samples with a mean staleness.
+    /// The samples needed at a mean staleness.
     pub fn at(&self, staleness: f64) -> f64 {
         let further = self.mode.every().saturating_sub(1) as f64;
         self.samples + self.per_step * further + self.per_staleness * staleness
     }
 
-    /// An entry for each number of steps to try.
+    /// One entry for each number of steps per round to try.
     fn for_each_round(self) -> Vec<Self> {
         if self.every.is_empty() {
             return vec![self];
@@ -70,8 +70,8 @@ fn for_each_round(entries: Vec<SamplesNeeded>) -> Vec<SamplesNeeded> {
 /// Reads a table of samples needed, with an entry for each number of steps in a round.
 ///
 /// # Errors
-/// [`Failure::Input`]: the file is no such table, a number says nothing, or the synchronous mode is
-/// missing.
+/// [`Failure::Input`] if the file is not such a table, a number cannot be used, or the synchronous
+/// mode is missing.
 pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
     let modes: Vec<SamplesNeeded> = inputs::parse_yaml(&inputs::read(path)?, path)?;
     let wrong = |message: String, hint: &str| Failure::input(code::FILE_FORM, message).hint(hint).in_file(path);
@@ -97,7 +97,7 @@ pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
     Ok(for_each_round(modes))
 }
 
-/// A mode as a plan file has it, in one line.
+/// A mode in the form of a plan file, on one line.
 pub fn name(mode: &Mode) -> String {
     let text = serde_json::to_string(mode).expect("invariant: a mode has a text");
     text.replace('"', "").replace(':', ": ").replace(',', ", ")

@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The JSON document of `plan`. Its plans may be written into any folder.
+/// The JSON document of `plan`. Its plans can be moved to any folder.
 pub fn document(choices: &Choices, setting: &Setting, planned: &SearchResult) -> Result<PlanAnswer, Failure> {
     let candidate = |candidate: &Candidate| -> Result<AlternativeAnswer, Failure> {
         let plan = choices.movable_plan_file(setting, &candidate.plan)?;
@@ -39,29 +39,29 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &SearchResult) ->
 pub struct PlanAnswer {
     /// The best plan. Its paths are absolute.
     pub(super) plan: Option<PlanFile>,
-    /// Its prediction.
+    /// The plan's prediction.
     pub(super) predicted: Option<Prediction>,
     /// The next best plans.
     pub(super) alternatives: Vec<AlternativeAnswer>,
-    /// What the search did.
+    /// A summary of the search.
     pub(super) search: Search,
-    /// The modes of `--mode any`. `plan` is then of the best of them.
+    /// The modes of `--mode any`. `plan` is then the best one's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) modes: Option<ModesAnswer>,
-    /// The plan of `--compare`.
+    /// The plan given by `--compare`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) compared: Option<ComparedAnswer>,
     /// The stretches of `--breakeven`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) breakeven: Option<BreakevenAnswer>,
-    /// What the samples' lengths do to the best plan's step, with `--lengths`. The plans are then
-    /// of the longest batch, the best first by their mean step.
+    /// The effect of the samples' lengths on the best plan's step, with `--lengths`. The plans are
+    /// then for the longest batch, ordered by their mean step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) lengths: Option<LengthsAnswer>,
-    /// What a step and a run of the best plan cost, if that was asked.
+    /// The cost of a step and of a run of the best plan, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cost: Option<running_cost::CostAnswer>,
-    /// The share of a long run's time that makes progress, if that was asked.
+    /// The share of a long run's time that makes progress, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) goodput: Option<running_cost::GoodputAnswer>,
 }
@@ -72,17 +72,17 @@ pub struct PlanAnswer {
 pub(super) struct AlternativeAnswer {
     /// The plan.
     pub(super) plan: PlanFile,
-    /// Its prediction.
+    /// The plan's prediction.
     pub(super) predicted: Prediction,
 }
 
-/// A plan of the user's, beside the answer.
+/// A plan of the user's, compared with the answer.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Compared")]
 pub(super) struct ComparedAnswer {
-    /// Its file.
+    /// The plan's file.
     pub(super) plan: PathBuf,
-    /// Its prediction.
+    /// The plan's prediction.
     pub(super) predicted: Prediction,
 }
 

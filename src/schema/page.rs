@@ -56,7 +56,7 @@ fn title(name: &str) -> String {
     format!("{article} {name} file")
 }
 
-/// The sections of the types that others refer to.
+/// The sections of the types that other types refer to.
 fn of_definitions(definitions: Option<&Map<String, Value>>) -> String {
     let mut text = String::new();
     for (name, schema) in definitions.into_iter().flatten() {
@@ -85,7 +85,7 @@ fn of_type(schema: &Value, level: usize) -> String {
     text
 }
 
-/// A table of an object's fields; empty without fields.
+/// A table of an object's fields; empty if it has none.
 fn fields(schema: &Value) -> String {
     let Some(properties) = schema.get("properties").and_then(Value::as_object).filter(|fields| !fields.is_empty()) else {
         return String::new();
@@ -181,7 +181,7 @@ fn of_object(schema: &Value) -> String {
 }
 
 /// A documentation comment as a sentence for readers of files: without links into the code, and
-/// without its word for a field that is left out.
+/// without Rust's word for a missing field.
 fn one_line(text: &str) -> String {
     let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for target in ["](crate::", "](super::"] {
@@ -193,7 +193,7 @@ fn one_line(text: &str) -> String {
     text.replace("[`", "`").replace("`]", "`").replace("if `None`", "if it is left out").replace("`None`", "left out")
 }
 
-/// A default, with as many digits as single precision has.
+/// A default, with the digits of single precision.
 fn short(value: &Value) -> String {
     match value.as_f64().filter(|_| value.is_f64()) {
         Some(number) => (number as f32).to_string(),

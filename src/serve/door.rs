@@ -1,5 +1,5 @@
-//! Whom the server answers: requests that name it as their host and have its token, and that come
-//! from its own page if they ask for work.
+//! Which requests the server answers: those that name it as their host and have its token; requests
+//! for work must also come from its own page.
 
 use crate::failure::{Failure, code};
 use std::net::{IpAddr, SocketAddr};
@@ -11,12 +11,12 @@ pub type Page = Response<std::io::Cursor<Vec<u8>>>;
 /// Why a request is not answered: the status, and a sentence.
 pub type Refused = (u16, &'static str);
 
-/// What a request must have.
+/// The conditions that a request must meet.
 pub struct Door {
-    /// The names of this server, the one to print first. A page elsewhere that has its own name
-    /// lead here has another.
+    /// The names of this server; the first one is printed. A page on another site whose name
+    /// resolves to this machine has a different name.
     hosts: Vec<String>,
-    /// Which addresses are names of this server, too.
+    /// Which addresses also count as names of this server.
     addresses: Addresses,
     token: String,
 }
@@ -26,14 +26,14 @@ pub struct Door {
 enum Addresses {
     /// None.
     Named,
-    /// All: the server listens on all addresses of the machine. No page elsewhere has an address
-    /// of numbers as its name and this server behind it.
+    /// All: the server listens on all addresses of the machine. No page of another site can have a
+    /// numeric address as its name and this server behind it.
     Any,
 }
 
 impl Door {
-    /// The door of a server that listens on an address, with a token of its own. `host` is what the
-    /// user named.
+    /// The door of a server that listens on `bound`, with a new token. `host` is the name that the
+    /// user gave.
     pub fn new(bound: SocketAddr, host: &str) -> Result<Self, Failure> {
         let port = bound.port();
         let with_port = |name: &str| format!("{name}:{port}");
@@ -50,7 +50,7 @@ impl Door {
         Ok(Self { hosts, addresses, token: random_letters()? })
     }
 
-    /// The address that opens the door.
+    /// The address with the token.
     pub fn url(&self) -> String {
         format!("http://{}/?token={}", self.hosts[0], self.token)
     }
@@ -112,7 +112,7 @@ pub fn random_letters() -> Result<String, Failure> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Compares without telling by its duration how much is equal.
+/// Compares in a time that does not depend on how much is equal.
 fn is_equal(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |different, (a, b)| different | (a ^ b)) == 0
 }
@@ -122,7 +122,7 @@ pub fn plain(status: u16, text: &str) -> Page {
     with_headers(Response::from_string(text).with_status_code(status), &[("Content-Type", "text/plain; charset=utf-8")])
 }
 
-/// Adds headers, and those that every answer has.
+/// Adds headers, including those that every answer has.
 pub fn with_headers(mut response: Page, headers: &[(&str, &str)]) -> Page {
     const ALWAYS: [(&str, &str); 4] = [
         ("Cache-Control", "no-store"),

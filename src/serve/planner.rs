@@ -1,6 +1,6 @@
-//! The planner's page and what it asks for: `POST /ask` answers a question, `POST /cancel` ends
-//! those of a lane, `GET /progress` says how far a search is, `GET /report` shows a step's report.
-//! The page is files of this program; nothing is loaded from elsewhere.
+//! The planner's page and what it asks for: `POST /ask` answers a question, `POST /cancel` cancels
+//! the questions of a lane, `GET /progress` returns a search's progress, `GET /report` shows a
+//! step's report. The page is files of this program; nothing is loaded from elsewhere.
 
 use super::door::{Door, Page, Refused, parameter, plain, random_letters, with_headers};
 use crate::ask::{self, Answer, Desk, LONGEST_QUESTION, Refusal};
@@ -47,10 +47,10 @@ struct Reports {
 }
 
 impl Planner {
-    /// The planner whose questions a desk answers.
+    /// The planner, whose questions a desk answers.
     pub fn new(desk: Desk) -> Result<Self, Failure> {
         let known = ask::known(desk.line(), &[LOCAL, LOCAL_GPUS])?;
-        // No text in it ends the element that it stands in.
+        // `<` is escaped, so that no text can end the element that contains it.
         Ok(Self { desk, known: known.replace('<', "\\u003c"), reports: Mutex::default() })
     }
 
@@ -79,7 +79,7 @@ impl Planner {
         }
     }
 
-    /// Ends all answers, and removes their folders.
+    /// Cancels all answers, and removes their folders.
     pub fn close(&self) {
         self.desk.close();
     }
@@ -107,7 +107,7 @@ impl Planner {
         }
     }
 
-    /// The answer, with the number of its report.
+    /// An answer as a response, with the number of its report.
     fn answered(&self, mut answer: Answer) -> Page {
         let report = answer.report.take().map(|page| self.keep(page));
         with_headers(Response::from_string(answer.text(&report.into())), &JSON)
@@ -125,7 +125,7 @@ impl Planner {
         number
     }
 
-    /// A report, to be shown in a frame without any right, or to be saved.
+    /// A report, for a frame without permissions or for download.
     fn report(&self, url: &str) -> Result<Page, Refused> {
         let number = parameter(url, "number").and_then(|number| number.parse::<u64>().ok());
         let reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,14 +162,14 @@ fn refused(refusal: &Refusal) -> Page {
     with_headers(Response::from_string(text).with_status_code(status), &JSON)
 }
 
-/// The lane that an address names.
+/// The lane that a URL names.
 fn lane(url: &str) -> Result<&str, Refused> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
     let lane = parameter(url, "lane").filter(|lane| !lane.is_empty() && lane.len() <= LONGEST_LANE);
     lane.filter(|lane| lane.bytes().all(is_plain)).ok_or((400, "`lane` is a short name"))
 }
 
-/// The body of a request, which must say how long it is.
+/// The body of a request, which must state its length.
 fn body(request: &mut Request) -> Result<String, Refused> {
     let length = request.body_length().ok_or((411, "the question has no length"))?;
     if length > LONGEST_QUESTION {

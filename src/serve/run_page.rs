@@ -1,5 +1,5 @@
-//! A run's report, while it goes and after it. It reads the run's folder, so the run may be another
-//! process.
+//! A run's report, during the run and after it. It reads the run's folder, so the run may be
+//! another process.
 
 use super::REFRESH;
 use crate::binding::{self, Limits};
@@ -15,7 +15,7 @@ use foretell_units::Seconds;
 use serde::Deserialize;
 use std::path::Path;
 
-/// A run that is shown.
+/// A run whose report is shown.
 pub struct ServedRun {
     folder: RunFolder,
     loaded: LoadedPlan,
@@ -48,7 +48,7 @@ impl ServedRun {
     /// The page, and whether the run is over.
     pub fn page(&self) -> Result<(String, bool), Failure> {
         let is_finished = self.folder.file("measured.json").is_file();
-        // Workers at their own pace have no step to compare; their losses are shown all the same.
+        // Workers at their own pace have no step to compare; their losses are still shown.
         let text = if is_finished && self.compiled.pacing.is_none() { self.checked() } else { self.so_far() };
         Ok((text?, is_finished))
     }
@@ -57,7 +57,7 @@ impl ServedRun {
         check_compiled(&self.folder, self.loaded.clone(), self.compiled.clone())?.page()
     }
 
-    /// The page of a run that goes on.
+    /// The page of an active run.
     fn so_far(&self) -> Result<String, Failure> {
         let (prediction, topology) = (&self.predicted.prediction, &self.loaded.topology);
         let last = last_step(self.folder.path());
@@ -87,7 +87,7 @@ impl ServedRun {
         Ok(page(&format!("{}: a run in progress", self.loaded.model.name), &sections)?)
     }
 
-    /// The losses so far. The last line may be half written.
+    /// The losses so far. The last line may be incomplete.
     fn losses(&self, file: &str) -> Vec<LossPoint> {
         let text = inputs::read_run_file(&self.folder.file(file)).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str::<LossLine>(line).ok());

@@ -1,9 +1,9 @@
-//! Stands in for the reader in a build without the feature `tokenizers`: no tokenizer can be made.
+//! Replaces the reader in a build without the feature `tokenizers`: no tokenizer can be created.
 
 use crate::failure::{Failure, code};
 use std::path::Path;
 
-/// A tokenizer, of which this build has none.
+/// A tokenizer. This build cannot create one.
 pub enum Tokenizer {}
 
 impl Tokenizer {

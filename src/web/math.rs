@@ -1,14 +1,15 @@
-//! `exp`, `log`, `pow`, `log2` and `hypot` with twice the digits, rounded once, instead of the
-//! target's own. Over 2 million random arguments of each function they differ from glibc's, which
-//! the program has, in 0.007 to 0.2 % of the cases, and the target's in 0.06 to 13 %: with these,
-//! answers agree with the program's to the last digit, or nearly so.
+//! `exp`, `log`, `pow`, `log2` and `hypot` computed with twice the digits and rounded once. They
+//! replace the functions of the WebAssembly target. Over 2 million random arguments per function
+//! they differ from glibc's, which the native program uses, in 0.007 to 0.2 % of the cases; the
+//! target's functions differ in 0.06 to 13 %. With these functions, answers agree with the native
+//! program's to the last digit, or nearly so.
 //!
 //! Numbers with twice the digits are sums of two (Dekker, "A floating-point technique for extending
 //! the available precision", 1971).
 
 use std::ops::{Add, Mul};
 
-/// A number as the sum of two, of which the second is less than a rounding error of the first.
+/// A number as the sum of two; the second is less than a rounding error of the first.
 #[derive(Clone, Copy)]
 struct Double {
     high: f64,

@@ -1,5 +1,5 @@
 //! Number formats. They are in this crate because both devices (peak rates) and models (sizes of
-//! tensors) have them.
+//! tensors) use them.
 
 use crate::Bytes;
 use schemars::JsonSchema;
@@ -23,7 +23,7 @@ pub enum DataType {
     Fp16,
     /// Floating point of eight bits (E4M3 or E5M2).
     Fp8,
-    /// Byte of a message of compressed numbers: a signed integer, or a part of a wider number.
+    /// A byte of a message of compressed numbers: a signed integer, or a part of a wider number.
     Int8,
     /// Signed integer of 32 bits: token ids, class labels, pooling indices.
     Int32,
@@ -40,7 +40,7 @@ impl DataType {
         })
     }
 
-    /// Returns the format of tensors in a run of this precision. With fp8 it is bf16, since only
+    /// Returns the format of the tensors in a run of this precision. For fp8 it is bf16, since only
     /// the operands of products have eight bits.
     pub const fn tensor_format(self) -> Self {
         match self {

@@ -1,9 +1,9 @@
-//! What a fault says beside its message: how to fix it, and where it is. Programs read these
-//! parts, not the message. One message is compared: serde keeps only an error's text, so what a
-//! deserialisation recorded belongs to its error if the texts agree ([`Mistake::recorded`]).
+//! The parts of a fault besides its message: how to fix it, and where it is. Programs read these
+//! parts, not the message, with one exception: serde keeps only an error's text, so a mistake that
+//! a deserialisation recorded belongs to an error if the texts agree ([`Mistake::recorded`]).
 //!
-//! Errors of all crates are [`miette::Diagnostic`]s: a stable code, a message, and mostly a help.
-//! This file has what they share, and knows no error of another crate.
+//! Errors of all crates are [`miette::Diagnostic`]s: a stable code, a message, and usually a help.
+//! This file has what they share, and must not know the errors of other crates.
 
 use miette::{Diagnostic, NamedSource, SourceOffset, SourceSpan};
 use serde::{Deserialize, Deserializer, de};
@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// A value that is not one of those that its option or field takes.
+/// A value that its option or field does not accept.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 #[error("{message}")]
 #[diagnostic(code(value::refused), help("{hint}"))]
@@ -34,32 +34,33 @@ impl Mistake {
         Self { message: message.into(), hint: hint.into() }
     }
 
-    /// Returns the mistake that an error of another crate is.
+    /// Converts an error of another crate to a mistake.
     pub fn of(error: &dyn Diagnostic) -> Self {
         Self::new(error.to_string(), help(error).unwrap_or_default())
     }
 
-    /// Notes the mistake for whoever reads the file, and returns serde's error. Serde's errors are
-    /// texts, so that the hint does not travel with them.
+    /// Records the mistake for the reader of the file, and returns serde's error, which is only a
+    /// text and would lose the hint.
     pub fn into_serde<E: de::Error>(self) -> E {
         let error = E::custom(&self);
         self.record();
         error
     }
 
-    /// Notes the mistake for whoever reads the file: see [`Self::recorded`].
+    /// Records the mistake for the reader of the file: see [`Self::recorded`].
     pub fn record(self) {
         RECORDED.set(Some(self));
     }
 
-    /// Returns the mistake that the last deserialisation of this thread ended with, if its message
-    /// is that of `error`, which may add the place.
+    /// Returns the mistake that the last deserialisation of this thread ended with, if `error`
+    /// starts with its message. Serde may have added the position.
     pub fn recorded(error: &str) -> Option<Self> {
         RECORDED.take().filter(|mistake| error.starts_with(&mistake.message))
     }
 }
 
-/// Reads a `Form` and converts it: as `serde(try_from)`, but the error's help stays with it.
+/// Reads a `Form` and converts it. As `serde(try_from)`, but the hint of the conversion's error is
+/// kept.
 ///
 /// # Errors
 /// The form's, or the conversion's.
@@ -72,10 +73,11 @@ where
     Value::try_from(Form::deserialize(deserializer)?).map_err(|error| Mistake::of(&error).into_serde())
 }
 
-/// A file's name and its text, in which faults have places.
+/// A file's name and its text, to which the positions of faults refer.
 pub type SourceFile = NamedSource<Arc<str>>;
 
-/// Returns the span of a place in a text. Line and column count from 1, the column in characters.
+/// Returns the span of the word at a position in a text. Line and column count from 1, the column
+/// in characters.
 pub fn span_at(text: &str, line: usize, column: usize) -> SourceSpan {
     let start = SourceOffset::from_location(text, line, column).offset();
     // The word or quantity that begins there.
@@ -110,7 +112,7 @@ pub fn place(error: &dyn Diagnostic) -> Option<FaultPlace> {
     let source = first(error, |error| error.source_code())?;
     let label = first(error, |error| error.labels()?.next());
     let start = label.as_ref().map_or(0, |label| label.offset());
-    // From the text's beginning to the label.
+    // The text from its beginning to the label.
     let contents = source.read_span(&(0, start).into(), 0, 0).ok()?;
     let before = String::from_utf8_lossy(contents.data().get(..start)?);
     let position = label.map(|_| {
@@ -121,7 +123,7 @@ pub fn place(error: &dyn Diagnostic) -> Option<FaultPlace> {
     (file.is_some() || position.is_some()).then_some(FaultPlace { file, position })
 }
 
-/// Returns how to fix a fault: its help, or that of its cause.
+/// Returns how to fix a fault: its help, or that of its first cause with one.
 pub fn help(error: &dyn Diagnostic) -> Option<String> {
     first(error, |error| error.help().map(|help| help.to_string())).filter(|help| !help.is_empty())
 }
@@ -133,7 +135,7 @@ pub fn one_line(error: &dyn Diagnostic) -> String {
     format!("{place}{error}{help}")
 }
 
-/// Returns what the error says of itself, or else its first cause that does.
+/// Returns a part of an error, or of its first cause that has it.
 fn first<'a, T>(error: &'a dyn Diagnostic, part: impl Fn(&'a dyn Diagnostic) -> Option<T>) -> Option<T> {
     std::iter::successors(Some(error), |error| error.diagnostic_source()).find_map(part)
 }

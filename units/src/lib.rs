@@ -4,11 +4,11 @@
 //! [`FlopsPerSecond`], [`Watts`] and [`Joules`] are quantities. [`DataType`] is the format of a
 //! number. [`count`] and [`Price`] read numbers with separators. [`SchemaVersion`] is the version
 //! of a file's form. [`suggest`] lists the names that someone may have meant. [`median`] and
-//! [`quantile_place`] are of measured values.
+//! [`quantile_place`] evaluate measured values.
 //!
-//! The flow: a quantity is read from a number *and* a unit (`80GiB`, `25Gbit/s`, `5us`), computed
-//! with, and printed in the unit that people would choose. Only products and quotients with a
-//! physical meaning are defined, so that adding a rate to a size does not compile.
+//! The flow: a quantity is read from a number *and* a unit (`80GiB`, `25Gbit/s`, `5us`), used in
+//! computations, and printed in the unit that people would choose. Only products and quotients with
+//! a physical meaning are defined, so that adding a rate to a size does not compile.
 //!
 //! This crate knows nothing else of Foretell.
 //!

@@ -1,5 +1,5 @@
-//! Numbers as people write them: with separators between thousands, and prices with a currency.
-//! Knows nothing of what is counted.
+//! Numbers as people write them: with separators between thousands, and prices with a currency. It
+//! must not know what is counted.
 
 use crate::UnitError;
 use crate::separators::{plain, without_separators};
@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// Reads a count, such as `1024`, `1_024` or `1,024`.
 ///
 /// # Errors
-/// [`UnitError::NotACount`] if the text is no whole number from 0.
+/// [`UnitError::NotACount`] if the text is not a whole number of at least 0.
 pub fn count(text: &str) -> Result<usize, UnitError> {
     let digits = without_separators(text.trim());
     digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| UnitError::NotACount { text: text.trim().into() })
@@ -17,14 +17,14 @@ pub fn count(text: &str) -> Result<usize, UnitError> {
 /// A price, such as `98.32`, `$98.32`, `98.32 EUR` or `1,032.50`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Price {
-    /// How much, at least 0.
+    /// The amount, at least 0.
     pub amount: f64,
     /// The currency, if the text names one: a code such as `USD`, or a sign that several currencies
     /// share.
     pub currency: Option<String>,
 }
 
-/// Signs of currencies. A dollar is taken for that of the United States.
+/// Signs of currencies. The dollar is assumed to be that of the United States.
 const SIGNS: [(&str, &str); 4] = [("$", "USD"), ("\u{20ac}", "EUR"), ("\u{a3}", "GBP"), ("\u{a5}", "\u{a5}")];
 
 impl FromStr for Price {
@@ -45,7 +45,8 @@ impl FromStr for Price {
     }
 }
 
-/// The currency that `text` names; the inner `None` if it is empty.
+/// The currency that `text` names. The inner value is `None` if the text is empty; the outer one if
+/// it names no currency.
 fn currency(text: &str) -> Option<Option<String>> {
     let text = text.trim();
     if text.is_empty() {

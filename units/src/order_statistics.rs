@@ -1,12 +1,12 @@
-//! Medians and quantiles of measured values. Each definition stands here once: they differ where
-//! values are few.
+//! Medians and quantiles of measured values. Each definition is in one place: they differ if there
+//! are few values.
 //!
-//! A calibration's samples are quantiles of another definition, that of `statrs` (Hyndman and Fan's
-//! eighth): they estimate those of a distribution, and these are values that occurred.
+//! The quantiles of a calibration's samples have another definition, that of `statrs` (Hyndman and
+//! Fan's eighth), which estimates quantiles of the distribution.
 
 use std::cmp::Ordering;
 
-/// Returns the median: of an even number of values the larger of the two in the middle. `None`
+/// Returns the median; for an even number of values, the larger of the two in the middle. `None`
 /// without values. `order` is a total order, such as `Ord::cmp` or `f64::total_cmp`.
 pub fn median<T>(values: impl IntoIterator<Item = T>, order: impl FnMut(&T, &T) -> Ordering) -> Option<T> {
     let mut values: Vec<T> = values.into_iter().collect();
@@ -15,22 +15,22 @@ pub fn median<T>(values: impl IntoIterator<Item = T>, order: impl FnMut(&T, &T) 
     Some(values.swap_remove(place))
 }
 
-/// Returns the place, in ascending order, of the quantile at `share` of so many values: the place
-/// nearest to that share of the way from the least to the greatest. `None` without values.
+/// Returns the index, among `count` ascending values, of the quantile at `share`: (`count` - 1) ·
+/// `share`, rounded. `None` without values.
 pub fn quantile_place(count: usize, share: f64) -> Option<usize> {
     Some((count.checked_sub(1)? as f64 * share).round() as usize)
 }
 
-/// Returns the quantile at `share` of ascending values, interpolated between the two nearest
-/// (Hyndman and Fan's seventh). `None` without values.
+/// Returns the quantile at `share` of ascending values, interpolated between the two nearest values
+/// (Hyndman and Fan's seventh definition). `None` without values.
 pub fn interpolated_quantile(ascending: &[f64], share: f64) -> Option<f64> {
     let place = share * ascending.len().checked_sub(1)? as f64;
     let [low, high] = [place.floor(), place.ceil()].map(|place| ascending[place as usize]);
     Some(low + (high - low) * (place - place.floor()))
 }
 
-/// Returns the quantile at `share` of ascending values with weights: the first value up to which
-/// their weights sum to that share. `None` without values.
+/// Returns the quantile at `share` of ascending values with weights: the first value at which the
+/// sum of the weights so far reaches that share of all weights. `None` without values.
 pub fn weighted_quantile(ascending: &[(f64, f64)], share: f64) -> Option<f64> {
     let total: f64 = ascending.iter().map(|(_, weight)| weight).sum();
     let mut sum = 0.0;
@@ -41,8 +41,8 @@ pub fn weighted_quantile(ascending: &[(f64, f64)], share: f64) -> Option<f64> {
     ascending.iter().find(reaches).map(|(value, _)| *value)
 }
 
-/// Returns the values in the middle of `count` equal parts of ascending values. Empty without
-/// values.
+/// Divides ascending values into `count` equal parts, and returns the value in the middle of each.
+/// Empty without values.
 pub fn middles<T: Copy>(ascending: &[T], count: usize) -> Vec<T> {
     (0..count).filter_map(|part| ascending.get((2 * part + 1) * ascending.len() / (2 * count)).copied()).collect()
 }

@@ -1,5 +1,5 @@
 //! Quantities from text: a number, then one of the quantity's units. A bare number is refused,
-//! because it does not say whether `memory: 30` are gigabytes or gibibytes.
+//! because in `memory: 30` it could mean gigabytes or gibibytes.
 
 use crate::separators::plain;
 use miette::Diagnostic;
@@ -19,10 +19,10 @@ pub enum UnitError {
         text: String,
         /// The expected kind of quantity, such as "a size in bytes".
         quantity: &'static str,
-        /// A unit that would be right.
+        /// An example of a unit of this quantity.
         example: &'static str,
     },
-    /// A unit that the quantity does not have.
+    /// A unit that this kind of quantity does not have.
     #[error("`{text}` is not {quantity}: unknown unit `{unit}`")]
     #[diagnostic(code(quantity::unknown_unit), help("the units are {known}"))]
     UnknownUnit {
@@ -43,17 +43,17 @@ pub enum UnitError {
         text: String,
         /// The expected kind of quantity.
         quantity: &'static str,
-        /// A unit that would be right.
+        /// An example of a unit of this quantity.
         example: &'static str,
     },
-    /// Not a whole number from 0.
+    /// Not a whole number of at least 0.
     #[error("`{text}` is not a whole number")]
     #[diagnostic(code(quantity::not_a_count), help("write one such as `1024`, `1_024` or `1,024`"))]
     NotACount {
         /// The text.
         text: String,
     },
-    /// Not a number from 0 with at most one currency.
+    /// Not a number of at least 0 with at most one currency.
     #[error("`{text}` is not a price")]
     #[diagnostic(code(quantity::not_a_price), help("write a number, such as `98.32`, `$98.32` or `98.32 EUR`"))]
     NotAPrice {
@@ -88,9 +88,9 @@ pub(crate) fn parse(text: &str, quantity: &'static str, units: &[Unit]) -> Resul
     }
 }
 
-/// Whether `written` can mean the unit `known`, from which it differs at most in case. Case matters
-/// where it tells bits from bytes (`Gb/s`, `GB/s`) or a milliwatt from a megawatt. Elsewhere `gib`
-/// is `GiB`.
+/// Whether `written` can mean the unit `known`, which it equals except for case. Case matters where
+/// it distinguishes bits from bytes (`Gb/s`, `GB/s`) or a milliwatt from a megawatt. Elsewhere
+/// `gib` means `GiB`.
 fn same_magnitude(known: &str, written: &str) -> bool {
     let confusable = |unit: &str| {
         let unit = unit.to_ascii_lowercase();
@@ -102,8 +102,8 @@ fn same_magnitude(known: &str, written: &str) -> bool {
     !confusable(known) || known.contains('B') == written.contains('B')
 }
 
-/// Whether `character` is the exponent's `e` of a number such as `1e9`: the first such letter of
-/// `text` stands before a digit or a sign.
+/// Whether `character` is the exponent's `e` of a number such as `1e9`: its first occurrence in
+/// `text` is before a digit or a sign.
 fn is_exponent(text: &str, character: char) -> bool {
     if !matches!(character, 'e' | 'E') {
         return false;

@@ -165,7 +165,8 @@ macro_rules! text_serde {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                // YAML gives a bare number as text, so `30` reaches `parse`, which asks for a unit.
+                // YAML returns a bare number as text, so `30` reaches `parse`, which refuses it for
+                // lack of a unit.
                 let text = String::deserialize(deserializer)?;
                 text.parse().map_err(de::Error::custom)
             }
@@ -215,8 +216,8 @@ quantity!(
 macro_rules! exact {
     ($($name:ident $unit:literal),*) => {
         $(impl $name {
-            /// Returns the value in the base unit, with as many digits as reading it back unchanged
-            /// needs.
+            /// Returns the value in the base unit, with as many digits as are necessary to read
+            /// back the same value.
             pub fn exact(self) -> String {
                 format!("{}{}", self.0, $unit)
             }
@@ -248,7 +249,7 @@ impl Bytes {
         self.0 as f64
     }
 
-    /// Returns the size in bytes as text, which reads back unchanged.
+    /// Returns the size in bytes as text, which reads back as the same size.
     pub fn exact(self) -> String {
         format!("{}B", self.0)
     }
@@ -310,8 +311,8 @@ impl Sum for Bytes {
     }
 }
 
-/// An instant or a duration of simulated time in whole picoseconds. A simulation is thus exact and
-/// equal on every machine. The range is 213 days.
+/// An instant or a duration of simulated time in whole picoseconds, so that a simulation is exact
+/// and equal on every machine. The range is 213 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Picoseconds(pub u64);
@@ -393,7 +394,7 @@ impl Mul<Seconds> for Watts {
     }
 }
 
-/// Prints `value` in three figures, in the largest of `units` in which it is at least 1.
+/// Prints `value` with three digits, in the largest of `units` in which it is at least 1.
 fn shown(value: f64, units: &[Unit]) -> String {
     let (name, size) = units.iter().find(|unit| value.abs() >= unit.1 * 0.999_5).or(units.last()).copied().unwrap_or(("", 1.0));
     let scaled = value / size;

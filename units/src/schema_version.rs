@@ -1,4 +1,4 @@
-//! The version of the form of a file or document: `schema_version`. Knows no form.
+//! The version of the form of a file or document: `schema_version`. It must not know any form.
 
 use crate::diagnostic::Mistake;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -7,8 +7,8 @@ use std::borrow::Cow;
 
 /// The version of the form that a file or document has.
 ///
-/// There is one so far, so the type has one value. A file without the field is of this version. A
-/// file of another version is refused: a newer one may mean something else by the same words.
+/// There is only one version so far, so the type has one value. A file without the field has this
+/// version. A file of another version is refused: the same words could have another meaning there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SchemaVersion;
 

@@ -11,8 +11,8 @@ pub(crate) fn plain(text: &str) -> Option<String> {
     are_separators.then(|| whole + &rest.replace('_', ""))
 }
 
-/// The digits of a whole number. Commas stand before every third digit from the end, underscores
-/// anywhere between digits.
+/// The digits of a whole number. It may have commas before every third digit from the end, or
+/// underscores between any digits.
 pub(crate) fn without_separators(text: &str) -> Option<String> {
     let groups: Vec<&str> = text.split(',').collect();
     let is_digits = |text: &str| !text.is_empty() && text.chars().all(|digit| digit.is_ascii_digit());

@@ -1,16 +1,16 @@
-//! Hints about misspelt names. It must not know what is named.
+//! Hints about misspelt names. It must not know what the names are of.
 
-/// Most names that a hint lists in full.
+/// The most names that a hint lists completely.
 const MOST_SUGGESTED: usize = 24;
 
-/// Number of names that a hint lists beside the nearest if there are more.
+/// Number of names that a hint lists in addition to the nearest one, if there are more.
 const NEAREST: usize = 5;
 
-/// Lists the known names, with the closest one first if it is close: `did you mean `a`? There are
-/// `a`, `b``. Of many names only the nearest are listed.
+/// Lists the known names, after the closest one if it is close: `did you mean `a`? There are `a`,
+/// `b``. Of more than 24 names, only the nearest are listed.
 pub fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
-    // A prefix counts as a perfect match: `dgx-a100` lacks the end of a name, it is no misspelling.
+    // A prefix counts as a perfect match: in `dgx-a100` only the end of a name is missing.
     let edits = |name: &str| strsim::levenshtein(&written.to_lowercase(), &name.to_lowercase());
     let distance = |name: &str| if !written.is_empty() && name.starts_with(written) { 0 } else { edits(name) };
     let mut by_distance: Vec<(usize, &str)> = known.iter().map(|name| (distance(name), *name)).collect();

@@ -77,8 +77,8 @@ pub fn scale_and_factor(format: EightBits, largest: u32) -> (f32, f32) {
 }
 
 /// The exponent of a tensor's scale: the largest one with which the tensor's largest magnitude
-/// still fits the format. `largest` has the bits of that magnitude. The exponent is at most 126,
-/// and 0 if the magnitude is zero or not finite.
+/// still fits the format. `largest` has the bits of that magnitude. The exponent lies between -126
+/// and 126, and is 0 if the magnitude is zero or not finite.
 fn exponent_for(format: EightBits, largest: u32) -> i32 {
     let (exponent, fraction) = ((largest >> 23) as i32, largest & 0x7f_ffff);
     if largest == 0 || exponent >= 255 {

@@ -1,10 +1,10 @@
-//! Backends: what runs a [`Kernel`] on the memory that it is given.
+//! Backends, which run a [`Kernel`] on the memory that they are given.
 //!
 //! The nouns: an [`Operand`] is a piece of a rank's arena; a [`KernelCall`] is a kernel with its
 //! operands, in the order that [`Kernel`] documents; a [`Backend`] runs calls; [`CpuBackend`] is
-//! the one that is always there. The sizes that a kernel's operands must have are
-//! [`operand_bytes`]'s to say, their number formats [`operand_types`]'s. A backend knows nothing of
-//! programs, layouts, ranks or time, and owns no tensor.
+//! available on every machine. [`operand_bytes`] gives the sizes that a kernel's operands must
+//! have, [`operand_types`] their number formats. A backend knows nothing of Programs, layouts,
+//! ranks or time, and owns no tensor.
 
 mod cpu;
 pub mod cuda;
@@ -31,39 +31,41 @@ pub struct Operand {
     pub bytes: usize,
 }
 
-/// What changes from step to step without changing the program: the optimizers' parameters.
+/// Values that change from step to step while the Program stays the same: the optimizers'
+/// hyperparameters, the step and the seed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparameters {
     /// The learning rate of this step, schedule included.
     pub learning_rate: f32,
-    /// [`Kernel::Sgd`]'s momentum. Whether there is one, and whether it is Nesterov's, the kernel
-    /// says.
+    /// Momentum of [`Kernel::Sgd`] and Muon. The kernel says whether it uses momentum, and whether
+    /// Nesterov's.
     pub momentum: f32,
-    /// Decay of the weights: SGD adds it to the gradient, AdamW takes it from the parameter.
+    /// Weight decay: SGD adds `weight_decay · parameter` to the gradient; AdamW and Muon subtract
+    /// `learning_rate · weight_decay · parameter` from the parameter.
     pub weight_decay: f32,
-    /// Decay of [`Kernel::AdamW`]'s first moment.
+    /// Decay of the first moment in AdamW and LAMB.
     pub beta1: f32,
-    /// Decay of [`Kernel::AdamW`]'s second moment.
+    /// Decay of the second moment in AdamW and LAMB.
     pub beta2: f32,
-    /// What [`Kernel::AdamW`] adds to the root of the second moment.
+    /// Added to the root of the second moment in AdamW and LAMB.
     pub epsilon: f32,
     /// Factor on every gradient that an optimizer reads: clipping's factor times the reciprocal of
     /// the loss scale; 1 without either.
     pub gradient_scale: f32,
-    /// The norm to which [`Kernel::UpdateControl`] shortens a longer gradient.
+    /// Largest gradient norm: [`Kernel::UpdateControl`] scales a longer gradient down to it.
     pub clip_norm: f32,
     /// The learning rate of [`Kernel::OuterStep`].
     pub outer_learning_rate: f32,
     /// The momentum of [`Kernel::OuterStep`].
     pub outer_momentum: f32,
-    /// The share of its own parameters that a replica keeps in [`Kernel::OuterStep`].
+    /// The fraction of its own parameters that a replica keeps in [`Kernel::OuterStep`].
     pub outer_mixing: f32,
     /// Steps without an overflow after which [`Kernel::UpdateControl`] doubles the loss scale.
     pub growth_interval: u32,
-    /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction and for what
-    /// [`Kernel::Dropout`] drops.
+    /// The step's number, from 1, for bias correction and for the choice of elements that dropout
+    /// drops.
     pub step: u64,
-    /// The run's seed, for what [`Kernel::Dropout`] drops.
+    /// The run's seed, for the choice of elements that dropout drops.
     pub seed: u64,
 }
 
@@ -89,31 +91,31 @@ impl Default for Hyperparameters {
     }
 }
 
-/// One kernel with everything that it works on.
+/// One kernel with all of its operands and settings.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelCall<'a> {
-    /// What to compute.
+    /// The kernel to run.
     pub kernel: &'a Kernel,
     /// The operands that it reads, in [`Kernel`]'s order.
     pub reads: &'a [Operand],
     /// The operands that it writes, in [`Kernel`]'s order.
     pub writes: &'a [Operand],
-    /// Whether to add to the writes that may accumulate, rather than to overwrite them. Of no
-    /// effect on other kernels.
+    /// Whether to add to the writes that may accumulate, rather than to overwrite them. Kernels
+    /// without such writes ignore it.
     pub accumulate: bool,
-    /// For [`Kernel::Sgd`], [`Kernel::AdamW`] and [`Kernel::Dropout`].
+    /// Hyperparameters, for kernels of optimizers, of the update and of dropout.
     pub hyperparameters: &'a Hyperparameters,
-    /// The rank's part of what its group has cut, for kernels of which [`Kernel::parts`] says that
-    /// they work on a part of a whole.
+    /// The rank's index in its group, for kernels that work on one part of a whole
+    /// ([`Kernel::parts`]).
     pub group_index: usize,
-    /// Samples of the micro-batch that lie on ranks before this one, for [`Kernel::Dropout`].
+    /// Number of samples of the micro-batch that lie on ranks before this one, for dropout.
     pub samples_before: usize,
-    /// The format of the operands that are stored in the run's precision; the others are single
-    /// precision or integers whatever it is. Sums are made in single precision in every precision.
+    /// Format of the operands that are stored in the run's precision. Other operands are in single
+    /// precision or integers. Sums are in single precision or better.
     pub precision: DataType,
 }
 
-/// Why a call could not be run. Nothing was written when the operands do not fit.
+/// Why a call could not be run. If the operands do not fit the kernel, nothing was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
 pub enum BackendError {
     /// A call lists too many or too few operands.
@@ -124,12 +126,12 @@ pub enum BackendError {
         kernel: &'static str,
         /// "reads" or "writes".
         side: &'static str,
-        /// How many the kernel has.
+        /// Number of operands that the kernel has on this side.
         wanted: usize,
-        /// How many the call has.
+        /// Number of operands that the call lists.
         given: usize,
     },
-    /// An operand is not as large as the kernel says.
+    /// An operand's length differs from the kernel's.
     #[error("kernel `{kernel}` {side} {wanted} bytes as its operand {index}, and the call gives {given}")]
     #[diagnostic(code(kernel::operand_size))]
     OperandSize {
@@ -139,7 +141,7 @@ pub enum BackendError {
         side: &'static str,
         /// The operand's index on its side.
         index: usize,
-        /// Bytes that the kernel says.
+        /// Bytes that the kernel needs.
         wanted: usize,
         /// Bytes that the call gives.
         given: usize,
@@ -155,30 +157,30 @@ pub enum BackendError {
         /// The operand's index on its side.
         index: usize,
     },
-    /// A label, an id or an index lies outside of what it indexes.
+    /// A label, an id or another index is out of range.
     #[error("kernel `{kernel}` found {value} at position {position} where an index below {limit} belongs")]
     #[diagnostic(code(kernel::index_out_of_range))]
     IndexOutOfRange {
         /// The kernel's name.
         kernel: &'static str,
-        /// Where in its operand it stands.
+        /// Position of the index in its operand.
         position: usize,
         /// The index found.
         value: i32,
-        /// What it must be smaller than.
+        /// Bound that the index must be below.
         limit: usize,
     },
-    /// The GPU, or what belongs to it, fails.
+    /// The GPU, its driver or one of its libraries failed.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Cuda(#[from] cuda::CudaError),
-    /// The call is in a precision that the backend does not have.
+    /// The backend does not support the call's precision.
     #[error("kernel `{kernel}` cannot be run in {precision}, only in fp32, bf16 and fp16")]
     #[diagnostic(code(kernel::unknown_precision))]
     UnknownPrecision {
         /// The kernel's name.
         kernel: &'static str,
-        /// What was asked for.
+        /// The call's precision.
         precision: DataType,
     },
     /// A kernel's own sizes contradict each other, such as a window larger than its padded image.
@@ -187,7 +189,7 @@ pub enum BackendError {
     ImpossibleSizes {
         /// The kernel's name.
         kernel: &'static str,
-        /// What contradicts.
+        /// The contradiction.
         reason: &'static str,
     },
 }
@@ -198,8 +200,8 @@ pub trait Backend {
     /// The backend's name in reports and on the command line.
     fn name(&self) -> &'static str;
 
-    /// Runs one call to its end. Operands whose count or size is not the kernel's are refused
-    /// before anything is touched.
+    /// Runs one call to its end. Refuses operands of the wrong number or size before it reads or
+    /// writes any.
     ///
     /// # Errors
     ///
@@ -207,9 +209,9 @@ pub trait Backend {
     ///
     /// # Safety
     ///
-    /// Every operand must be valid for reading (and those of `writes` for writing) over its length
-    /// for as long as the call runs, must be used by nobody else meanwhile, and those of `reads`
-    /// must be initialised. A write may overlap no other operand, except that it may be exactly the
-    /// read that [`Kernel`] allows it to be.
+    /// For the duration of the call, every operand must be valid over its length: for reading, and
+    /// those of `writes` also for writing. Operands of `reads` must be initialised. No other thread
+    /// may use any operand. A write may overlap no other operand, except that it may equal the read
+    /// that [`Kernel`] lets it overwrite.
     unsafe fn run(&mut self, call: &KernelCall<'_>) -> Result<(), BackendError>;
 }

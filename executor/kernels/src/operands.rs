@@ -1,5 +1,5 @@
-//! How large each operand of a kernel is and how its numbers are stored, and the check of a call
-//! against it. The layouts are [`Kernel`]'s to document; this file only multiplies.
+//! Sizes and number formats of a kernel's operands, and the check of a call against them.
+//! [`Kernel`] documents the layouts; this file only computes sizes.
 
 use foretell_models::{Kernel, KernelOperand, MOST_OPERANDS};
 use foretell_units::{Bytes, DataType};
@@ -9,9 +9,9 @@ use super::{BackendError, KernelCall, Operand};
 /// The eight-bit copies of a matrix that a quantisation writes.
 #[derive(Clone, Copy)]
 pub(crate) struct EightBitCopies {
-    /// The matrix as it is.
+    /// A copy in the matrix's own order.
     pub(crate) straight: bool,
-    /// Its columns as rows.
+    /// A transposed copy.
     pub(crate) transposed: bool,
 }
 
@@ -48,8 +48,8 @@ pub fn operand_types(kernel: &Kernel, precision: DataType) -> OperandTypes {
     OperandTypes { reads: spec.reads().map(data_type).collect(), writes: spec.writes(precision).map(data_type).collect() }
 }
 
-/// Bytes of an element of a call that only moves numbers, in the run's precision or in single
-/// precision: found from its read. `None` for other calls.
+/// Bytes per element of a call that only moves numbers, which are in the run's precision or in
+/// single precision; inferred from the length of the first read. `None` for other calls.
 pub(super) fn moved_width(call: &KernelCall<'_>) -> Option<usize> {
     let spec = call.kernel.spec();
     let elements = spec.reads().next().map_or(0, |operand| operand.elements);
@@ -57,7 +57,8 @@ pub(super) fn moved_width(call: &KernelCall<'_>) -> Option<usize> {
     spec.moves_any_width.then(|| if is_single() { 4 } else { call.precision.size().count() as usize })
 }
 
-/// Refuses a call whose operands are not the kernel's in number, size and alignment.
+/// Refuses a call in an unsupported precision, with impossible sizes, or with operands that differ
+/// from the kernel's in number, size or alignment.
 pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
     let kernel = call.kernel.name();
     if !matches!(call.precision, DataType::Fp32 | DataType::Bf16 | DataType::Fp16) {
@@ -76,7 +77,7 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// Refuses operands of one side, `name`, that are not `described` in number, size and alignment.
+/// Refuses operands of one side (`name`) that differ from `described` in number, size or alignment.
 fn check_side<'a>(
     call: &KernelCall<'_>,
     name: &'static str,
@@ -96,7 +97,7 @@ fn check_side<'a>(
         if operand.bytes != wanted {
             return Err(BackendError::OperandSize { kernel, side: name, index, wanted, given: operand.bytes });
         }
-        // A run of sixteen-bit numbers that is only moved may begin at any of them.
+        // Kernels that only move 16-bit numbers accept operands aligned to two bytes.
         let alignment = moved_width.unwrap_or(4);
         if !operand.pointer.addr().is_multiple_of(alignment) || operand.pointer.is_null() {
             return Err(BackendError::OperandAlignment { kernel, side: name, index });

@@ -1,7 +1,7 @@
 //! Times kernels on a CPU inside the steps in which they occur.
 //!
 //! A step runs on one rank without the others, so each kernel finds in the caches what the kernels
-//! before it left there. Only the instructions around the timed kernels run.
+//! before it left there. Only the timed kernels and the instructions around them run.
 
 use super::LEARNING_RATE;
 use super::statistics::{Durations, Measurements};
@@ -150,8 +150,9 @@ impl CpuKernelTimer {
         Ok(())
     }
 
-    /// The processor time of the reference kernel; `None` if it was not timed. Its median is that
-    /// of all passes, and no usual best as of other items: a run is compared with what was usual.
+    /// Sample of the reference kernel's durations by the timer's clock; `None` if it was not timed.
+    /// Its median is taken over all passes, unlike that of other items, which is their usual best:
+    /// a run is compared with what was usual.
     pub(super) fn reference(&self) -> Option<Sample> {
         if self.reference_times.is_empty() { None } else { self.reference_times.usual_samples().into_iter().next() }
     }
@@ -174,7 +175,8 @@ impl CpuKernelTimer {
     }
 }
 
-/// The Program's ranks that this rank runs, one per turn. All ranks have the same number of turns.
+/// The Program's ranks that this rank runs, one per turn (`None`: it waits). All ranks have the
+/// same number of turns.
 ///
 /// If the Program has no more ranks than the calibration, each rank runs one of them in one turn.
 /// Otherwise only the first rank of each list runs: in turn `t`, rank `r` takes list
@@ -192,8 +194,8 @@ impl PreparedStep {
     /// Prepares the list of a rank; `None` if it has no timed kernel. Adds an item to `kernels` for
     /// each timed instruction, with the kernel's index from `indices`.
     ///
-    /// Before each timed kernel, instructions that touch at least `lead` bytes run, and those that
-    /// write the indices which these instructions read.
+    /// Before each timed kernel, it runs instructions that touch at least `lead` bytes, and those
+    /// that write the indices which these instructions read.
     fn new(
         (step, lead): (Step<'_>, usize),
         (program, rank): (Program, Rank),

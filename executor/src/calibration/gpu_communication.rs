@@ -18,11 +18,11 @@ use foretell_program::{Exchange, Sample, Slowdown};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
 
-/// Communications between two events: enough that the cost of the events does not count.
+/// Communications between two events: enough that the cost of the events is negligible.
 const COMMUNICATIONS_PER_ROW: usize = 8;
 /// Kernels between two events when they run beside communication.
 const KERNELS_PER_ROW: usize = 16;
-/// How much longer the concurrent work takes than the timed work.
+/// Factor by which the concurrent work outlasts the timed work.
 const COVER_FACTOR: f64 = 3.0;
 /// The most kernels or communications that are queued as concurrent work.
 const MAX_CONCURRENT: u32 = 2048;
@@ -101,8 +101,8 @@ fn part_bytes(bytes: Bytes, ranks: usize) -> u64 {
     bytes.count().div_ceil(ELEMENT_BYTES * ranks as u64) * ELEMENT_BYTES
 }
 
-/// The bytes that hold any communication of up to `longest` bytes among up to `ranks` ranks, with
-/// the rounding of [`part_bytes`].
+/// The bytes of a buffer for any communication of up to `longest` bytes among up to `ranks` ranks,
+/// with the rounding of [`part_bytes`].
 fn capacity_for(longest: Bytes, ranks: usize) -> Bytes {
     Bytes::new((longest.count() + ELEMENT_BYTES * ranks as u64).next_multiple_of(ALIGNMENT))
 }
@@ -121,7 +121,7 @@ struct CommunicationTimer {
 }
 
 impl CommunicationTimer {
-    /// For communication of up to `longest` bytes among up to `ranks` ranks.
+    /// A timer for communication of up to `longest` bytes among up to `ranks` ranks.
     fn new(driver: &Arc<dyn Driver>, longest: Bytes, ranks: usize) -> Result<Self, ExecutorError> {
         let capacity = capacity_for(longest, ranks);
         Ok(Self {

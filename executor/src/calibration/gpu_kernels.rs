@@ -24,8 +24,8 @@ const MAX_SETS: u64 = 64;
 const MAX_FOOTPRINT: u64 = 256 << 20;
 /// An operand repeats its contents after this many bytes, which are generated once.
 const PATTERN_BYTES: usize = 4 << 20;
-/// The distance between the places of consecutive calls: a prime above `MAX_SETS`, so that every
-/// place has its turn.
+/// The step from the operand position of one call to that of the next: a prime above `MAX_SETS`, so
+/// that calls cycle through all positions.
 const STRIDE: usize = 67;
 /// The alignment of operands in the arena.
 const ALIGNMENT: u64 = 256;
@@ -130,9 +130,9 @@ impl GpuKernelTimer {
         body(&mut RepeatedKernel { timer: &mut self.timer, kernel, calls: &calls })
     }
 
-    /// Places and fills a kernel's operands. Each operand gets as many places as it takes to touch
-    /// its reuse distance before a place is used again. An operand without a reuse distance gets as
-    /// many as fit the footprint.
+    /// Chooses positions for a kernel's operands and fills them. Each operand gets as many
+    /// positions as it takes to touch its reuse distance before a position is used again. An
+    /// operand without a reuse distance gets as many as fit the footprint.
     fn operand_sets(&mut self, kernel: &Kernel, reuse_distances: &[Bytes]) -> Result<OperandSets, ExecutorError> {
         let spec = kernel.spec();
         let bytes_per_set = set_bytes(kernel, self.precision).max(1);
@@ -162,7 +162,7 @@ impl GpuKernelTimer {
             write.clone_from(&reads[index]);
         }
         let sets = reads.iter().chain(&writes).map(Vec::len).max().unwrap_or(1);
-        // Not in the order of the addresses, which the hardware would prefetch.
+        // Not in address order, which the hardware would prefetch.
         let place_of = |set: usize, places: &Vec<Operand>| places[set.wrapping_mul(STRIDE) % places.len()];
         let operands = |set: usize, side: &[Vec<Operand>]| side.iter().map(|places| place_of(set, places)).collect();
         Ok((0..sets).map(|set| (operands(set, &reads), operands(set, &writes))).collect())

@@ -24,8 +24,8 @@ const MIN_INTERRUPT_TIME: f64 = 0.1;
 /// data, and few to the broadcasts between rounds.
 const MIN_BYTES_FOR_INTERRUPTS: Bytes = Bytes::new(64 << 10);
 
-/// Rounds without a decision whether to go on. The decision's messages bring the transport's data
-/// into the caches, which must not speed up the next round.
+/// Rounds between two decisions on whether to continue. The decision's messages bring the
+/// transport's data into the caches, which must not speed up the next round.
 const ROUNDS: u8 = 8;
 
 /// Times the communication of all groups and reports the samples. Returns the fraction of the CPU
@@ -73,8 +73,8 @@ pub(super) fn measure(member: &Member, job: &CalibrationJob, everyone: &mut Grou
         let part = if one.exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
         let interrupts = Seconds::new(interrupt_time_per_byte * one.bytes_sent(ranks) * part);
         let processor = (one.cpu_time + interrupts).min(one.sample.median);
-        // The last value stays: that of the largest message, for which the CPU copies and adds and
-        // hardly waits.
+        // The value of the largest message remains: there the CPU copies and adds, and hardly
+        // waits.
         if one.exchange == Exchange::AllReduce && one.is_everyone {
             share = (processor / one.sample.median).clamp(0.0, 1.0);
         }

@@ -1,5 +1,5 @@
 //! The costs of reading a data set's samples: how fast its files are read, and how long a worker
-//! takes to decode one and change it.
+//! takes to decode and augment one.
 
 use crate::clock;
 use crate::data::{DataError, Dataset, Split};
@@ -8,13 +8,13 @@ use foretell_units::{Bytes, BytesPerSecond, Seconds};
 
 /// Samples that are timed, evenly spread over the training split.
 const SAMPLES: usize = 64;
-/// Samples that are timed even if they take long.
+/// Samples that are timed at least, however long they take.
 const LEAST_SAMPLES: usize = 8;
-/// How long samples are timed, unless there are too few of them.
+/// Time after which timing may stop, once the least number of samples is timed.
 const LEAST_TIME: Seconds = Seconds::new(0.5);
-/// Threads that read at once. One alone waits for the storage most of the time.
+/// Threads that read concurrently. A single one would mostly wait for the storage.
 const READERS: usize = 4;
-/// Files that each of them reads in one group.
+/// Files that each thread reads in one group.
 const FILES_PER_READER: usize = 4;
 
 /// Measures how long samples take to read and to decode; `None` if the data has no files of
@@ -29,7 +29,7 @@ pub fn input_costs(dataset: &Dataset) -> Result<Option<InputCosts>, DataError> {
     let mut values = vec![0.0; dataset.sample_size()];
     let (start, mut done) = (clock::thread_cpu_time(), 0);
     let mut decode = Seconds::ZERO;
-    // In an order that is spread however early it ends.
+    // In an order that covers the split evenly wherever timing stops.
     for &index in (0..LEAST_SAMPLES).flat_map(|offset| samples.iter().skip(offset).step_by(LEAST_SAMPLES)) {
         dataset.fill_images(Split::Training, 0, &[index], &mut values)?;
         done += 1;
@@ -45,8 +45,8 @@ pub fn input_costs(dataset: &Dataset) -> Result<Option<InputCosts>, DataError> {
     }))
 }
 
-/// Reads the files of samples, group by group. Returns their size together, and the rate of the
-/// group that was read fastest: others may have met other work on the machine. `None` if the
+/// Reads the files of samples, group by group. Returns their total size, and the rate of the
+/// fastest group: slower ones may have competed with other work on the machine. `None` if the
 /// samples have no files.
 fn read(dataset: &Dataset, samples: &[usize]) -> Option<(u64, BytesPerSecond)> {
     let (mut total, mut fastest) = (0, 0.0_f64);

@@ -29,14 +29,15 @@ const TINY_ELEMENTS: usize = 16;
 /// Elements of a kernel that fills a first-level cache, as a step's kernels do. The instruction
 /// after it finds its own data farther away.
 const USUAL_ELEMENTS: usize = 32 << 10;
-/// About how many elements the kernels of one run touch. The larger the kernels, the fewer.
+/// Approximate number of elements that the kernels of one run touch: a run of larger kernels has
+/// fewer of them.
 const RUN_ELEMENTS: usize = 16 << 20;
 /// Bytes that are written between steps: more than a second-level cache holds.
 const BYTES_BETWEEN_STEPS: usize = 2 << 20;
 
 impl Overheads {
-    /// Converts measurements on a device with a fraction of a core's time to a whole core. A
-    /// handoff is mostly waiting, and stays as it is.
+    /// Converts measurements from a device that has a fraction of a core's time to a whole core.
+    /// Handoffs are mostly waiting, and stay unchanged.
     pub(super) fn scale_to_whole_core(&mut self, fraction: f64) {
         let scaled = |sample: Sample| Sample {
             median: sample.median * fraction,

@@ -15,8 +15,8 @@ const PACE_WINDOW: f64 = 0.05;
 /// The durations of a number of items, each measured once per pass.
 ///
 /// On a machine with other users, a device's pace changes for a second at a time. So an item's
-/// sample is its usual best over passes that lie apart in time. How much slower than that the
-/// device was, from window to window, is kept beside the samples.
+/// sample is its usual best over passes that lie apart in time. The device's pace relative to that,
+/// window by window, is reported separately ([`Self::paces`]).
 pub(super) struct Measurements {
     /// Per item, one sample per pass.
     samples: Vec<Vec<Sample>>,
@@ -35,7 +35,7 @@ struct Measurement {
 }
 
 impl Measurements {
-    /// For this many items.
+    /// Measurements of `items` items.
     pub(super) fn new(items: usize) -> Self {
         Self { samples: vec![Vec::new(); items], history: Vec::new() }
     }
@@ -71,13 +71,14 @@ impl Measurements {
         Data::new(medians).quantile(share).max(f64::MIN_POSITIVE)
     }
 
-    /// Per item, a sample whose median is the usual best and whose spread is that within a pass.
+    /// Per item, a sample whose median is the usual best, and whose spread is that of durations
+    /// within a pass.
     pub(super) fn samples(&self) -> Vec<Sample> {
         self.samples_at(USUAL_BEST)
     }
 
-    /// Per item, a sample whose median is that of all passes and whose spread is that within a
-    /// pass.
+    /// Per item, a sample whose median is taken over all passes, and whose spread is that of
+    /// durations within a pass.
     pub(super) fn usual_samples(&self) -> Vec<Sample> {
         self.samples_at(0.5)
     }

@@ -1,6 +1,6 @@
-//! The costs of writing checkpoints into a folder. Ranks copy their part, write it into one file
-//! and sync it while the file is read back for its checksum; then the folder gets its name. A
-//! run's checkpoints take the same steps, by the same code.
+//! The costs of writing checkpoints into a folder. Each rank copies its part, writes it into one
+//! shared file and syncs it, while the file is read back for its checksum; then the folder gets its
+//! final name. A run's checkpoints take the same steps, by the same code.
 
 use super::statistics::summarise;
 use crate::checkpoint::{Staging, describe, require_space};
@@ -13,11 +13,10 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// The sizes of the checkpoints that are written: one that shows the latency, one that shows the
-/// rate.
+/// Bytes of the two checkpoints that are written: one shows the latency, the other the rate.
 const SMALL: usize = 64 << 10;
 const LARGE: usize = 192 << 20;
-/// How often each is written.
+/// How many times each size is written.
 const REPETITIONS: usize = 3;
 
 /// Measures what checkpoints in a folder cost if `ranks` ranks write each together.
@@ -51,7 +50,7 @@ pub fn storage_costs(folder: &Path, ranks: usize) -> Result<StorageCosts, Checkp
     })
 }
 
-/// Copies each rank's part, all at once. Returns the seconds of the slowest.
+/// Copies the parts of all ranks concurrently. Returns the seconds until the last copy is done.
 fn save(state: &[f32], copies: &mut [Vec<f32>]) -> f64 {
     let first = copies.first().map_or(1, Vec::len).max(1);
     let started = Instant::now();
@@ -63,7 +62,7 @@ fn save(state: &[f32], copies: &mut [Vec<f32>]) -> f64 {
     started.elapsed().as_secs_f64()
 }
 
-/// Writes a checkpoint of `size` bytes and makes it whole.
+/// Writes a checkpoint of `size` bytes, syncs it and gives it its final name.
 fn write(scratch: &Path, name: &str, copies: &[Vec<f32>], size: usize) -> std::io::Result<()> {
     let disk = SystemDisk;
     let (partial, whole) = (scratch.join(format!(".{name}")), scratch.join(name));

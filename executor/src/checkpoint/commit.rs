@@ -1,4 +1,5 @@
-//! The launcher's part of writing checkpoints: the folder, and what makes a checkpoint whole.
+//! The launcher's part of writing checkpoints: the folder, and the commit that completes a
+//! checkpoint.
 
 use super::layout::CheckpointLayout;
 use super::state::{CheckpointState, FileState, hexadecimal};
@@ -14,10 +15,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The bytes of a file that are hashed at a time.
+/// The bytes of a file that are read and hashed in one piece.
 const HASHED_BYTES: usize = 1 << 20;
 
-/// The folder in which a checkpoint is written until it is whole.
+/// The folder in which a checkpoint is written until it is complete.
 pub(super) fn partial_folder(folder: &Path, step: usize) -> PathBuf {
     folder.join(format!(".{step}.partial"))
 }
@@ -36,9 +37,9 @@ pub(crate) struct CheckpointFolder {
 pub(crate) struct Commit {
     pub(crate) folder: CheckpointFolder,
     pub(crate) state: CheckpointState,
-    /// The sizes that its files should have.
+    /// The expected sizes of its files.
     pub(crate) sizes: Vec<(&'static str, u64)>,
-    /// What its files are, with their checksums.
+    /// Size and checksum of each of its files.
     pub(crate) files: Vec<(&'static str, FileState)>,
     /// The linear layers that have an adapter, each with whether its weight is transposed.
     pub(crate) adapted: Vec<(String, bool)>,
@@ -51,10 +52,10 @@ impl CheckpointFolder {
         let path = &self.path;
         let refused = |error| CheckpointError::write(path, error);
         self.disk.create_folder(path).map_err(refused)?;
-        // Otherwise a power cut could lose the folder with every checkpoint in it.
+        // Without this, a power cut could lose the folder with every checkpoint in it.
         if let Some(run) = path.parent() {
             self.disk.sync_folder(run).map_err(refused)?;
-            // The folder above may not be readable.
+            // Best effort: the folder above may not be readable.
             let _ = run.parent().map(|above| self.disk.sync_folder(above));
         }
         for entry in std::fs::read_dir(path).map_err(refused)?.flatten() {
@@ -66,14 +67,14 @@ impl CheckpointFolder {
                 self.disk.remove_folder(&entry.path()).map_err(|error| CheckpointError::write(&entry.path(), error))?;
             }
         }
-        // Left by a run that was killed while it tried what follows.
+        // A run that was killed during the test below leaves its temporary file.
         remove_abandoned(path).map_err(refused)?;
         tempfile::Builder::new().prefix(".foretell-").tempfile_in(path).map_err(refused)?;
         require_space(&*self.disk, path, layout.bytes())?;
         Ok(self)
     }
 
-    /// The sizes and checksums of the files of a checkpoint that is not whole yet.
+    /// The sizes and checksums of the files of a checkpoint that is not complete yet.
     pub(crate) fn describe(
         &self,
         step: usize,
@@ -93,7 +94,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// The checkpoints' numbers of steps, the largest first, whole or not.
+    /// The step numbers of the folder's checkpoints, complete or damaged, the largest first.
     pub(super) fn steps(path: &Path) -> Vec<usize> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         let step = |entry: std::fs::DirEntry| {
@@ -106,7 +107,7 @@ impl CheckpointFolder {
     }
 }
 
-/// Refuses to begin a checkpoint for which the disk has no space.
+/// Refuses to begin a checkpoint if the disk has less free space than it needs.
 pub(crate) fn require_space(disk: &dyn Disk, folder: &Path, needed: u64) -> Result<(), CheckpointError> {
     match disk.free(folder) {
         Some(free) if free < needed => Err(CheckpointError::DiskFull { folder: folder.into(), free, needed }),
@@ -120,8 +121,8 @@ impl Commit {
         layout.files.iter().map(|(name, file)| (*name, file.bytes)).collect()
     }
 
-    /// Makes the checkpoint whole: adds `state.json` with the checksums, syncs, and gives the
-    /// folder its name. Then removes older checkpoints that are not to be kept.
+    /// Completes the checkpoint: adds `state.json` with the checksums, syncs, and gives the folder
+    /// its final name. Then removes the oldest checkpoints beyond the number to keep.
     pub(crate) fn run(mut self) -> Result<PathBuf, CheckpointError> {
         let (folder, disk, step) = (self.folder.path, self.folder.disk, self.state.step);
         let partial = partial_folder(&folder, step);
@@ -146,7 +147,7 @@ impl Commit {
         let replaced = folder.join(format!(".{step}.replaced"));
         let rename = || -> std::io::Result<()> {
             disk.sync_folder(&partial)?;
-            // A damaged checkpoint of an earlier attempt may have the name.
+            // A damaged checkpoint of an earlier attempt may occupy the name.
             if whole.exists() {
                 disk.rename(&whole, &replaced)?;
             }
@@ -163,7 +164,8 @@ impl Commit {
     }
 }
 
-/// Writes a small file of a checkpoint. The folder's name makes it whole.
+/// Writes and syncs a small file of a checkpoint. It needs no temporary name: the folder gets its
+/// final name last.
 fn write_synced(disk: &dyn Disk, path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     let write = |file: File| disk.write_at(&file, text, 0).and_then(|()| disk.sync(&file));
     disk.open(path).and_then(write).map_err(|error| CheckpointError::write(path, error))
@@ -186,7 +188,8 @@ fn adapter_config(lora: &Lora, adapted: &[(String, bool)]) -> serde_json::Value 
     })
 }
 
-/// Removes a checkpoint. A part of it never has a checkpoint's name.
+/// Removes a checkpoint. Renames it first, so that an interrupted removal never leaves part of it
+/// under a checkpoint's name.
 fn remove(disk: &dyn Disk, folder: &Path, step: usize) -> Result<(), CheckpointError> {
     let (path, removed) = (folder.join(step.to_string()), folder.join(format!(".{step}.removed")));
     disk.rename(&path, &removed).and_then(|()| disk.remove_folder(&removed)).map_err(|error| CheckpointError::write(&path, error))

@@ -1,4 +1,4 @@
-//! Finding the checkpoint to go on from.
+//! Finding the checkpoint to resume from.
 
 use super::commit::{CheckpointFolder, describe};
 use super::state::CheckpointState;
@@ -6,21 +6,21 @@ use super::{ADAPTER_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
 use std::path::{Path, PathBuf};
 
-/// A whole checkpoint.
+/// A complete checkpoint.
 #[derive(Debug)]
 pub struct FoundCheckpoint {
     /// Its folder.
     pub path: PathBuf,
     /// Its `state.json`.
     pub state: CheckpointState,
-    /// What is wrong with each later checkpoint that is damaged.
+    /// The errors of later checkpoints that are damaged.
     pub damaged: Vec<CheckpointError>,
 }
 
 /// Finds the last checkpoint in a run's folder whose files have their checksums.
 ///
 /// # Errors
-/// [`CheckpointError`]: there is none, or a newer version of Foretell wrote it.
+/// [`CheckpointError`] if there is none, or if a newer version of Foretell wrote it.
 pub fn last_whole(run: &Path) -> Result<FoundCheckpoint, CheckpointError> {
     let folder = run.join("checkpoints");
     let mut damaged = Vec::new();
@@ -42,7 +42,7 @@ pub fn last_whole(run: &Path) -> Result<FoundCheckpoint, CheckpointError> {
     }
 }
 
-/// Reads a checkpoint's state, and checks its files.
+/// Reads a checkpoint's state and verifies the checksums of its files.
 fn read_whole(path: &Path) -> Result<CheckpointState, CheckpointError> {
     let state = CheckpointState::read(&path.join(STATE_FILE))?;
     let check = |name: &str| -> Result<(), CheckpointError> {
@@ -58,7 +58,7 @@ fn read_whole(path: &Path) -> Result<CheckpointState, CheckpointError> {
         };
         Err(CheckpointError::Damaged { path, reason, hint: "the checkpoint before it may be whole" })
     };
-    // The checksums take most of the time of resuming.
+    // The checksums take most of the time that resuming takes.
     let mut names = vec![MODEL_FILE, OPTIMIZER_FILE];
     names.extend(state.plan.training.lora.is_some().then_some(ADAPTER_FILE));
     let check = &check;

@@ -1,5 +1,5 @@
-//! The places of all tensors in a checkpoint's files. They follow from the model, the
-//! optimizer and the frozen parameters, so that every rank knows them without asking.
+//! The offsets of all tensors in a checkpoint's files. They follow from the model, the optimizer
+//! and the frozen parameters, so every rank knows them without communication.
 
 use super::{ADAPTER_FILE, MODEL_FILE, OPTIMIZER_FILE};
 use crate::checkpoint_error::CheckpointError;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 /// The name of the outer optimizer's velocity.
 pub(super) const OUTER_VELOCITY: &str = "outer_momentum_buffer";
 pub(super) const OUTER_PARAMETER: &str = "outer_parameter";
-/// The name of what rounding has lost of a worker's pushes.
+/// The name of a worker's residual: the accumulated rounding errors of its pushes.
 pub(super) const RESIDUAL: &str = "residual";
 /// The name of the parameters of replicas other than the first.
 pub(super) const PARAMETER: &str = "parameter";
@@ -26,7 +26,7 @@ pub(crate) struct CheckpointLayout {
     pub(crate) files: Vec<(&'static str, FileLayout)>,
 }
 
-/// The places of tensors in a safetensors file.
+/// The offsets of tensors in a safetensors file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FileLayout {
     /// The bytes before the tensors' elements.
@@ -67,7 +67,7 @@ impl CheckpointLayout {
         for (id, tensor) in graph.parameters().filter(is_trained) {
             for &(value, state) in if matrices.contains_key(&id) { &of_matrices } else { &of_others } {
                 let replicas = plan.replicas_of(value);
-                // The parameters of the first replica are in the other file.
+                // The parameters of the first replica are in the model's file.
                 let first = usize::from(value == StateValue::Parameter);
                 for replica in first..replicas {
                     optimizer.places.insert((id, value, replica), optimizer.end);

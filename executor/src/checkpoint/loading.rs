@@ -1,4 +1,4 @@
-//! The values that a run starts with: those of a checkpoint, or of a file of weights.
+//! The values that a run starts with: those of a checkpoint or of a file of weights.
 
 use super::layout::{OUTER_PARAMETER, OUTER_VELOCITY, PARAMETER, RESIDUAL, name_of_state};
 use super::state::CheckpointState;
@@ -11,11 +11,12 @@ use foretell_program::{Lora, StateValue};
 use std::ops::Range;
 use std::path::Path;
 
-/// Checks that a job can start from what it names, before anything is written.
+/// Checks, before anything is written, that a job can start from the checkpoint or weights that it
+/// names.
 ///
 /// # Errors
-/// [`ExecutorError`](crate::ExecutorError): the checkpoint or the weights cannot be read, or are
-/// those of another model or run.
+/// [`ExecutorError`](crate::ExecutorError) if the checkpoint or the weights cannot be read, or
+/// belong to another model or run.
 pub fn check_start(job: &TrainingJob) -> Result<InitialWeights, crate::ExecutorError> {
     let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
     let source = StateSource::open(job, &graph)?;
@@ -30,9 +31,9 @@ pub fn check_start(job: &TrainingJob) -> Result<InitialWeights, crate::ExecutorE
 
 /// Where a run's initial state comes from.
 pub(crate) struct StateSource {
-    /// The weights; `None` if all are drawn.
+    /// The weights; `None` if all are initialised at random.
     weights: Option<(TensorFiles, Matching)>,
-    /// The checkpoint to go on from.
+    /// The checkpoint to resume from.
     checkpoint: Option<OpenCheckpoint>,
     /// Whether the plan scales the loss.
     scales_loss: bool,
@@ -45,7 +46,7 @@ struct OpenCheckpoint {
 }
 
 impl StateSource {
-    /// Opens what a job starts from.
+    /// Opens the checkpoint or weights that a job starts from, if any.
     pub(crate) fn open(job: &TrainingJob, graph: &Graph) -> Result<Self, CheckpointError> {
         let scales_loss = job.plan.scales_loss();
         match &job.start {
@@ -63,7 +64,7 @@ impl StateSource {
         }
     }
 
-    /// The adapters that a checkpoint's weights have beside them; `None` for other weights.
+    /// The adapters of the checkpoint that `weights` are part of; `None` for other weights.
     pub(crate) fn adapters(weights: &Path) -> Result<Option<Lora>, CheckpointError> {
         let state = folder_of_weights(weights).join(STATE_FILE);
         if !state.is_file() {
@@ -72,7 +73,7 @@ impl StateSource {
         Ok(CheckpointState::read(&state)?.plan.training.lora)
     }
 
-    /// The weights in a file, all of them finite, of a model that is only read.
+    /// Opens weights for a model that is not trained. Refuses weights that are not finite.
     pub(crate) fn finite_weights(path: &Path, graph: &Graph) -> Result<Self, CheckpointError> {
         let source = Self::of_weights(path, graph, Heads::MustMatch)?;
         if let Some((files, matching)) = &source.weights {
@@ -87,7 +88,7 @@ impl StateSource {
         Ok(Self { weights: Some((files, matching)), checkpoint: None, scales_loss: false })
     }
 
-    /// The source of a run that starts fresh.
+    /// The source of a run that starts without checkpoint or weights.
     pub(crate) fn fresh() -> Self {
         Self { weights: None, checkpoint: None, scales_loss: false }
     }
@@ -105,13 +106,14 @@ impl StateSource {
                 self.checkpoint.as_ref()?.optimizer.find(&name_of_state(&public.name, state, replica))
             };
             let of_optimizer = |state: &str| {
-                // Replicas of a synchronous run were one.
+                // All replicas of a synchronous run share one state.
                 let were_apart = self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.state.plan.replicas() > 1);
                 of_replica(state, if were_apart { replica } else { 0 })
             };
             let of_model = || self.weights.as_ref().and_then(|(files, matching)| files.find(matching.stored.get(&public.name)?));
             let stored = match value {
-                // A file has the names of one kind of parameter.
+                // Hidden matrices and other parameters have states of different names. A file has
+                // only one of the two.
                 StateValue::Optimizer(number) => self.checkpoint.as_ref().and_then(|checkpoint| {
                     let names = [true, false].map(|is_hidden_matrix| checkpoint.state.optimizer.state_names(is_hidden_matrix));
                     names.iter().find_map(|names| of_optimizer(names.get(number)?))
@@ -128,14 +130,16 @@ impl StateSource {
         Ok(Some(StoredValues { parts }))
     }
 
-    /// The control of the update, whose usual first values are given.
+    /// Fills the control of the update: with `initial`, then with the checkpoint's loss scaling and
+    /// its count of updates, if there is one.
     pub(crate) fn control(&self, initial: &[f32], control: &mut [f32]) {
         control[..initial.len()].copy_from_slice(initial);
         let Some(OpenCheckpoint { state, .. }) = &self.checkpoint else { return };
         let usual = super::Scaler::of_control(control);
         let scaler = match state.scaler {
             Some(scaler) if self.scales_loss && state.plan.scales_loss() => scaler,
-            // Loss scaling starts fresh, with its count of steps since the factor changed.
+            // Unless both runs scale the loss, scaling starts fresh and only the count of updates
+            // is kept.
             Some(scaler) => super::Scaler { updates: scaler.updates, ..usual },
             // A run without a control made an update in every step.
             None => super::Scaler { updates: state.step as f32, ..usual },
@@ -146,7 +150,8 @@ impl StateSource {
 
 /// The values of a whole tensor in files, in the order of its public form.
 pub(crate) struct StoredValues<'a> {
-    /// The tensors that files have of it, each with its elements.
+    /// The stored tensors that make up the whole one, each with the range of elements that it
+    /// holds.
     parts: Vec<(Range<usize>, StoredTensor<'a>)>,
 }
 

@@ -41,7 +41,7 @@ pub struct CheckpointState {
     /// How samples are read.
     #[serde(default)]
     pub input: InputOptions,
-    /// How long the run was to be.
+    /// The length of the run, as requested.
     pub length: Length,
     /// The learning rate of the last step.
     pub learning_rate: f32,
@@ -57,7 +57,7 @@ pub struct CheckpointState {
     pub plan: Plan,
     /// The number of ranks.
     pub world_size: usize,
-    /// The other files, by name.
+    /// The checkpoint's other files, by name.
     pub files: BTreeMap<String, FileState>,
 }
 
@@ -147,7 +147,7 @@ impl CheckpointState {
         Ok(state)
     }
 
-    /// Checks that a job can go on from here.
+    /// Checks that a job can resume from this checkpoint.
     pub(crate) fn check(&self, path: &Path, job: &TrainingJob) -> Result<(), CheckpointError> {
         let refuse = |reason: String, hint: &str| Err(CheckpointError::OtherRun { path: path.into(), reason, hint: hint.into() });
         let (own, other) = (self.optimizer, job.plan.optimizer);

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 /// The file that names the parts of sharded weights.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Tensors that files have and models need not: buffers that follow from the sizes, and heads that
-/// are not trained here. Each is an end or a start of the name.
+/// Tensors that files may have although models do not: buffers that follow from the sizes, and
+/// heads that are not trained here. Each entry is an end or a start of a name.
 const UNUSED_ENDS: [&str; 7] = [
     ".num_batches_tracked",
     ".attn.bias",
@@ -30,7 +30,7 @@ const UNUSED_ENDS: [&str; 7] = [
 ];
 const UNUSED_STARTS: [&str; 3] = ["bert.pooler.", "pooler.", "cls.seq_relationship."];
 
-/// Second names of the embedding, in models that tie the two.
+/// Second names of the embedding, in models that tie it to the output layer.
 const TIED_NAMES: [&str; 5] = [
     "lm_head.weight",
     "cls.predictions.decoder.weight",
@@ -56,7 +56,7 @@ pub(super) struct TensorFiles {
     /// The path that was given.
     pub(super) path: PathBuf,
     files: Vec<(PathBuf, Mmap)>,
-    /// By name: the file, the place of the first byte, and the rest.
+    /// By name: the index of the file, the offset of the tensor's first byte, and its description.
     tensors: BTreeMap<String, (usize, usize, TensorInfo)>,
 }
 
@@ -69,8 +69,8 @@ pub(super) struct StoredTensor<'a> {
 }
 
 impl TensorFiles {
-    /// As [`TensorFiles::open`]; for a graph with adapters also their file, if it lies beside the
-    /// weights.
+    /// As [`TensorFiles::open`]. If the graph has adapters, also opens their file if it lies beside
+    /// the weights.
     pub(super) fn open_with_adapters(path: &Path, graph: &Graph) -> Result<Self, CheckpointError> {
         let mut files = Self::open(path)?;
         let beside = folder_of_weights(path).join(ADAPTER_FILE);
@@ -103,8 +103,8 @@ impl TensorFiles {
 
     fn add(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
         let (file, _) = regular::open(&path).map_err(|error| CheckpointError::read(&path, error))?;
-        // SAFETY: the map is only read. A file that is cut while it is in use ends the program with
-        // a signal, as a disk that fails does.
+        // SAFETY: the map is only read. If the file is truncated meanwhile, a signal ends the
+        // program, as when a disk fails.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| CheckpointError::read(&path, error))?;
         let damaged = |error: safetensors::SafeTensorError| CheckpointError::Damaged {
             path: path.clone(),
@@ -194,14 +194,14 @@ impl StoredTensor<'_> {
 /// the last layer of a classifier may be missing or have another size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heads {
-    /// They then start fresh.
+    /// Such tensors then start fresh.
     MayDiffer,
     MustMatch,
 }
 
 /// A model's public tensors, and their names in some files.
 pub(super) struct Matching {
-    /// By public name. Tensors that start fresh have no entry.
+    /// Name in the files, by public name. Tensors that start fresh have no entry.
     pub(super) stored: BTreeMap<String, String>,
     pub(super) found: InitialWeights,
 }
@@ -225,7 +225,8 @@ impl Matching {
                     Some((stored, (.., info))) if info.shape == shape => {
                         matching.stored.insert(name, stored.clone());
                     }
-                    // A name that is known but not used is not one that the model lacks.
+                    // The model has a tensor of this name with another shape, so the stored one is
+                    // unused rather than unknown.
                     Some((stored, _)) if may_start_fresh => {
                         matching.found.unused.push(stored.clone());
                         matching.found.fresh.push(name);
@@ -277,8 +278,8 @@ impl Matching {
     }
 }
 
-/// The names under which files have a tensor, the usual one first: without the prefix of a model
-/// with a head, as `DistributedDataParallel` saves it, and as old versions of BERT have it.
+/// The names under which files may have a tensor, the usual one first: without the prefix of a
+/// model with a head, as `DistributedDataParallel` saves it, and as old versions of BERT have it.
 fn names_in_files(name: &str) -> Vec<String> {
     let base = BASE_PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix));
     let mut names: Vec<String> = std::iter::once(name).chain(base).map(str::to_string).collect();
@@ -293,7 +294,7 @@ fn is_unused(name: &str) -> bool {
     UNUSED_ENDS.iter().any(|end| name.ends_with(end)) || UNUSED_STARTS.iter().any(|start| name.starts_with(start))
 }
 
-/// The sentence's middle and the hint for a tensor of another shape.
+/// The reason and the hint of the error for a tensor of another shape.
 fn other_shape(tensor: &Tensor, name: &str, shape: &[usize], found: &[usize]) -> (String, String) {
     let reason = format!("`{name}` is {found:?} there and {shape:?} in the model");
     let has_vocabulary = tensor.dimensions.iter().any(|dimension| dimension.name == "vocabulary");

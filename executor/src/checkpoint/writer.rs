@@ -42,29 +42,29 @@ pub(crate) struct CheckpointWriter<'a> {
     thread: Option<JoinHandle<Vec<f32>>>,
 }
 
-/// Where a rank's part lies in the files.
+/// The offsets of a rank's pieces in the files.
 struct FilePlaces {
     layout: CheckpointLayout,
     /// In the order of [`CheckpointWriter::pieces`].
     pieces: Vec<PiecePlace>,
-    /// Whether this rank also writes what belongs to no piece.
+    /// Whether this rank also writes the headers and the batch counters, which belong to no piece.
     is_first: bool,
 }
 
-/// Where a piece lies in a file.
+/// The offset of a piece in a file.
 struct PiecePlace {
     shard: Shard,
     piece: std::ops::Range<usize>,
-    /// The number of the file in the layout.
+    /// The index of the file in the layout.
     file: usize,
-    /// The first byte of the whole tensor there.
+    /// The offset of the whole tensor's first byte in that file.
     first: u64,
 }
 
 impl<'a> CheckpointWriter<'a> {
-    /// The writer of a rank, into the run's folder of checkpoints. `state` is that of the Program
-    /// that saves. The rank `first` also writes what belongs to no rank. A thread allocates the
-    /// copy, so that the first checkpoint is as fast as others.
+    /// The writer of a rank, into the run's folder of checkpoints. `state` describes the Program
+    /// that saves. The rank `first` also writes headers and batch counters. A thread allocates the
+    /// copy's memory now, so that the first checkpoint is as fast as later ones.
     pub(crate) fn new(
         folder: &Path,
         layout: CheckpointLayout,
@@ -87,7 +87,7 @@ impl<'a> CheckpointWriter<'a> {
         let elements = pieces.iter().flatten().map(|piece| piece.elements.len()).sum();
         let allocate = move || {
             let mut copy = Vec::with_capacity(elements);
-            // Touches the memory.
+            // Touches every page now.
             copy.resize(elements, 0.0);
             copy
         };
@@ -104,8 +104,8 @@ impl<'a> CheckpointWriter<'a> {
         })
     }
 
-    /// Saves this rank's part of the state after `step` steps. Waits until the checkpoint before it
-    /// is written. No stream may run.
+    /// Saves this rank's part of the state after `step` steps. First waits until the previous
+    /// checkpoint is written. No stream may run meanwhile.
     pub(crate) fn save(&mut self, step: usize, arenas: &Arenas) -> Result<(), ExecutorError> {
         let started = Instant::now();
         let mut copy = self.wait()?;
@@ -150,7 +150,7 @@ impl<'a> CheckpointWriter<'a> {
         let folder = partial_folder(&self.folder, step);
         let save = started.elapsed().as_secs_f64();
         start_thread(move || {
-            // A launcher that is gone has ended the run.
+            // If the launcher is gone, the run has ended.
             let written = || drop(launcher.send(&Report::CheckpointWritten { step }));
             let report = match places.write(&*disk, &folder, step, &copy, written) {
                 Ok(()) => {
@@ -182,7 +182,7 @@ impl<'a> CheckpointWriter<'a> {
         Ok(Some(Scaler::of_control(&control)))
     }
 
-    /// Copies elements of a buffer from `place` on, in single precision.
+    /// Copies elements of a buffer, from element `place` on, widened to single precision.
     fn copy_out(&self, arenas: &Arenas, buffer: &Buffer, place: usize, values: &mut [f32]) -> Result<(), ExecutorError> {
         let Some(half) = SixteenBits::of(buffer.data_type) else {
             // SAFETY: any bytes are numbers, and the slice has four for each.
@@ -197,7 +197,7 @@ impl<'a> CheckpointWriter<'a> {
         Ok(())
     }
 
-    /// Copies bytes of a buffer from `place` on.
+    /// Copies bytes of a buffer, from byte `place` on.
     fn copy_bytes(&self, arenas: &Arenas, buffer: &Buffer, place: usize, bytes: &mut [u8]) -> Result<(), ExecutorError> {
         let missing = || ExecutorError::system("copy the state of training", std::io::ErrorKind::InvalidData.into());
         let from = arenas.at(buffer).ok_or_else(missing)?.wrapping_add(place);
@@ -289,19 +289,19 @@ impl FilePlaces {
 pub(crate) struct Staging<'a> {
     disk: &'a dyn Disk,
     file: &'a File,
-    /// The place of the first byte in the file.
+    /// The offset of the first staged byte in the file.
     first: u64,
     bytes: Vec<u8>,
 }
 
 impl<'a> Staging<'a> {
-    /// Nothing of a file.
+    /// An empty stage for a file.
     pub(crate) fn new(disk: &'a dyn Disk, file: &'a File) -> Self {
         Self { disk, file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) }
     }
 
-    /// Adds every `stride`th value, to stand at a place in the file. Writes what does not precede
-    /// them.
+    /// Stages every `stride`-th of `values` to be written at offset `place`. If `place` does not
+    /// follow the staged bytes, writes those first.
     pub(crate) fn add(&mut self, place: u64, mut values: &[f32], stride: usize) -> std::io::Result<()> {
         if place != self.first + self.bytes.len() as u64 {
             self.flush()?;
@@ -318,7 +318,7 @@ impl<'a> Staging<'a> {
             self.bytes.resize(before + 4 * now.len().div_ceil(stride), 0);
             let places = self.bytes[before..].chunks_exact_mut(4);
             let set = |(place, value): (&mut [u8], &f32)| place.copy_from_slice(&value.to_le_bytes());
-            // Most values follow each other. Without steps between them, this is one copy.
+            // Most values are contiguous: with stride 1 the compiler turns this into one copy.
             if stride == 1 {
                 places.zip(now).for_each(set)
             } else {
@@ -329,7 +329,7 @@ impl<'a> Staging<'a> {
         Ok(())
     }
 
-    /// Writes the rest.
+    /// Writes the staged bytes.
     pub(crate) fn flush(&mut self) -> std::io::Result<()> {
         if !self.bytes.is_empty() {
             self.disk.write_at(self.file, &self.bytes, self.first)?;

@@ -22,7 +22,7 @@ pub(crate) fn labelled_images(
     let ([declared_labels], mut labels) = parse(labels_name, labels, policy)?;
     let (mut count, mut label_count, mut bad) = (declared, declared_labels, 0);
     if policy == OnBadSample::Skip {
-        // As many as both files hold whole.
+        // Keep as many samples as both files hold completely.
         let whole = pixels.len() / (height * width).max(1);
         count = declared.min(declared_labels).min(whole).min(labels.len());
         (bad, label_count) = (declared.max(declared_labels) - count, count);

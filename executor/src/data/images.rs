@@ -95,8 +95,8 @@ impl Fit {
         Ok(Fit { channels, height, width, scale, top, left })
     }
 
-    /// Fits the data into feature vectors of this length: a magnified image that has exactly so
-    /// many values, or else a square with so many.
+    /// Fits the data into feature vectors of length `features`: as a magnified image with exactly
+    /// that many values, or else as a square with that many.
     fn features(name: &str, data: &LabelledImages, features: usize) -> Result<Fit, DataError> {
         // A grey image can fill three channels.
         let channel_choices = if data.channels == 1 { &[1, 3][..] } else { &[data.channels][..] };

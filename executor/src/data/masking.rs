@@ -13,8 +13,8 @@ const BERT_MASK: usize = 103;
 const MIN_BERT_VOCABULARY: usize = 1000;
 
 /// Chooses `predictions` of the tokens. Each is replaced by the mask with probability 0.8, by a
-/// random token with probability 0.1, and left as it is otherwise. Its label is the original token.
-/// All other labels are [`IGNORED_LABEL`].
+/// random token with probability 0.1, and left unchanged otherwise. Its label is the original
+/// token. All other labels are [`IGNORED_LABEL`].
 pub(crate) fn mask(
     seed: u64,
     split: Split,

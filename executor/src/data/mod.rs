@@ -129,9 +129,9 @@ impl Dataset {
         Ok(Dataset { name, shape: *shape, seed, contents })
     }
 
-    /// The number of workers of each rank: what the user says, or as many as the data profits from.
-    /// Reading pictures takes long, and other samples are in memory. `cores` is the number of cores
-    /// per rank.
+    /// The number of workers of each rank: the user's choice, or else one per core up to 4 for
+    /// pictures, which take long to read, and 0 for samples in memory. `cores` is the number of
+    /// cores per rank.
     pub fn workers(&self, options: &InputOptions, cores: usize) -> usize {
         options.workers.unwrap_or(match self.contents {
             Contents::Pictures(_) => cores.clamp(1, MOST_USUAL_WORKERS),
@@ -226,9 +226,10 @@ impl Dataset {
         order::evaluation_batch(self.len(Split::Evaluation), batch, global_batch)
     }
 
-    /// Fills `out` with images, `[sample, height, width, channels]`, or with features,
-    /// `[sample, width]`. Both are normalised: pictures of a folder by ImageNet's mean and
-    /// deviation, others over the training split. Pictures change at random from epoch to epoch.
+    /// Fills `out` with images, `[sample, height, width, channels]`, or with features, `[sample,
+    /// width]`. Both are normalised: pictures of a folder by ImageNet's mean and deviation, others
+    /// over the training split. Training pictures are augmented at random, differently in each
+    /// epoch.
     ///
     /// Returns which samples could not be read and were replaced by others, in ascending order.
     ///

@@ -15,24 +15,24 @@ pub enum OnBadSample {
     /// End the run with an error that names the file.
     #[default]
     Error,
-    /// Take another sample in its place, and count it.
+    /// Use another sample instead, and count it.
     Skip,
 }
 
-/// A sample that was filled.
+/// Whether a sample was filled as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// The sample that was asked for.
+    /// With the requested sample.
     Whole,
-    /// Another one: it could not be used.
+    /// With another sample, because the requested one could not be used.
     Replaced,
 }
 
 /// How samples are read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InputOptions {
-    /// Threads per rank that prepare samples. 0: the rank's own thread does. `None`: as many as the
-    /// data profits from ([`Dataset::workers`](super::Dataset::workers)).
+    /// Threads per rank that prepare samples. 0: the rank's own thread prepares them. `None`: the
+    /// default that [`Dataset::workers`](super::Dataset::workers) chooses.
     pub workers: Option<usize>,
     /// Batches that are prepared ahead of the step.
     pub prefetch: usize,
@@ -52,9 +52,10 @@ impl Default for InputOptions {
 /// Random changes of the pictures of a folder before they are trained on. Evaluation has none.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Augmentation {
-    /// A random part of the picture, resized. Otherwise the centre, as in evaluation.
+    /// Whether to take a random part of the picture, resized; otherwise the centre, as in
+    /// evaluation.
     pub crop: bool,
-    /// Mirrors every second picture.
+    /// Whether to mirror half of the pictures, at random.
     pub flip: bool,
     /// The largest relative changes of brightness, contrast and saturation, and the largest turn of
     /// the hue as a fraction of the colour circle.
@@ -92,7 +93,8 @@ impl FromStr for Augmentation {
                 ("jitter", strengths) => {
                     let numbers = strengths.split(':').map(str::parse).collect::<Result<Vec<f64>, _>>();
                     let numbers = numbers.map_err(|_| wrong())?;
-                    // One strength is that of the first three. The hue keeps its colour.
+                    // A single strength applies to brightness, contrast and saturation; the hue
+                    // does not change.
                     augmentation.jitter = match *numbers {
                         [all] => [all, all, all, 0.0],
                         [brightness, contrast, saturation] => [brightness, contrast, saturation, 0.0],

@@ -13,8 +13,9 @@ use rand_chacha::rand_core::Rng;
 const TRAINING_SAMPLES: usize = 65_536;
 /// Evaluation samples. Few, because large models are evaluated on CPUs too.
 const EVALUATION_SAMPLES: usize = 1_024;
-/// Cells per side of an image's pattern; a feature vector's pattern has the square of it. Each cell
-/// covers several pixels, so that the noise averages out, even under strided convolutions.
+/// Cells per side of an image's pattern; a feature vector's pattern has the square of this number.
+/// Each cell covers several pixels, so that the noise averages out, even under strided
+/// convolutions.
 const CELLS: usize = 8;
 /// The weights of pattern and noise in a value. 0.6² + 0.8² = 1, so the variance is one.
 const PATTERN: f32 = 0.6;
@@ -127,7 +128,7 @@ impl Synthetic {
 
 /// A uniformly distributed number of mean zero and variance one, from 32 random bits.
 fn unit_variance(bits: u32) -> f32 {
-    /// The square root of 3: the uniform distribution from its negative to it has variance one.
+    /// The square root of 3: a uniform distribution from -√3 to √3 has variance one.
     const HALF_WIDTH: f32 = 1.732_050_8;
     // A single-precision number holds the upper 24 bits exactly.
     ((bits >> 8) as f32 / 8_388_608.0 - 1.0) * HALF_WIDTH

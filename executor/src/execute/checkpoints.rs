@@ -1,5 +1,5 @@
 //! The launcher's view of the checkpoints of a run: which ranks have written their parts, and the
-//! thread that makes a checkpoint whole.
+//! thread that completes a checkpoint.
 
 use crate::checkpoint::{CheckpointError, CheckpointFolder, CheckpointLayout, CheckpointState, Commit, FileState, Scaler};
 use crate::disk::Disk;
@@ -23,24 +23,24 @@ pub(super) struct SavedCheckpoints {
     /// The ranks that have not left.
     present: BTreeSet<usize>,
     world_size: usize,
-    /// By number of steps: the parts of checkpoints that are not yet whole.
+    /// By number of steps: the parts of checkpoints that are not complete yet.
     parts: BTreeMap<usize, Parts>,
-    /// The thread that makes a checkpoint whole.
+    /// The thread that completes a checkpoint.
     committing: Option<JoinHandle<Result<(PathBuf, MeasuredCheckpoint), CheckpointError>>>,
-    /// The last checkpoint that is whole.
+    /// The last complete checkpoint.
     pub(super) last: Option<PathBuf>,
-    /// The checkpoints that are whole.
+    /// The costs of the complete checkpoints.
     measured: Vec<MeasuredCheckpoint>,
 }
 
-/// What a checkpoint cost.
+/// The cost of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredCheckpoint {
     /// The number of steps that were made before it.
     pub step: usize,
-    /// The time that the step after it waited, on the rank that waited longest.
+    /// The time that the next step waited for it, on the rank that waited longest.
     pub seconds: f64,
-    /// The time from the end of the step before it until it was whole.
+    /// The time from the end of the checkpoint's step until the checkpoint was complete.
     pub write_seconds: f64,
 }
 
@@ -49,7 +49,7 @@ type Describing = JoinHandle<Result<Vec<(&'static str, FileState)>, CheckpointEr
 
 #[derive(Default)]
 struct Parts {
-    /// The ranks that have written theirs into the files.
+    /// The ranks that have written their part into the files.
     written: BTreeSet<usize>,
     /// The ranks whose part is on storage.
     synced: BTreeSet<usize>,
@@ -63,8 +63,8 @@ struct Parts {
 }
 
 impl SavedCheckpoints {
-    /// Prepares the folder of a run's checkpoints and names it in the job. Without a folder for the
-    /// run there are none.
+    /// Prepares the folder of a run's checkpoints and names it in the job. Returns `None` if the
+    /// job writes no checkpoints or the run has no folder.
     pub(super) fn prepare(
         job: &mut TrainingJob,
         run: Option<&Path>,
@@ -112,7 +112,7 @@ impl SavedCheckpoints {
         self.complete(step)
     }
 
-    /// Notes that some ranks have left, which have nothing to save.
+    /// Notes that some ranks have left. They have nothing to save.
     pub(super) fn leave(&mut self, ranks: &[usize]) -> Result<(), ExecutorError> {
         self.present.retain(|rank| !ranks.contains(rank));
         let steps: Vec<usize> = self.parts.keys().copied().collect();
@@ -122,8 +122,8 @@ impl SavedCheckpoints {
         })
     }
 
-    /// Has a thread compute the files' checksums if all ranks have written, while they wait for
-    /// storage.
+    /// Starts a thread that computes the files' checksums if all ranks have written, while ranks
+    /// still wait for storage.
     fn describe(&mut self, step: usize) -> Result<(), ExecutorError> {
         let Some(parts) = self.parts.get_mut(&step) else { return Ok(()) };
         if parts.describing.is_none() && self.present.is_subset(&parts.written) {
@@ -133,7 +133,7 @@ impl SavedCheckpoints {
         Ok(())
     }
 
-    /// Has a thread make a checkpoint whole if the parts of all ranks are on storage.
+    /// Starts a thread that completes a checkpoint if the parts of all ranks are on storage.
     fn complete(&mut self, step: usize) -> Result<(), ExecutorError> {
         let Some(parts) = self.parts.get_mut(&step).filter(|parts| self.present.is_subset(&parts.synced)) else { return Ok(()) };
         let (scaler, seconds, started) = (parts.scaler, parts.save, parts.started);
@@ -147,7 +147,7 @@ impl SavedCheckpoints {
             let names: Vec<&'static str> = sizes.iter().map(|(name, _)| *name).collect();
             let files = match describing.map(JoinHandle::join) {
                 Some(Ok(files)) => files?,
-                // A thread that panicked has said so.
+                // If the thread panicked, it has reported that itself.
                 Some(Err(_)) | None => folder.describe(step, &names)?,
             };
             let path = Commit { folder, state, sizes, files, adapted }.run()?;
@@ -157,13 +157,13 @@ impl SavedCheckpoints {
         Ok(())
     }
 
-    /// Waits until every checkpoint is whole. Returns the last one, and what each cost.
+    /// Waits until every checkpoint is complete. Returns the last one, and the cost of each.
     pub(super) fn finish(mut self) -> Result<(Option<PathBuf>, Vec<MeasuredCheckpoint>), ExecutorError> {
         self.wait()?;
         Ok((self.last.take(), std::mem::take(&mut self.measured)))
     }
 
-    /// Waits for the checkpoint that is being made whole.
+    /// Waits for the checkpoint that is being completed.
     pub(super) fn wait(&mut self) -> Result<(), ExecutorError> {
         let Some(thread) = self.committing.take() else { return Ok(()) };
         let whole = thread.join().map_err(|panic| ExecutorError::panicked("checkpoint", panic.as_ref()))?;
@@ -182,8 +182,8 @@ fn start_thread<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) ->
 
 impl Drop for SavedCheckpoints {
     fn drop(&mut self) {
-        // A run that fails goes on from its last checkpoint, so that one is completed first. The
-        // run's own error comes before that of the checkpoint.
+        // A failed run is resumed from its last checkpoint, so complete that one first. Its error
+        // is dropped: the run's own error comes first.
         let _ = self.wait();
     }
 }

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 /// The measures of a classifier.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Classification {
-    /// Mean precision of the classes that are a label or a prediction.
+    /// Mean precision over the classes that occur as a label or a prediction.
     pub precision: f64,
-    /// Mean recall of these classes.
+    /// Mean recall over these classes.
     pub recall: f64,
-    /// Mean F1 of these classes.
+    /// Mean F1 over these classes.
     pub f1: f64,
-    /// Mean area under the ROC curve of a class against the rest, over the classes that have
-    /// samples of both kinds; `None` if there are none.
+    /// Mean, over classes, of the area under the ROC curve of a class against the rest. Only
+    /// classes with samples of both kinds count; `None` if there are none.
     pub roc_auc: Option<f64>,
     /// By class.
     pub per_class: PerClass,
@@ -26,15 +26,16 @@ pub struct Classification {
 /// The measures of each class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerClass {
-    /// The part of the predictions of a class that are right; 0 without predictions.
+    /// The fraction of the predictions of a class that are right; 0 without predictions.
     pub precision: Vec<f64>,
-    /// The part of the samples of a class that are predicted; 0 without samples.
+    /// The fraction of the samples of a class that are predicted right; 0 without samples.
     pub recall: Vec<f64>,
-    /// The harmonic mean of precision and recall; 0 if both are.
+    /// The harmonic mean of precision and recall; 0 if both are 0.
     pub f1: Vec<f64>,
     /// The number of samples.
     pub support: Vec<u64>,
-    /// The area under the ROC curve against the rest; `None` without samples of both kinds.
+    /// The area under the ROC curve of the class against the rest; `None` without samples of both
+    /// kinds.
     pub roc_auc: Vec<Option<f64>>,
 }
 
@@ -95,8 +96,9 @@ fn per_class(samples: &[(&[f32], usize)], confusion: &[Vec<u64>]) -> PerClass {
     all
 }
 
-/// The area under the ROC curve: the part of the pairs of a positive and a negative sample in which
-/// the positive one has the larger score. Equal scores count one half (Hanley and McNeil 1982).
+/// The area under the ROC curve: the fraction of the pairs of a positive and a negative sample in
+/// which the positive one has the larger score. Equal scores count one half (Hanley and McNeil
+/// 1982).
 fn area_under_roc(mut samples: Vec<(f32, bool)>) -> Option<f64> {
     samples.sort_by(|sample, other| sample.0.total_cmp(&other.0));
     let positives = samples.iter().filter(|sample| sample.1).count();

@@ -25,7 +25,7 @@ pub(super) struct Collector {
     evaluations: BTreeMap<usize, Vec<(usize, EvaluationReport)>>,
     /// The steps whose evaluations are complete.
     evaluated: BTreeSet<usize>,
-    /// The samples that could not be used so far; `None` where they end the run.
+    /// The samples that could not be used so far; `None` if such a sample ends the run.
     bad: Option<BadSamples>,
     /// The scores of evaluations that are not complete, by the training step that they follow.
     scores: BTreeMap<usize, Vec<Vec<f32>>>,
@@ -36,7 +36,7 @@ pub(super) struct Collector {
 /// Samples that could not be used. Several ranks may load the same one, and each counts once.
 #[derive(Debug, Default)]
 pub(super) struct BadSamples {
-    /// Those left out when the data was opened.
+    /// Samples that were left out when the data was opened.
     left_out: usize,
     training: BTreeSet<usize>,
     evaluation: BTreeSet<usize>,
@@ -53,7 +53,7 @@ impl BadSamples {
 }
 
 impl Collector {
-    /// A collector for this many ranks, with so many predictions and samples in a step.
+    /// A collector for `world_size` ranks, with `predictions` and `samples` in a step.
     pub(super) fn new(world_size: usize, predictions: usize, samples: usize, bad: Option<BadSamples>) -> Self {
         let (steps, evaluations, scores) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let ranks: BTreeSet<usize> = (0..world_size).collect();
@@ -74,7 +74,7 @@ impl Collector {
         }
     }
 
-    /// The same, where only the ranks of these workers train.
+    /// Restricts the ranks that train to those of these workers.
     pub(super) fn with_workers(self, workers: &[Vec<usize>]) -> Self {
         let trainers = workers.iter().flatten().copied().collect();
         Self { trainers, ranks_per_worker: workers.first().map_or(1, |ranks| ranks.len().max(1)), ..self }
@@ -87,30 +87,30 @@ impl Collector {
         self.finished_step(step)
     }
 
-    /// Notes that some ranks have left. Returns the metrics of the steps that only they had not
-    /// reported.
+    /// Notes that some ranks have left. Returns the metrics of the steps that only these ranks had
+    /// yet to report.
     pub(super) fn leave(&mut self, ranks: &[usize]) -> Vec<StepMetrics> {
         self.present.retain(|rank| !ranks.contains(rank));
         let steps: Vec<usize> = self.steps.keys().copied().collect();
         steps.into_iter().filter_map(|step| self.finished_step(step)).collect()
     }
 
-    /// The metrics of a step that all ranks have reported which have not left.
+    /// The metrics of a step, once all ranks that have not left have reported it.
     fn finished_step(&mut self, step: usize) -> Option<StepMetrics> {
         let reports = self.steps.get(&step)?;
         if !self.present.iter().all(|present| reports.iter().any(|(rank, _)| rank == present)) {
             return None;
         }
         let reports = self.steps.remove(&step)?;
-        // Workers have equal parts of the batch, and one that has left has made no part.
+        // Workers have equal parts of the batch; the part of a worker that has left is missing.
         let share = self.share(reports.iter().map(|(rank, _)| rank));
         let reports: Vec<StepReport> = reports.into_iter().map(|(_, report)| report).collect();
         let first = reports.first().expect("invariant: a finished step has reports");
         let learning_rate = f64::from(first.learning_rate) as f32;
         let end = reports.iter().fold(first.end, |last, report| last.max(report.end));
         let start = reports.iter().fold(first.start, |last, report| last.max(report.start));
-        // A step lasts from the end of the step before it, without the reference kernel between the
-        // two. After an evaluation it lasts from its own start.
+        // A step lasts from the end of the previous one, less the time of the reference kernel
+        // between them. After an evaluation it lasts from its own start.
         let between = reports.iter().filter_map(|report| report.reference).map(|time| time.spent).max().unwrap_or(0);
         let start =
             self.last_end.map_or(start, |last| if self.follows_evaluation(step) { start } else { start.min(last + between) });
@@ -169,20 +169,20 @@ impl Collector {
         self.finished_evaluation(step, predictions_per_sample)
     }
 
-    /// The evaluations that only ranks had not reported which have left since.
+    /// The evaluations that only ranks that have left since had yet to report.
     pub(super) fn finished_evaluations(&mut self, predictions_per_sample: usize) -> Vec<Evaluation> {
         let steps: Vec<usize> = self.evaluations.keys().copied().filter(|step| !self.evaluated.contains(step)).collect();
         steps.into_iter().filter_map(|step| self.finished_evaluation(step, predictions_per_sample)).collect()
     }
 
-    /// The evaluation after a step, once all ranks have reported it which have not left.
+    /// The evaluation after a step, once all ranks that have not left have reported it.
     fn finished_evaluation(&mut self, step: usize, predictions_per_sample: usize) -> Option<Evaluation> {
         let reports = self.evaluations.get(&step)?;
         if !self.present.iter().all(|present| reports.iter().any(|(rank, _)| rank == present)) {
             return None;
         }
         let &EvaluationReport { epoch, samples, .. } = &reports.first()?.1;
-        // Nobody has evaluated the part of a worker that has left.
+        // No rank has evaluated the samples of a worker that has left.
         let own = reports.iter().filter(|(rank, _)| self.trainers.contains(rank)).map(|(_, report)| report.own_samples);
         let own = own.sum::<usize>() / self.ranks_per_worker;
         let samples = if self.present.len() < self.world_size { own } else { samples };

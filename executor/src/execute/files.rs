@@ -36,7 +36,7 @@ impl RunFiles {
     }
 }
 
-/// Whether a line is whole, and of a step before `first_step`.
+/// Whether a line is complete, and of a step before `first_step`.
 fn is_before(line: &str, first_step: usize) -> bool {
     /// The part of a line that is needed.
     #[derive(Deserialize)]
@@ -46,15 +46,16 @@ fn is_before(line: &str, first_step: usize) -> bool {
     line.ends_with('\n') && serde_json::from_str(line).is_ok_and(|line: Line| line.step < first_step)
 }
 
-/// The longest file of lines that a resumed run takes over. Four million steps have that much.
+/// The longest `metrics.jsonl` or `evaluation.jsonl` that a resumed run reads: some four million
+/// steps.
 const MOST_LINES: u64 = 1 << 30;
 
-/// A file with one JSON document per line. Each line is written at once, so that the file can be
-/// followed, and is written whole or not at all.
+/// A file with one JSON document per line. Each line is written as soon as it is known, so that the
+/// file can be followed, and completely or not at all.
 struct LineFile {
     path: PathBuf,
     file: File,
-    /// The length of all whole lines.
+    /// The length of all complete lines.
     length: u64,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct PaceCollector {
 }
 
 impl PaceCollector {
-    /// For workers with so many samples in a step.
+    /// A collector for workers with `samples` samples in a step.
     pub(super) fn new(samples: usize) -> Self {
         Self { samples, workers: BTreeMap::new(), staleness: Vec::new(), order: ArrivalOrder::new() }
     }
@@ -38,7 +38,8 @@ impl PaceCollector {
         self.staleness.iter_mut().zip(staleness).for_each(|(sum, count)| *sum += count);
     }
 
-    /// All of it. A worker that leaves early leaves the rates of the others as they were.
+    /// The combined observations. Each worker's rate is that of its own steps, so one that leaves
+    /// early does not change the others' rates.
     pub(super) fn finish(self) -> ObservedPaces {
         let rate = |&(first, last, steps): &(u64, u64, usize)| match last - first {
             0 => 0.0,

@@ -3,9 +3,9 @@
 //!
 //! Compiler, interpreter, kernels, collectives, sessions, checkpoints, resuming, and the launcher's
 //! watch over ranks and links are the real ones; the network, the clock and the disk are simulated.
-//! Every run must end with the right losses or with a true
-//! error. After an error the run goes on from its last whole checkpoint, and must then have the
-//! losses of a run without faults, bit for bit. A checkpoint that was reported survives.
+//! Every run must end with the right losses or with a true error. After an error the run is resumed
+//! from its last complete checkpoint, and must then have the losses of a run without faults, bit
+//! for bit. A checkpoint that was reported survives.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 
@@ -39,7 +39,7 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without a report after which the launcher looks whether the network is idle.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What the launcher finds by its watches.
+/// What the launcher detects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Finding {
     /// A rank sends no sign of life.
@@ -159,7 +159,7 @@ struct Attempt {
     losses: BTreeMap<usize, u64>,
     errors: Vec<ExecutorError>,
     finding: Option<Finding>,
-    /// The last checkpoint that was reported as whole.
+    /// The last checkpoint that was reported as complete.
     saved: Option<PathBuf>,
 }
 
@@ -312,7 +312,7 @@ fn damage(checkpoint: &Path, random: &mut ChaCha8Rng) {
     std::fs::write(&path, bytes).unwrap();
 }
 
-/// Runs one seed: a training with a fault, and the one that goes on from it.
+/// Runs one seed: a training with a fault, and the training that resumes from it.
 fn simulate(cases: &[Case], seed: u64, counts: &mut Counts) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let case = &cases[random.random_range(0..cases.len())];

@@ -1,5 +1,5 @@
 //! A step on a GPU. Each stream queues its next instruction behind the instruction's dependencies
-//! and marks it as done once it is queued. The step ends when the GPU has done all of it.
+//! and marks it as done once it is queued. The step ends when the GPU has done all queued work.
 //!
 //! If a rank's step waits for no other rank and no copy to the host, it is captured as a CUDA graph
 //! and launched as a whole from then on.

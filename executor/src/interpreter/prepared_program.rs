@@ -26,7 +26,7 @@ pub(super) struct PreparedProgram {
     pub(super) precision: DataType,
     /// The reported metrics, each with the buffer that holds its value, one `f32`.
     pub(super) metrics: Vec<(Metric, Operand)>,
-    /// The scores that an evaluation leaves, each with the numbers of a sample.
+    /// The buffers of scores that an evaluation leaves, each with the number of values per sample.
     pub(super) scores: Vec<(usize, Operand)>,
 }
 
@@ -117,7 +117,8 @@ impl PreparedProgram {
     /// Calls `run` with the kernel of an instruction.
     ///
     /// # Panics
-    /// If the instruction is no kernel: only those of compute streams come here.
+    /// Panics if the instruction is no kernel: only instructions of the compute stream may be
+    /// passed.
     ///
     /// # Errors
     /// [`ExecutorError::Kernel`], with the error of `run`.
@@ -149,7 +150,7 @@ impl PreparedProgram {
 }
 
 /// The buffers in which a list leaves scores, in the order of its micro-batches, each with the
-/// numbers of a sample.
+/// number of values per sample.
 fn scores(stage: &StageProgram) -> impl Iterator<Item = (usize, BufferId)> {
     stage.instructions.iter().filter_map(|instruction| match *instruction.operation {
         Operation::Compute { kernel: Kernel::ClassScores { classes, .. }, .. } => {

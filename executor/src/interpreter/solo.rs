@@ -146,8 +146,8 @@ unsafe fn collective_alone(kind: Collective, part: usize, read: &Operand, write:
     }
 }
 
-/// Rewrites one byte of each cache line with its own value: a message that arrives passes through
-/// the caches.
+/// Rewrites one byte of each cache line with its own value, so that the line enters the caches, as
+/// an arriving message would.
 ///
 /// # Safety
 /// The operand is valid and not in use elsewhere.

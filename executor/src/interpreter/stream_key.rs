@@ -8,7 +8,7 @@ use std::fmt;
 pub(crate) enum StreamKey {
     /// Kernels.
     Compute,
-    /// Samples.
+    /// Loading of samples.
     Load,
     /// Collectives of a group.
     Group(Group),

@@ -16,7 +16,8 @@ const FIRST_GROUP: usize = 3;
 /// The transport's stream for `key`; `None` for streams without peers. `groups` holds all groups of
 /// the run, in the same order on every rank.
 pub(super) fn stream_number(key: &StreamKey, groups: &[Group], mesh: &Mesh, rank: Rank) -> Option<StreamNumber> {
-    // Within a stage, messages between replicas go either way too.
+    // Ranks are ordered by stage, then by number: within a stage, messages between replicas also go
+    // in both directions.
     let place = |rank: Rank| (mesh.stage_of(rank), rank);
     let number = |from: Rank, to: Rank| if place(from) < place(to) { TO_LATER_RANKS } else { TO_EARLIER_RANKS };
     match key {

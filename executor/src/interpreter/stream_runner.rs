@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// The means by which one stream executes its operations.
 pub(super) enum StreamRunner {
-    /// Loads samples: those that follow the first `samples_before` of a micro-batch. Images and
-    /// features are stored in `half`, if there is one.
+    /// Loads this rank's samples: those after the first `samples_before` of a micro-batch. Images
+    /// and features are stored in the 16-bit format `half`, or in single precision if it is `None`.
     Load { samples_before: usize, half: Option<SixteenBits> },
     /// Runs the collectives of a group.
     Group(Box<Group>),
@@ -25,8 +25,8 @@ pub(super) enum StreamRunner {
 }
 
 impl StreamRunner {
-    /// Opens the channels that the stream of a key needs. `groups` holds all groups of the run, in
-    /// the same order on every rank.
+    /// Opens the channels that the stream with this key needs. `groups` holds all groups of the
+    /// run, in the same order on every rank.
     ///
     /// # Errors
     /// [`ExecutorError::Unsupported`] if there are more groups than transport streams, and errors

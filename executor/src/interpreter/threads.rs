@@ -35,8 +35,8 @@ pub(super) fn run_compute_stream(
             let nudge = || shared.transport_streams[stream].map_or((), |number| shared.transport.nudge(number));
             shared.progress.wait(COMPUTE, stream, instruction, nudge)?;
         }
-        // The start is normally the end of the kernel before. Another stream that it woke may have
-        // had the core in between, and be done by now.
+        // A kernel normally starts when the previous one ends. But a stream that the previous one
+        // woke may have used the core in between and be done by now, so take the time anew.
         if dependencies.iter().any(|&(stream, _)| stream != COMPUTE) {
             start = clock::now();
         }
@@ -142,8 +142,8 @@ fn run_stream(
         shared.progress.mark_done(stream, id);
         if shared.keys[stream] == StreamKey::Load {
             // Yield to the kernels, which need only the first micro-batch's samples. A woken thread
-            // does not get the core from one whose time slice lasts. Without this, the first kernel
-            // of a pipeline's step started only after the samples of the last micro-batch.
+            // does not preempt one that still has a time slice. Without this, the first kernel of a
+            // pipeline's step started only after the samples of the last micro-batch.
             std::thread::yield_now();
         }
     }

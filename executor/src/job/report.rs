@@ -19,13 +19,13 @@ pub(crate) enum Report {
     Evaluation(EvaluationReport),
     /// The scores of one rank's samples of an evaluation batch.
     Scores(ScoreReport),
-    /// The rank has written its part of the checkpoint after so many steps into its files, which
-    /// are not on storage yet.
+    /// The rank has written its part of the checkpoint after `step` steps into the files, but not
+    /// synced it yet.
     CheckpointWritten {
         step: usize,
     },
-    /// The rank's part of the checkpoint after so many steps is on storage. The first rank adds
-    /// the state of loss scaling and clipping.
+    /// The rank's part of the checkpoint after `step` steps is on storage. The first rank adds the
+    /// state of loss scaling and clipping.
     CheckpointPart {
         step: usize,
         scaler: Option<Scaler>,
@@ -35,7 +35,7 @@ pub(crate) enum Report {
     AskedToStop {
         signal: i32,
     },
-    /// The number of steps that the rank had started when it was told to hold.
+    /// The number of steps that the rank had started when it was told to start no more.
     Held {
         started: usize,
     },
@@ -66,7 +66,7 @@ pub(crate) enum Report {
         exchange: Exchange,
         bytes: Bytes,
         sample: Sample,
-        /// The part of the duration that the communication keeps the device busy.
+        /// The part of the duration during which the communication keeps the device busy.
         processor: Seconds,
     },
     Overheads(Overheads),
@@ -74,7 +74,7 @@ pub(crate) enum Report {
     Reference(Sample),
     /// The connections on which the rank has waited for a while without a byte.
     Starved(Vec<Starved>),
-    /// The answer to [`LauncherMessage::CountSent`](super::Order::CountSent).
+    /// The answer to [`LauncherMessage::CountSent`](super::LauncherMessage::CountSent).
     Sent {
         to: usize,
         stream: StreamNumber,
@@ -92,9 +92,9 @@ pub(crate) enum Report {
 /// The seconds that a rank's part of a checkpoint took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct PartTimes {
-    /// For which the next step waited: for the checkpoint before it, and for the copy.
+    /// Time that the next step waited: for the previous checkpoint, and for the copy.
     pub(crate) save: Bits,
-    /// From the end of the step until the part was written.
+    /// Time from the start of the save until the part was on storage.
     pub(crate) total: Bits,
 }
 
@@ -190,7 +190,7 @@ pub(crate) struct Overheads {
     pub(crate) launch: Seconds,
     /// Per step.
     pub(crate) step: Sample,
-    /// To prepare samples, per byte.
+    /// Time to prepare samples, per byte.
     pub(crate) load_seconds_per_byte: Seconds,
     /// The fraction of the device that communication takes while it runs.
     pub(crate) communication_share: f64,

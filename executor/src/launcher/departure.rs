@@ -1,4 +1,4 @@
-//! Ranks that leave a run, which goes on without them.
+//! Ranks that leave a run, which continues without them.
 //!
 //! Where workers go at their own pace, none waits for another. The ranks of one worker need each
 //! other, so they leave together: when one of them is lost, the others are ended. The last worker
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// How long after the first sign of a loss the launcher looks for the process that has ended.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// What the launcher hears next.
+/// What the launcher learns next.
 #[derive(Debug)]
 pub(crate) enum News {
     /// A rank's report.
@@ -52,7 +52,7 @@ impl Departures {
         self.workers.iter().find(|ranks| ranks.contains(&rank))
     }
 
-    /// The ranks that leave with `rank`; `None` if the run cannot go on without it.
+    /// The ranks that leave with `rank`; `None` if the run cannot continue without it.
     fn leaving_with(&self, rank: usize) -> Option<Vec<usize>> {
         let ranks = self.worker_of(rank)?;
         let remains = |other: &&Vec<usize>| *other != ranks && other.iter().all(|rank| !self.has_left(*rank));
@@ -66,9 +66,9 @@ impl Ranks {
         self.departures.workers = workers;
     }
 
-    /// The news of a worker that leaves because a process of it has ended, or because the
-    /// connection to `lost` is gone, which an external launcher started. `None` if no worker
-    /// leaves: the run ends.
+    /// The news that a worker leaves, because one of its processes has ended, or because the
+    /// connection to `lost`, which an external launcher started, is gone. `None` if no worker
+    /// leaves; then the run ends.
     pub(super) fn leave_ended(&mut self, lost: Option<usize>) -> Option<News> {
         if self.departures.workers.is_empty() {
             return None;
@@ -89,8 +89,8 @@ impl Ranks {
         }
     }
 
-    /// The news of a worker that leaves because one of its processes gives no sign of life. It is
-    /// ended, so that servers do not wait for it.
+    /// The news that a worker leaves because one of its processes gives no sign of life. That
+    /// process is ended, so that servers do not wait for it.
     pub(super) fn leave_silent(&mut self) -> Option<News> {
         if self.departures.workers.is_empty() {
             return None;
@@ -116,11 +116,11 @@ impl Ranks {
         let ranks = self.departures.leaving_with(lost)?;
         for &rank in &ranks {
             if let (Some(child), Some(None)) = (self.children.get_mut(rank), self.exits.get(rank)) {
-                // It may have ended since.
+                // The child may have ended since.
                 let _ = child.kill();
                 self.exits[rank] = child.wait().ok();
             } else if rank >= self.children.len() {
-                // One that fails for want of the lost rank ends then.
+                // The worker's other ranks fail without the lost one, and exit on this message.
                 let _ = self.server.send(rank, &LauncherMessage::Leave);
             }
         }

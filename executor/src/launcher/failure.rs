@@ -64,7 +64,7 @@ impl Ranks {
             return ExecutorError::RankFailed { rank, host: self.host_of(rank), message, hint };
         }
         // A rank of another launcher has no exit status here. A report that blames another rank
-        // means that one, if it left without a report of its own.
+        // means such a rank, if it left without a report of its own.
         if let Some(lost) = silent.filter(|&lost| is_consequence && lost >= self.exits.len()) {
             return self.died(lost, "does not answer any more".into());
         }

@@ -23,7 +23,7 @@ pub(crate) struct Link {
 pub(crate) enum Missing {
     /// Perhaps its peer has not sent them yet.
     Unknown,
-    /// They have been under way for at least this long.
+    /// The bytes have been in transit for at least this long.
     For(Duration),
 }
 

@@ -39,7 +39,7 @@ impl RankSlot {
     }
 }
 
-/// The slots of a run's ranks, which take them in turn.
+/// The slots of a run's ranks. Rank `r` has slot `r` modulo their number.
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
     slots: Vec<RankSlot>,
@@ -48,7 +48,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// These slots of a lab, or without any the cores of this machine.
+    /// The slots `lab`, or the cores of this machine if `lab` is empty.
     pub(super) fn new(lab: &[RankSlot]) -> Self {
         let is_lab = !lab.is_empty();
         let mut slots = lab.to_vec();

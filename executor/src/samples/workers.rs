@@ -1,9 +1,9 @@
 //! Threads that prepare a rank's samples ahead of its steps.
 //!
 //! Samples are prepared in the order in which they were asked for, and each depends on the data,
-//! the epoch and its index alone. So the number of workers changes when a sample is ready and never
-//! what is in it. Workers leave cores to the ranks' kernels: their priority is lower, and they may
-//! run on all cores of the machine, not only on the rank's own.
+//! the epoch and its index alone. So the number of workers affects when a sample is ready, and
+//! never its content. Workers leave cores to the ranks' kernels: their priority is lower, and they
+//! may run on all cores of the machine, not only on the rank's own.
 
 use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) values: Vec<f32>,
-    /// Whether another sample was taken in its place.
+    /// Whether another sample was used instead.
     pub(super) is_replaced: bool,
 }
 
@@ -73,7 +73,7 @@ impl Prepared {
             Err(DataError::malformed(&name, "made a worker fail; its log says how", "replace or remove it"))
         });
         let ready = filled.map(|replaced| Ready { values, is_replaced: !replaced.is_empty() });
-        // A slot is prepared once.
+        // Only one task prepares a slot, so it is empty.
         let _ = value.set(ready);
         let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_ready.notify_all();

@@ -12,20 +12,20 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) buffer: &'a Buffer,
-    /// The element of the buffer at which it starts.
+    /// Index in the buffer of the first element.
     pub(crate) place: usize,
     pub(crate) value: StateValue,
     pub(crate) tensor: TensorId,
     pub(crate) placements: Placements,
-    /// The order in which rows for the positions of a sequence are held, if it is not their own.
+    /// The order in which the rows for a sequence's positions are stored, if it is not ascending.
     pub(crate) zigzag: Option<Zigzag>,
-    /// The elements' numbers in the rank's shard of the tensor.
+    /// Indices of the elements in the rank's shard of the tensor.
     pub(crate) elements: Range<usize>,
     /// The replica whose values these are; 0 if all replicas have the same.
     pub(crate) replica: usize,
 }
 
-/// A rank's memory and its place in the mesh.
+/// A rank's memory and its coordinates in the mesh.
 #[derive(Clone, Copy)]
 pub(crate) struct RankState<'a> {
     pub(crate) list: &'a StageProgram,
@@ -44,13 +44,14 @@ impl<'a> RankState<'a> {
         Self { list: program.list_of(rank), graph, mesh, coordinates, whole_mesh: &program.mesh, rank }
     }
 
-    /// The pieces of a buffer: one for each tensor of which it holds elements.
+    /// The pieces of a buffer: one for each tensor that has elements in it.
     pub(crate) fn pieces(&self, buffer: &'a Buffer) -> Vec<Piece<'a>> {
         let Some(StateContents::Tensors { members, .. }) = buffer.state.as_deref() else { return Vec::new() };
         (0..members.len()).filter_map(|member| self.piece(buffer, member)).collect()
     }
 
-    /// The piece of one of the tensors that a buffer holds; `None` if this rank has no element.
+    /// The piece of tensor `member` in a buffer; `None` if the buffer has no element of it on this
+    /// rank.
     fn piece(&self, buffer: &'a Buffer, member: usize) -> Option<Piece<'a>> {
         let Some(StateContents::Tensors { value, members, axes, replicas }) = buffer.state.as_deref() else { return None };
         let (offset, TensorShard { tensor, placements, zigzag }) = members.get(member)?;
@@ -72,7 +73,7 @@ impl<'a> RankState<'a> {
         })
     }
 
-    /// The number of this rank's part among equal parts that the ranks of these axes hold.
+    /// This rank's index among the ranks that share a buffer in equal parts along `axes`.
     fn part_along(&self, axes: &[Axis]) -> usize {
         if axes.is_empty() {
             return 0;
@@ -81,7 +82,7 @@ impl<'a> RankState<'a> {
         members.iter().position(|member| *member == self.rank).expect("invariant: a rank is in its own group")
     }
 
-    /// The places of the elements of a piece in the whole tensor.
+    /// The shard that maps the elements of a piece to the whole tensor.
     pub(crate) fn shard(&self, piece: &Piece<'_>, order: ElementOrder) -> Shard {
         let shard = Shard::new(self.graph.tensor(piece.tensor), &piece.placements, self.mesh, self.coordinates, order);
         shard.with_positions(self.graph.tensor(piece.tensor), piece.zigzag)
@@ -95,7 +96,7 @@ impl<'a> RankState<'a> {
         pieces.filter_map(|piece| self.own_part(piece, sharers)).collect()
     }
 
-    /// This rank's part of a piece that all ranks along some axes hold; `None` if it is empty.
+    /// This rank's part of a piece that all ranks along `sharers` hold; `None` if it is empty.
     fn own_part(&self, mut piece: Piece<'a>, sharers: &[Axis]) -> Option<Piece<'a>> {
         let (mut copies, mut own) = (1, 0);
         for &axis in sharers {

@@ -1,4 +1,4 @@
-//! A rank's shard of a tensor, and the places of its elements in the whole tensor.
+//! A rank's shard of a tensor, and the indices of its elements in the whole tensor.
 
 use foretell_models::{SEQUENCE, Tensor, Zigzag, position_runs};
 use foretell_program::{Coordinates, Placements, StageMesh};
@@ -7,37 +7,38 @@ use std::ops::Range;
 /// The order of a whole tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ElementOrder {
-    /// That of the model's own dimensions.
+    /// Row-major in the model's own dimensions.
     Own,
-    /// That of the public form, which a file of weights has.
+    /// The order of the public form, as in a file of weights.
     Public,
 }
 
-/// The elements of a tensor that a rank holds: a range of indices in every dimension, row by row.
+/// The elements of a tensor that a rank holds: a range of indices in every dimension, in row-major
+/// order.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
     /// The first index, by dimension.
     start: Vec<usize>,
     /// The number of indices, by dimension.
     local: Vec<usize>,
-    /// The distance between elements of the whole tensor, by dimension.
+    /// The stride in the whole tensor, by dimension.
     strides: Vec<usize>,
     /// The dimensions in the order of the whole tensor, the slowest first.
     order: Vec<usize>,
-    /// The dimension whose indices are positions that are held in another order.
+    /// The dimension that runs over positions stored in a zigzag order, and that order.
     positions: Option<(usize, Zigzag)>,
 }
 
-/// Elements that follow each other in the whole tensor.
+/// Elements that are contiguous in the whole tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// The place of the first one in the whole tensor.
+    /// Index of the first one in the whole tensor.
     pub(crate) whole: usize,
-    /// The place of the first one in the shard.
+    /// Index of the first one in the shard.
     pub(crate) local: usize,
     /// The number of elements.
     pub(crate) count: usize,
-    /// The distance between two of them in the shard.
+    /// The distance between consecutive ones in the shard.
     pub(crate) stride: usize,
 }
 
@@ -65,7 +66,7 @@ impl Shard {
         Self { start, local: placements.local_shape(&extents, mesh), strides, order, positions: None }
     }
 
-    /// The shard of a tensor whose rows for positions are held in this order.
+    /// The shard of a tensor whose rows for positions are stored in this order.
     pub(crate) fn with_positions(mut self, tensor: &Tensor, zigzag: Option<Zigzag>) -> Self {
         let is_sequence = |order: &Zigzag| {
             tensor.dimensions.iter().position(|dimension| dimension.name == SEQUENCE && dimension.extent == order.positions())
@@ -74,7 +75,7 @@ impl Shard {
         self
     }
 
-    /// Visits the elements with these numbers in the shard, as lines.
+    /// Visits the elements with these indices in the shard, as lines.
     pub(crate) fn lines(&self, elements: Range<usize>, visit: &mut impl FnMut(Line)) {
         let mut blocks = Vec::new();
         split(elements, &self.local, &mut Vec::new(), &mut blocks);
@@ -84,7 +85,7 @@ impl Shard {
                 self.lines_of_block(block, &start, visit);
                 continue;
             };
-            // Rows of consecutive positions follow each other in the whole tensor.
+            // Rows of consecutive positions are contiguous in the whole tensor.
             let rows = block[dimension].clone();
             let indices = start[dimension]..start[dimension] + rows.len();
             for run in position_runs(Some(order), indices) {
@@ -95,8 +96,8 @@ impl Shard {
         }
     }
 
-    /// Visits the elements of a block in the order of the whole tensor. `start` has the first index
-    /// there, by dimension.
+    /// Visits the elements of a block, line by line in the order of the whole tensor. `start` has
+    /// the block's first index in the whole tensor, by dimension.
     fn lines_of_block(&self, block: &[Range<usize>], start: &[usize], visit: &mut impl FnMut(Line)) {
         let mut local_strides = vec![1; self.local.len()];
         for dimension in (1..self.local.len()).rev() {
@@ -107,8 +108,8 @@ impl Shard {
         };
         let mut local = first(&local_strides, &|dimension| block[dimension].start);
         let mut whole = first(&self.strides, &|dimension| start[dimension]);
-        // The fastest dimension makes the line. Slower ones lengthen it while they continue it in
-        // both places.
+        // The fastest dimension forms the line. Slower dimensions lengthen it as long as it
+        // continues both in the whole tensor and in the shard.
         let mut outer = self.order.as_slice();
         let (mut count, mut stride) = (1, 1);
         while let Some((&dimension, slower)) = outer.split_last() {

@@ -9,8 +9,8 @@ use super::endpoint::{Endpoint, ReceiveHalf, SendHalf};
 use super::message::{Incoming, Outgoing};
 use super::waiting::wait_for_any;
 
-/// A two-way channel to one peer on one stream. Messages arrive whole and in order, each with the
-/// length that both sides expect.
+/// A two-way channel to one peer on one stream. Messages arrive complete and in order, each with
+/// the length that both sides expect.
 pub struct Channel {
     /// The half that sends to the peer.
     pub sender: Box<dyn SendHalf>,

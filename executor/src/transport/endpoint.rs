@@ -66,6 +66,6 @@ pub enum WakeSource<'a> {
     Doorbell(&'a Doorbell),
     /// A socket that is to become readable or writable.
     Socket(BorrowedFd<'a>, PollFlags),
-    /// Nothing: the thread has to look again and again.
+    /// Nothing: the thread has to poll.
     Nothing,
 }

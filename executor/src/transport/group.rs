@@ -39,7 +39,7 @@ fn chunk_bytes(length: usize, width: usize, parts: usize, index: usize) -> Range
     elements.start * width..elements.end * width
 }
 
-/// A process group: ranks of one transport that run collectives together on one stream.
+/// A process group: ranks of one transport that run collectives together, on one stream.
 ///
 /// All members must call the same operations in the same order with the same sizes. A group of one
 /// sends nothing.

@@ -10,7 +10,7 @@
 //! 3. The connecting side answers with such a tag.
 //! 4. The accepting side answers with an encrypted verdict of one byte.
 //!
-//! The secret never travels, and every tag covers all messages before it. The keys of the records
+//! The secret is never sent, and every tag covers all messages before it. The keys of the records
 //! that follow ([`Session`]) come from both fresh keys and the secret: a secret that leaks later
 //! does not reveal what was encrypted.
 

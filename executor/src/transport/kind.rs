@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransportKind {
-    /// Shared memory, where Foretell's launcher starts the ranks; TCP where another does.
+    /// Shared memory if Foretell's launcher starts the ranks; TCP if an external launcher does.
     #[default]
     SharedMemory,
     /// TCP, also over the loopback interface of one machine.

@@ -1,10 +1,11 @@
-//! Signs that bytes between two ranks do not arrive, though both ranks run.
+//! Signs that bytes between two ranks do not arrive although both ranks run.
 //!
-//! Each end of a connection counts its bytes. A rank that waits for bytes which its peer has sent
-//! long ago has lost the link. Neither end can know that alone: a peer that has nothing to send
-//! looks the same, and the kernel, or a device on the way, may have taken the bytes. So each end
-//! says what it knows, and the launcher compares. A connection that does not come about counts as
-//! lost without a comparison: peers accept at any time.
+//! Each end of a connection counts its bytes. If a rank waits for bytes that its peer has sent long
+//! ago, the link is lost. Neither end can know that alone: a peer that has nothing to send looks
+//! the same to the receiver, and the sender cannot know what its kernel, or a device on the way,
+//! has done with the bytes. So each end reports its counts, and the launcher compares them. A
+//! connection that cannot be made counts as lost without a comparison, since peers accept
+//! connections at any time.
 
 use super::StreamNumber;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// A connection on which a rank waits for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Starved {
-    /// The rank that is to send them.
+    /// The rank that should send them.
     pub peer: usize,
     /// The stream.
     pub stream: StreamNumber,
@@ -21,12 +22,12 @@ pub struct Starved {
     pub received: Option<u64>,
 }
 
-/// Which waits are worth a report to the launcher: those that have lasted since the last look.
+/// Which waits to report to the launcher: those that have lasted since the last look.
 #[derive(Clone, Debug, Default)]
 pub struct StarvedWatch(Vec<Starved>);
 
 impl StarvedWatch {
-    /// The waits of `now` that were there at the last look too.
+    /// The waits of `now` that the last look found too.
     pub fn still(&mut self, now: Vec<Starved>) -> Vec<Starved> {
         let still = now.iter().filter(|starved| self.0.contains(*starved)).copied().collect();
         self.0 = now;

@@ -9,7 +9,7 @@ use super::reduce::{self, ElementType};
 
 const HEADER_BYTES: usize = 8;
 
-/// A message being sent.
+/// A message while it is sent.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     header: [u8; HEADER_BYTES],
@@ -51,7 +51,7 @@ pub struct WrongLength {
     pub announced: u64,
 }
 
-/// A message being received.
+/// A message while it is received.
 #[derive(Debug)]
 pub struct Incoming<'a> {
     header: [u8; HEADER_BYTES],
@@ -60,7 +60,7 @@ pub struct Incoming<'a> {
     sink: Sink<'a>,
 }
 
-/// The use of the payload.
+/// What is done with the payload.
 #[derive(Debug)]
 enum Sink<'a> {
     Copy(&'a mut [u8]),

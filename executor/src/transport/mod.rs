@@ -116,12 +116,12 @@ pub trait Transport: Send + Sync {
     /// when its bytes arrive.
     fn nudge(&self, stream: StreamNumber);
 
-    /// Makes all waits of this process fail soon, with [`TransportError::PeerLost`] for `lost`, or
-    /// without it with [`TransportError::Aborted`]. Only the first call has an effect.
+    /// Makes all waits of this process fail soon: with [`TransportError::PeerLost`] if a rank is
+    /// `lost`, else with [`TransportError::Aborted`]. Only the first call has an effect.
     fn abort(&self, lost: Option<usize>);
 
-    /// The connections on which this rank waits for bytes now. Empty where bytes cannot be lost on
-    /// their way.
+    /// The connections on which this rank waits for bytes now. Empty for transports that cannot
+    /// lose bytes.
     fn starved(&self) -> Vec<Starved> {
         Vec::new()
     }

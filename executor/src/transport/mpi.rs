@@ -1,10 +1,10 @@
 //! The transport of clusters whose ranks Open MPI's `mpirun` started: MPI's messages between two
 //! ranks, below our collectives.
 //!
-//! A stream is a tag on a communicator of this run. MPI knows neither time-outs nor lost ranks that
-//! leave the others alive, so nothing here blocks in it: waits look again and again, with the
-//! limits of every transport, and the launcher's control connections say who is lost. What MPI
-//! sends is not encrypted by us.
+//! A stream is a tag on a communicator of this run. MPI has neither time-outs nor a way to survive
+//! the loss of a rank, so nothing here blocks in it: waits poll, with the time limits of every
+//! transport, and the launcher's control connections tell which rank is lost. Bytes that MPI sends
+//! are not encrypted by Foretell.
 
 mod engine;
 mod halves;
@@ -28,7 +28,7 @@ pub struct Mpi {
     lines: Mutex<Vec<Opened>>,
 }
 
-/// A channel that was opened, as long as it exists.
+/// A channel that was opened; the line is gone once the channel is dropped.
 struct Opened {
     peer: usize,
     stream: StreamNumber,
@@ -54,7 +54,8 @@ impl Mpi {
     /// within `timeout`.
     ///
     /// # Errors
-    /// [`TransportError::Mpi`], also if MPI counts other ranks.
+    /// [`TransportError::Mpi`] if MPI cannot be started, or disagrees about the rank or the number
+    /// of ranks.
     pub fn start(rank: usize, world_size: usize, wait_policy: WaitPolicy, timeout: Duration) -> Result<Self, TransportError> {
         let (engine, orders) = Engine::start(rank, world_size, wait_policy, timeout)?;
         Ok(Mpi { engine, orders, lines: Mutex::default() })

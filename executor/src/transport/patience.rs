@@ -2,12 +2,13 @@
 //! simulation can drive both.
 //!
 //! Time in which this process itself was stopped does not count: the others had no chance to be
-//! heard. A longer gap between two looks than the caller ever leaves is such a time.
+//! heard. If the gap between two looks (calls of [`Patience::left`]) is longer than the caller ever
+//! leaves, the process was stopped.
 
 use std::time::{Duration, Instant};
 
-/// Longest gap between two looks of a thread that looks several times a second. It is generous, for
-/// a machine on which other work has the processors.
+/// Longest gap between two looks of a thread that looks several times a second. Generous, for a
+/// machine whose processors are busy with other work.
 pub(crate) const MOST_GAP: Duration = Duration::from_secs(1);
 
 /// The first pause between two attempts. Each is twice the one before it.
@@ -18,14 +19,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     limit: Duration,
-    /// Of a longer gap between two looks only this much counts.
+    /// Of a longer gap between two looks, only this much counts.
     most_gap: Duration,
     waited: Duration,
     last_look: Instant,
 }
 
 impl Patience {
-    /// A wait that begins `now`, of a caller that looks at least every `most_gap`.
+    /// A wait that begins `now`, of a caller that calls [`Self::left`] at least every `most_gap`.
     pub(crate) fn new(limit: Duration, most_gap: Duration, now: Instant) -> Self {
         Self { limit, most_gap, waited: Duration::ZERO, last_look: now }
     }

@@ -1,7 +1,7 @@
 //! The keys of one connection after its handshake, and the records that they protect.
 //!
-//! A record is some encrypted bytes and a tag of 16 bytes. Its place in the connection is its
-//! nonce, so a record that was changed, repeated, left out or moved does not fit its tag. Both
+//! A record is some encrypted bytes and a tag of 16 bytes. Its number in the connection is its
+//! nonce, so the tag of a record that was changed, repeated, left out or moved does not match. Both
 //! directions have keys of their own. This module does not know what the bytes mean.
 //!
 //! Records are always encrypted: with AES-256-GCM in hardware that costs less than a tag over
@@ -36,7 +36,7 @@ struct RecordKey {
 }
 
 impl RecordKey {
-    /// The handshake's own messages were encrypted with `agreed`, so records use a key derived from
+    /// The handshake encrypted its own messages with `agreed`, so records use a key derived from
     /// it.
     fn new(agreed: &[u8; 32]) -> Result<Self, TransportError> {
         let mut block = [0; 64];

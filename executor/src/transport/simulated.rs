@@ -82,7 +82,7 @@ impl SimulatedNetwork {
         self.state().hit.clone()
     }
 
-    /// How often each fault happened.
+    /// How many times each fault happened.
     pub(crate) fn injected(&self) -> BTreeMap<Fault, usize> {
         self.state().injected.clone()
     }
@@ -207,7 +207,8 @@ impl SimulatedNetwork {
     /// How long ranks wait for each other.
     fn patience(&self) -> Duration {
         match self.order {
-            // The launcher finds what is lost. This ends a wait for something that nobody sends.
+            // The launcher detects lost ranks and links, which ends waits for bytes that are never
+            // sent.
             Scheduling::Threads => SECOND * 20_000,
             Scheduling::Turns => self.limit,
         }

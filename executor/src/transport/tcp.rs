@@ -78,11 +78,11 @@ struct ConnectionTable {
 
 /// A connection from a lower rank.
 enum Accepted {
-    /// Its handshake ends.
+    /// It was admitted, and its handshake is ending.
     Arriving,
-    /// It waits until this rank opens the channel.
+    /// It waits for this rank to open the channel.
     Waiting(TcpStream, Box<Session>),
-    /// The channel has it.
+    /// A channel uses it.
     Taken,
 }
 
@@ -152,7 +152,7 @@ impl Transport for Tcp {
     }
 
     /// Does nothing: bytes on a socket wake the thread that blocks on it, and the wake-up is short
-    /// compared with a message's way through a network.
+    /// compared with a message's time in the network.
     fn nudge(&self, _stream: StreamNumber) {}
 
     fn abort(&self, lost: Option<usize>) {
@@ -215,7 +215,7 @@ impl ConnectionOwner for TcpState {
             return Verdict::Unexpected;
         }
         match self.table().accepted.entry((peer, hello.stream)) {
-            // The peer connects again: it gave its earlier connection up.
+            // The peer connects again, so it has given up its earlier connection.
             Entry::Occupied(mut entry) if matches!(entry.get(), Accepted::Waiting(..)) => {
                 entry.insert(Accepted::Arriving);
                 Verdict::Welcome

@@ -12,9 +12,10 @@ use super::patience::{MOST_GAP, Patience};
 
 /// How often a blocked thread wakes up to see whether the run was aborted or its peer has gone.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// The same where one call cannot block on all the wake sources: the thread looks again this often.
+/// As [`CHECK_INTERVAL`], if no single call can block on all the wake sources: the thread polls
+/// this often.
 const MIXED_INTERVAL: Duration = Duration::from_micros(200);
-/// How often a spinning thread looks before it yields its core.
+/// How many times a spinning thread polls before it yields its core.
 const LOOKS_PER_YIELD: usize = 32;
 
 thread_local! {

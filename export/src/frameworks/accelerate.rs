@@ -27,7 +27,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let plan = nearest.plan;
     let [nodes, per_node] = job.nodes()?;
     let mut arguments = training_arguments(&plan)?;
-    // TRL's scripts, which know adapters, have a length of their own.
+    // TRL's scripts, the ones that know adapters, have their own setting of the length.
     if let Some((sequence, _)) = job.model.sample().tokens().filter(|_| plan.training.lora.is_some()) {
         arguments["max_length"] = json!(sequence);
     }
@@ -146,7 +146,7 @@ pub(super) fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
     let recomputes = layout.recompute == Recompute::Full;
     if layout.zero > 0 {
         document["fsdp"] = json!(true);
-        // FSDP's own recomputation gathers parameters once less than the Trainer's.
+        // FSDP's recomputation gathers parameters once less often than the Trainer's.
         document["fsdp_config"] =
             json!({"version": 2, "reshard_after_forward": layout.zero == 3, "activation_checkpointing": recomputes});
         if layout.offload == Offload::State {

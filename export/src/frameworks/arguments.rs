@@ -1,4 +1,4 @@
-//! Command lines as words, and as flags with values.
+//! Command lines as words, and as flags with their values.
 
 use super::FrameworkError;
 use super::shell::Started;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Splits a command line or a script into words, as a shell does: quotes keep blanks, `#` begins a
-/// comment, a backslash joins lines. Parentheses of arrays are left out.
+/// comment, a backslash joins lines. Drops the parentheses of arrays.
 pub fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -36,7 +36,7 @@ pub fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// How a framework writes a flag of several words, for the names under which flags are read.
+/// How a framework spells flags of several words; readers use these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// `--micro-batch-size`
@@ -46,10 +46,10 @@ pub(super) enum Spelling {
 }
 
 /// Reads the flags of a job's arguments. A flag without a value is a switch that is on; one with
-/// several has a list.
+/// several values has a list.
 ///
 /// # Errors
-/// If a word belongs to no flag, or a variable may hold flags.
+/// If a word belongs to no flag, or a variable could contain flags.
 pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Result<Stated, FrameworkError> {
     let mut values: Map<String, Value> = Map::new();
     let mut last: Option<String> = None;
@@ -90,9 +90,9 @@ pub(super) fn flags_of(started: Started, ranks: usize, spelling: Spelling) -> Re
     Ok(stated)
 }
 
-/// Returns `true` if a variable that follows a flag and its value may stand for further flags. It
-/// may if the flag has its value already, or takes none (`--no-...`). A weight among data takes a
-/// variable as its value (`--data-path 0.5 $ONE 0.5 $OTHER`).
+/// Returns `true` if a variable that follows a flag and its value could contain further flags: if
+/// the flag already has its value, or takes none (`--no-...`). After a number among data, a
+/// variable is data (`--data-path 0.5 $ONE 0.5 $OTHER`).
 fn may_hold_flags(flag: &str, value: &Value) -> bool {
     let is_weight = |word: &str| word.parse::<f64>().is_ok();
     match value {
@@ -102,7 +102,7 @@ fn may_hold_flags(flag: &str, value: &Value) -> bool {
     }
 }
 
-/// The error for a variable that may hold any flags.
+/// The error for a variable that could contain any flags.
 fn undecided(flag: &str, value: &Value, word: &str, unexpanded: &BTreeMap<String, String>) -> FrameworkError {
     let values: Vec<&str> = match value {
         Value::Array(words) => words.iter().filter_map(Value::as_str).collect(),
@@ -116,12 +116,12 @@ fn undecided(flag: &str, value: &Value, word: &str, unexpanded: &BTreeMap<String
     }
 }
 
-/// How to give a command that has a variable which a script leaves open.
+/// The hint for a command with a variable whose value the script leaves open.
 fn expansion_hint(word: &str, unexpanded: &BTreeMap<String, String>) -> Option<String> {
     unexpanded_in(word, unexpanded).map(|why| format!("{why}; give the command as the shell expands it"))
 }
 
-/// The error for a word that is the value of no flag.
+/// The error for a word that belongs to no flag.
 fn stray(word: &str, unexpanded: &BTreeMap<String, String>) -> FrameworkError {
     let hint = match expansion_hint(word, unexpanded) {
         Some(hint) => hint,

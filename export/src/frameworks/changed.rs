@@ -1,9 +1,8 @@
-//! An imported job goes back to the file that it came from: the settings that a plan changes are
-//! changed there, and everything else stays as it was written, comments included.
+//! Writes a plan back into the file that the job was imported from: changes the settings that the
+//! plan changes, and leaves everything else as it was written, including comments.
 //!
-//! Which settings change follows from the job that the file states and the job that the plan
-//! states, both as the framework's exporter writes them. The changed file is read again, and must
-//! state the plan.
+//! The changed settings are those in which two exports differ: that of the plan that the file
+//! states, and that of the new plan. The changed file is read again, and must state the plan.
 
 mod edit;
 mod json_text;
@@ -22,19 +21,19 @@ enum Edit<'a> {
     Remove,
 }
 
-/// A file with a plan's settings in place of its own.
+/// A file, with settings that were changed to state a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChangedFile {
     /// The text.
     pub text: String,
-    /// Lines that are removed and added, with `-` and `+` before them.
+    /// Removed and added lines, with `-` and `+` before them.
     pub difference: Vec<String>,
     /// The job that the file now states.
     pub job: JobFiles,
 }
 
-/// The files of a framework's job that users have: the name under which it is exported, its form,
-/// and a word that tells it from the others.
+/// The main file of a framework's job, which users edit: the name under which it is exported, its
+/// form, and its notation.
 fn main_file(framework: Framework, original: &str) -> Option<(&'static str, PlanForm, Notation)> {
     let found = match framework {
         Framework::Torchtitan => ("torchtitan.toml", PlanForm::Torchtitan, Notation::Toml),
@@ -49,7 +48,7 @@ fn main_file(framework: Framework, original: &str) -> Option<(&'static str, Plan
         Framework::Torchtune => ("torchtune.yaml", PlanForm::Torchtune, Notation::Yaml),
         Framework::Megatron | Framework::Slurm => return None,
     };
-    // Files of either kind may be JSON, which is YAML too.
+    // Except for TOML, the first character decides: JSON starts with `{`.
     let notation = match (found.2, original.trim_start().starts_with('{')) {
         (Notation::Toml, _) => Notation::Toml,
         (_, true) => Notation::Json,
@@ -58,7 +57,7 @@ fn main_file(framework: Framework, original: &str) -> Option<(&'static str, Plan
     Some((found.0, found.1, notation))
 }
 
-/// Names of one setting: those that exporters write, and others that files have.
+/// Pairs of names of the same setting: the exporter's, and another one that files have.
 const NAMES: [(&str, &str); 14] = [
     ("per_device_train_batch_size", "per_gpu_train_batch_size"),
     ("gradient_checkpointing", "activation_checkpointing"),
@@ -76,11 +75,11 @@ const NAMES: [(&str, &str); 14] = [
     ("bf16.enabled", "bfloat16.enabled"),
 ];
 
-/// Puts a plan into the file that its job came from.
+/// Changes the file that a job came from so that it states a plan.
 ///
 /// # Errors
-/// [`FrameworkError`] if the file is not read, if the framework does not express the plan, or if
-/// the file cannot state it with the changed settings.
+/// [`FrameworkError`] if the file cannot be read, if the framework does not express the plan, or if
+/// the changed file does not state it.
 pub fn change_file(
     job: &Job<'_>,
     framework: Framework,
@@ -94,7 +93,8 @@ pub fn change_file(
     };
     let before = import_plan(original, form, surroundings)?;
     let exported = export_job(job, framework)?;
-    // Settings that only a training script decides are equal on both sides.
+    // Export both plans of the same job: settings that only the training script decides are then
+    // equal.
     let of_file = export_job(&Job { plan: &before.plan, ..*job }, framework)?;
     let settings = |files: &JobFiles| -> Result<BTreeMap<String, Value>, FrameworkError> {
         let file = files.files.iter().find(|(file, _)| file == name);
@@ -124,7 +124,7 @@ pub fn change_file(
     Ok(ChangedFile { difference: difference(original, &text), text, job: exported })
 }
 
-/// How an exported file writes its settings.
+/// The notation of an exported file.
 fn notation_of(name: &str) -> Notation {
     match name.rsplit('.').next() {
         Some("json") => Notation::Json,
@@ -133,7 +133,7 @@ fn notation_of(name: &str) -> Notation {
     }
 }
 
-/// Whether a file states the plan, in the fields that its form has.
+/// Whether a file states the plan, as far as its form has fields for it.
 fn states(read: &Plan, plan: &Plan, form: PlanForm) -> bool {
     let is_same_layout = read.layout.clone().normalised() == plan.layout.clone().normalised();
     let is_whole = form != PlanForm::Accelerate;

@@ -1,8 +1,8 @@
-//! Which settings may decide what is planned, by their names. It must not know a framework.
+//! Which settings may decide what is planned, judged by their names. It must not know frameworks.
 
-/// Parts of names of settings that decide model, layout, precision, optimizer or memory. A setting
-/// that no reader knows is refused if its name has one of them, since the plan would be of another
-/// job.
+/// Parts of names of settings that decide model, layout, precision, optimizer or memory. If an
+/// unknown setting's name contains one of them, the file is refused: the plan could be that of
+/// another job.
 const DECIDING: [&str; 60] = [
     "accum",
     "activation",
@@ -66,10 +66,10 @@ const DECIDING: [&str; 60] = [
     "zero",
 ];
 
-/// Words that say so where they stand alone between dashes, and not within a longer word.
+/// Words that have the same meaning, but only as a whole word between dashes.
 const DECIDING_WORDS: [&str; 10] = ["context", "cp", "dp", "ep", "pp", "qat", "ring", "sp", "tensor", "tp"];
 
-/// Whether a setting of this name may decide what is planned.
+/// Whether a setting with this name may decide what is planned.
 pub(super) fn may_decide(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace('_', "-");
     let has_word = || name.split(|letter: char| !letter.is_ascii_alphanumeric()).any(|word| DECIDING_WORDS.contains(&word));

@@ -1,5 +1,5 @@
-//! DeepSpeed's configuration. It has batches, ZeRO, precision and the optimizer; the model is the
-//! training script's, and so is what it recomputes.
+//! DeepSpeed's configuration. It has batches, ZeRO, precision and the optimizer. The training
+//! script decides the model and what is recomputed.
 
 mod read;
 
@@ -40,10 +40,10 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     })
 }
 
-/// Replaces what DeepSpeed's configuration lacks.
+/// Replaces settings that DeepSpeed's configuration cannot express.
 pub(super) fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.only_data_and_heads()?;
-    // MiCS had them until release 0.19.
+    // Only MiCS has shard groups, and DeepSpeed removed it in release 0.19.
     nearest.replace(|plan| &mut plan.layout.shard_group, None, "all ranks of `data` are one shard group");
     nearest.replace(
         |plan| &mut plan.layout.recompute,

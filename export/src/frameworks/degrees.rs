@@ -1,5 +1,5 @@
-//! Parallelism over several axes in the words of Accelerate's `ParallelismConfig`, which the
-//! Trainer and Axolotl have too. It knows that FSDP shards parameters, and not how.
+//! Reads the sizes of several parallel axes, by the names of Accelerate's `ParallelismConfig`,
+//! which the Trainer and Axolotl also have. It knows that FSDP shards parameters, and not how.
 
 use super::stated::Stated;
 use super::{FrameworkError, Surroundings};
@@ -8,17 +8,17 @@ use foretell_program::{ContextMethod, Layout};
 /// How a file names the sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Names {
-    /// `parallelism_config_tp_size` or `tp_size`, in a section of their own.
+    /// `parallelism_config_tp_size` or, in a section of their own, `tp_size`.
     Accelerate,
     /// `tensor_parallel_size`, beside other settings.
     Axolotl,
 }
 
-/// The ranks that share the shards of a parameter, if there are copies of them.
+/// The number of ranks over which a parameter is sharded, if several copies exist.
 pub(super) type Shards = Option<usize>;
 
-/// Reads the sizes of the axes into a layout of `ranks`. Each size that is not stated is 1, but
-/// that of shards, which has the remaining ranks.
+/// Reads the sizes of the axes into a layout of `ranks`. A missing size is 1, except that of
+/// shards, which is the remaining ranks.
 pub(super) fn read(
     stated: &mut Stated,
     names: Names,
@@ -54,7 +54,7 @@ pub(super) fn read(
     layout.context_method = match (names, stated.text("cp_comm_strategy")?.as_deref()) {
         _ if layout.context == 1 => ContextMethod::Gather,
         _ if heads.is_some() => layout.context_method,
-        // Axolotl's attention is a ring.
+        // Axolotl's context parallelism is ring attention.
         (Names::Axolotl, _) | (Names::Accelerate, Some("alltoall")) => ContextMethod::Ring,
         (Names::Accelerate, None | Some("allgather")) => ContextMethod::Gather,
         (Names::Accelerate, Some(_)) => return Err(stated.unknown("cp_comm_strategy", "strategies: allgather, alltoall")),
@@ -64,8 +64,8 @@ pub(super) fn read(
     let others = replicas.saturating_mul(layout.tensor).saturating_mul(layout.context);
     let stated_shards = stated.size(SHARDS)?;
     let shards = stated_shards.unwrap_or(ranks / others.max(1)).max(1);
-    // Shards of parameters are FSDP's, but for Accelerate's `sp_size`, which DeepSpeed alone has. A
-    // section of its own, read later, may say another stage.
+    // Sharded parameters mean FSDP, except with Accelerate's `sp_size`, which only DeepSpeed has.
+    // DeepSpeed's or FSDP's own section, read later, may state another stage.
     let is_of_deepspeed = heads.is_some() && names == Names::Accelerate;
     if stated_shards.is_some_and(|shards| shards > 1) && !is_of_deepspeed {
         layout.zero = 3;
@@ -84,18 +84,18 @@ pub(super) fn read(
     Ok(Some(shards).filter(|_| replicas > 1))
 }
 
-/// Names of the ranks that exchange parts of a sequence for heads (Ulysses): Accelerate's, and
-/// those of scripts.
+/// Names of the number of ranks that exchange parts of a sequence for heads (Ulysses):
+/// Accelerate's, and those of scripts.
 const OF_HEADS: [&str; 4] = ["sequence_parallel_size", "ulysses_sequence_parallel_size", "ulysses_parallel_size", "ulysses_size"];
 
-/// Reads the ranks of a sequence under names that are not a ring's, and how they attend. `None` if
-/// there is one rank.
+/// Reads how many ranks share a sequence, by names other than those of ring attention, and their
+/// method. `None` for one rank.
 fn read_heads(stated: &mut Stated) -> Result<Option<(usize, ContextMethod)>, FrameworkError> {
     for name in OF_HEADS {
         stated.rename(name, "sp_size")?;
     }
     let method = match stated.text("sequence_parallel_mode")?.as_deref() {
-        // LLaMA-Factory's forks have both.
+        // Forks of LLaMA-Factory have both methods.
         None | Some("ulysses") => ContextMethod::AllToAll,
         Some("zigzag-ring" | "ring") => ContextMethod::Ring,
         Some(_) => return Err(stated.unknown("sequence_parallel_mode", "modes: ulysses, zigzag-ring")),
@@ -114,7 +114,7 @@ fn read_heads(stated: &mut Stated) -> Result<Option<(usize, ContextMethod)>, Fra
     Ok(size.map(|size| (size, method)))
 }
 
-/// Puts the shards of a parameter into a layout whose stage of ZeRO is known.
+/// Puts the ranks of a parameter's shards into a layout whose stage of ZeRO is known.
 pub(super) fn apply(shards: Shards, layout: &mut Layout) {
     match shards {
         Some(1) => layout.zero = 0,

@@ -6,8 +6,8 @@ use super::stated::Stated;
 use foretell_program::{Layout, Offload, Recompute};
 use serde_json::{Value, json};
 
-/// Settings that change neither the time of a step nor its memory, or only which of the same
-/// operations come first.
+/// Settings that change neither the time of a step nor its memory, or only the order of the same
+/// operations.
 const NEUTRAL: [&str; 16] = [
     "version",
     "auto_wrap_policy",
@@ -27,14 +27,14 @@ const NEUTRAL: [&str; 16] = [
     "ignored_modules",
 ];
 
-/// What a job shards.
+/// How a job shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sharding {
     /// ZeRO's stage.
     pub(super) zero: usize,
-    /// Whether ranks of different nodes hold copies.
+    /// Whether shards stay within a node, so that each node has a copy.
     pub(super) is_hybrid: bool,
-    /// Whether parameters and the optimizer's state lie in the host's memory.
+    /// Whether parameters and the optimizer's state are in host memory.
     pub(super) is_offloaded: bool,
 }
 
@@ -68,7 +68,7 @@ fn put_offload(layout: &mut Layout) -> Result<(), FrameworkError> {
     })
 }
 
-/// Reads a strategy's name, or its number in Accelerate's older files.
+/// Reads a strategy by its name, or by its number in older files of Accelerate.
 fn strategy(text: &str) -> Option<Sharding> {
     let (zero, is_hybrid) = match text.to_ascii_lowercase().as_str() {
         "full_shard" | "1" => (3, false),
@@ -112,15 +112,15 @@ pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, Framew
     Ok(found.or(is_offloaded.then_some(Sharding::FULL)).map(|found| Sharding { is_offloaded, ..found }))
 }
 
-/// Whether a file asks for FSDP2 without the setting `fsdp`. Axolotl's files may.
+/// Whether a file requests FSDP2 without the setting `fsdp`, as Axolotl's files may.
 fn is_implied(stated: &Stated) -> bool {
     let names = ["fsdp_version", "fsdp_config.reshard_after_forward", "fsdp_config.auto_wrap_policy"];
     let older = ["fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_version"];
     names.iter().chain(&older).any(|name| stated.has(name))
 }
 
-/// Reads a section `fsdp_config`, and what it recomputes. `words` is what the caller states beside
-/// it.
+/// Reads a section `fsdp_config`, including what is recomputed. `words` is the value of `fsdp`, if
+/// the caller has one.
 pub(super) fn read_config(
     mut section: Stated,
     words: Option<Sharding>,
@@ -134,7 +134,7 @@ pub(super) fn read_config(
     let is_offloaded = section.is_on("offload_params")?;
     section.refuse(&["activation_cpu_offload"], "write `activation_offloading` in its place")?;
     section.usual("mixed_precision_policy", &json!("bf16"));
-    // FSDP2 has a switch here, and older files a strategy.
+    // A switch in FSDP2, and the name of a strategy in older files.
     let reshards = section.take("reshard_after_forward");
     let text = reshards.as_ref().map(|value| value.as_str().map_or_else(|| value.to_string(), String::from));
     let from_switch = match text.as_deref() {

@@ -1,5 +1,5 @@
-//! The software stacks of Hugging Face's jobs: those that imports get, and those with which plans
-//! are exported. Profiles know each of these names. It must not know files.
+//! The software stacks of Hugging Face jobs: those that imported plans get, and those with which
+//! plans are exported. Our profiles know these names. It must not know files.
 
 use super::stated::Stated;
 use foretell_program::{Layout, Plan, Stack};
@@ -10,7 +10,7 @@ pub(super) const PYTORCH: [&str; 6] = ["hf-trainer", "trl", "accelerate", "axolo
 /// Stacks whose plans are jobs of DeepSpeed's ZeRO.
 pub(super) const DEEPSPEED: [&str; 3] = ["hf-deepspeed", "deepspeed-zero", FSDP2];
 
-/// PyTorch's FSDP2 in general, for layouts that the others' profiles lack.
+/// PyTorch's FSDP2 in general, for layouts that the other stacks' profiles lack.
 pub(super) const FSDP2: &str = "fsdp2";
 
 /// Whether neither operators nor sequences are sharded.
@@ -18,18 +18,19 @@ fn is_usual(layout: &Layout) -> bool {
     layout.tensor == 1 && layout.context == 1
 }
 
-/// The stack of a layout under DDP or FSDP, where `usual` is that of the file's library.
+/// The stack of a layout under DDP or FSDP. `usual` is the stack of the file's library.
 pub(super) fn of_pytorch(layout: &Layout, usual: &'static str) -> &'static str {
-    // Tables and profile have DDP, and FSDP that frees parameters after the forward pass.
+    // The operator tables and the profile have DDP, and FSDP that frees parameters after the
+    // forward pass.
     if is_usual(layout) && [0, 3].contains(&layout.zero) { usual } else { FSDP2 }
 }
 
-/// The stack of a layout under DeepSpeed, where `usual` is that of the file's library.
+/// The stack of a layout under DeepSpeed. `usual` is the stack of the file's library.
 pub(super) fn of_deepspeed(layout: &Layout, usual: &'static str) -> &'static str {
     if is_usual(layout) { usual } else { FSDP2 }
 }
 
-/// Puts a stack into an imported plan, and says so.
+/// Sets the stack of an imported plan, and notes it.
 pub(super) fn choose(stated: &mut Stated, plan: &mut Plan, name: &'static str, usual: &'static str) {
     let what = match name {
         "trl" => "TRL on PyTorch's DDP or FSDP",
@@ -47,8 +48,8 @@ pub(super) fn choose(stated: &mut Stated, plan: &mut Plan, name: &'static str, u
     plan.stack = Stack::new(name);
 }
 
-/// The stack of an exported plan: the asked one if the framework's jobs have it, else the one with
-/// which the files are read back.
+/// The stack of an exported plan: the requested one if the framework's jobs have it, otherwise the
+/// one that the files are read back with.
 pub(super) fn kept(asked: &Stack, accepted: &[&str], read_back: &'static str) -> Stack {
     if accepted.contains(&asked.name()) { asked.clone() } else { Stack::new(read_back) }
 }

@@ -1,5 +1,5 @@
 //! The `TrainingArguments` of Hugging Face's Trainer, as JSON, YAML or the flags of a script that
-//! is launched, and the files of tools that begin with them: TRL, LLaMA-Factory, Axolotl, ms-swift,
+//! is launched; and the files of tools that extend them: TRL, LLaMA-Factory, Axolotl, ms-swift,
 //! OpenRLHF.
 
 mod accelerate_launch;
@@ -29,7 +29,7 @@ use formats::Loaded;
 use names::{NEUTRAL, REFUSED, RENAMED, SWITCHES};
 use serde_json::{Value, json};
 
-/// The tool whose file it is. Their defaults differ.
+/// The tool that a file is for. The tools' defaults differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tool {
     Trainer,
@@ -42,14 +42,14 @@ enum Tool {
 }
 
 impl Tool {
-    /// The tool that has some of the stated settings. Scripts of others have flags of TRL's names,
-    /// and not its defaults.
+    /// The tool, by settings that only it has. Scripts of other authors have flags with TRL's names
+    /// and other defaults.
     fn of(stated: &Stated, script: Option<&str>, named: Option<&str>) -> Self {
         let has = |names: &[&str]| names.iter().any(|name| stated.has(name));
         let script = script.map(|path| path.rsplit('/').next().unwrap_or(path));
         let is_by_peft = has(&["use_peft"]) && script.is_none_or(|name| !name.contains("lora"));
         let is_of_trl = script.is_none_or(|name| TRL_SCRIPTS.iter().any(|start| name.starts_with(start)));
-        // Scripts of others have flags of the same names (alpaca-lora's `--base_model`).
+        // Scripts of other authors have flags of the same names (alpaca-lora's `--base_model`).
         let is_factory = script.is_none_or(|name| name.starts_with("llamafactory") || has(&["stage", "template"]));
         if script.is_none() && has(&["base_model", "micro_batch_size", "sequence_len", "adapter"]) {
             Self::Axolotl
@@ -87,16 +87,17 @@ const OF_TRL: [&str; 9] = [
     "dataset_mixer",
 ];
 
-/// Settings of scripts that have some of those names, too: of Firefly and of open-instruct.
+/// Settings of scripts by other authors (Firefly, open-instruct) that also have some of those
+/// names.
 const OF_OTHERS: [&str; 3] = ["lora_rank", "train_mode", "with_tracking"];
 
-/// Settings of LLaVA's scripts that put a model together.
+/// Settings of LLaVA's scripts, which assemble a model from parts.
 const SEES: [&str; 4] = ["vision_tower", "pretrain_mm_mlp_adapter", "mm_vision_tower_lr", "mm_projector_type"];
 
-/// How the names of TRL's scripts begin, and of those that are written like them.
+/// Beginnings of the names of TRL's scripts, and of scripts modelled on them.
 const TRL_SCRIPTS: [&str; 7] = ["sft", "run_sft", "dpo", "run_dpo", "reward", "orpo", "kto"];
 
-/// Settings of which every file of a Trainer has at least one.
+/// Settings of the Trainer. Every file has at least one of them.
 const KNOWN: [&str; 8] =
     ["per_device_train_batch_size", "num_train_epochs", "output_dir", "bf16", "fp16", "learning_rate", "optim", "fsdp"];
 
@@ -113,11 +114,12 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         }
         (None, None) => Tool::of(&stated, script.as_deref(), surroundings.tool),
     };
-    // ms-swift's name for what the model calls itself.
+    // In ms-swift, `model_name` is what the model calls itself.
     if stated.has("model") {
         stated.drop("model_name");
     }
-    // Names of a model in the scripts of others, beside which its own name counts.
+    // Names for the model in scripts of other authors. They are ignored if one of the usual names
+    // is there.
     for name in ["model_id", "pretrain", "config_name"] {
         let is_name = |value: &str| !["true", "false"].contains(&value.to_ascii_lowercase().as_str());
         let is_named = stated.peek(name).and_then(Value::as_str).is_some_and(is_name);
@@ -196,16 +198,16 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     plan.workload.adapter_dropout &= preferences::keeps_dropout(&mut stated, tool, preference)?;
     method::read_frozen(&mut stated, tool, &mut plan)?;
     kernels::read(&mut stated, &mut plan)?;
-    // DeepSpeed keeps a copy in single precision, FSDP widens what is not computed in pure bf16,
-    // and peft keeps adapters wide.
-    // LLaMA-Factory's `pure_bf16` leaves adapters in bf16, too.
+    // A wider copy exists under DeepSpeed, which keeps one in single precision; under FSDP, which
+    // widens what is not computed in pure bf16; and for adapters, which peft keeps wide.
+    // LLaMA-Factory's `pure_bf16` leaves adapters in bf16.
     let has_wide_adapters = plan.training.lora.is_some() && !(tool == Tool::LlamaFactory && stated.is_on("pure_bf16")?);
     let is_wide = has_deepspeed || has_wide_adapters || (loaded == Loaded::Narrow && plan.layout.zero > 0);
     plan.workload.no_master_copy = loaded != Loaded::Single && !is_wide;
     if plan.workload.no_master_copy && tool == Tool::Axolotl && !stated.has("dtype") {
         stated.assume("`workload.no_master_copy`: Axolotl loads parameters in bf16, and trains them so");
     }
-    // Accelerate's own setting, and not those of scripts that shard sequences themselves.
+    // Accelerate's own setting; scripts that shard sequences themselves have other names.
     let is_by_accelerate =
         plan.layout.context_method == ContextMethod::AllToAll && stated.own_name("sp_size").ends_with("sp_size");
     if is_by_accelerate && !is_followed {
@@ -224,7 +226,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     Ok(ImportedPlan { sequence, unknown_model, ..ImportedPlan::new(plan, stated.finish()?) })
 }
 
-/// Positions of a sample. Tools have defaults, which a model's own positions are not.
+/// Positions of a sample. Tools have defaults; a model's own number of positions is not one.
 fn read_sequence(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -> Result<Option<usize>, FrameworkError> {
     if let Some(sequence) = stated.size("max_length")? {
         return Ok(Some(sequence));
@@ -246,7 +248,7 @@ fn read_sequence(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_
     }))
 }
 
-/// Notes packed samples.
+/// Notes that samples are packed.
 fn note_packing(stated: &mut Stated) -> Result<(), FrameworkError> {
     for name in ["packing", "sample_packing"] {
         if stated.is_on(name)? {
@@ -257,7 +259,7 @@ fn note_packing(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Reads all but DeepSpeed's part, the method and the kernels.
+/// Reads everything except DeepSpeed's configuration, the method and the kernels.
 fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -> Result<(Plan, Loaded), FrameworkError> {
     let micro_batch = match stated.size("per_device_train_batch_size")?.or(surroundings.micro_batch) {
         Some(size) => size,
@@ -307,7 +309,7 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
     Ok((plan, loaded))
 }
 
-/// Whether blocks are recomputed. Puts their offload to host memory into the layout.
+/// Whether blocks are recomputed. Also reads the offload of their activations into the layout.
 fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bool, FrameworkError> {
     let is_usual = match tool {
         Tool::LlamaFactory => !stated.is_on("disable_gradient_checkpointing")?,
@@ -328,11 +330,11 @@ fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bo
     if is_disabled {
         stated.provide("activation_checkpointing", Value::Bool(false));
     }
-    // Axolotl's switch has two further values.
+    // Axolotl's switch also takes two words.
     let is_offloaded =
         matches!(stated.take("activation_checkpointing"), Some(Value::String(word)) if word.starts_with("offload"));
     let recomputes = is_offloaded || stated.is_on("activation_checkpointing")?;
-    // Axolotl's words for where and what.
+    // Axolotl's words for where activations are offloaded, and which.
     let is_offloaded = is_offloaded
         || match stated.peek("activation_offloading").and_then(Value::as_str) {
             Some("legacy" | "hidden_states") => stated.take("activation_offloading").is_some(),
@@ -347,8 +349,8 @@ fn recomputes(stated: &mut Stated, tool: Tool, layout: &mut Layout) -> Result<bo
     Ok(recomputes)
 }
 
-/// Reads DeepSpeed's configuration, written in place or in a file that the arguments name. Returns
-/// whether there is one.
+/// Reads DeepSpeed's configuration, in place or in a file that the arguments name. Returns whether
+/// there is one.
 fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: &mut Plan) -> Result<bool, FrameworkError> {
     let inline = stated.peek("deepspeed").and_then(Value::as_str).filter(|text| text.trim_start().starts_with('{'));
     if let Some(text) = inline.map(str::to_owned) {
@@ -366,8 +368,8 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
                     stated.replace_by_section("deepspeed", configuration);
                     return follow_deepspeed(stated, surroundings, plan);
                 }
-                // A name that tells its stage is that of a file people have: the note says what
-                // the plan lacks.
+                // A name that states its stage is accepted even though the file is missing: the
+                // note says what the plan lacks.
                 if !names_stage(&path) {
                     return Err(FrameworkError::Form {
                         reason: format!(
@@ -420,7 +422,7 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
             });
         }
     }
-    // A configuration without its own batch or precision gets the Trainer's.
+    // A configuration without batch or precision gets the Trainer's.
     let has_precision = ["bf16.enabled", "fp16.enabled", "bfloat16.enabled"].iter().any(|name| section.has(name));
     let recompute = layout.recompute.clone();
     let workload = plan.workload.clone();
@@ -448,8 +450,8 @@ fn follow_deepspeed(stated: &mut Stated, surroundings: &Surroundings<'_>, plan: 
     Ok(true)
 }
 
-/// Returns `true` if a file's name has a stage of ZeRO in it, as `zero3.json`, `ds_z2_config.json`
-/// and `stage_1.json` do.
+/// Whether a file's name states a stage of ZeRO, as `zero3.json`, `ds_z2_config.json` and
+/// `stage_1.json` do.
 fn names_stage(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     let is_stage = |rest: &str| rest.trim_start_matches(['_', '-']).starts_with(|letter: char| letter.is_ascii_digit());

@@ -1,5 +1,5 @@
-//! Megatron-LM's `pretrain_gpt.py` with Megatron-Core, and ms-swift's jobs on it. It must not know
-//! the other frameworks.
+//! Megatron-LM's `pretrain_gpt.py` with Megatron-Core, and ms-swift's jobs on them. It must not
+//! know the other frameworks.
 
 mod model;
 mod names;
@@ -18,7 +18,7 @@ use foretell_units::DataType;
 /// The release that the files are for.
 const VERSION: &str = "megatron-core 0.19.2";
 
-/// Its stack in our profiles.
+/// The name of its stack in our profiles.
 const STACK: &str = "megatron-core";
 
 const FRAMEWORK: &str = "Megatron-Core";
@@ -49,8 +49,8 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     arguments.extend(training_arguments(&plan));
     let [nodes, per_node] = job.nodes()?;
     let lines: Vec<String> = arguments.iter().map(|(name, value)| format!("--{name} {value}").trim_end().to_string()).collect();
-    // Kernels of one queue start in the order of their launches, which Megatron's overlap needs and
-    // its FSDP refuses.
+    // With one queue, kernels start in the order of their launches. Megatron's overlap needs that,
+    // and its FSDP refuses it.
     let connections =
         if plan.layout.zero > 1 { "unset CUDA_DEVICE_MAX_CONNECTIONS" } else { "export CUDA_DEVICE_MAX_CONNECTIONS=1" };
     let run = format!(
@@ -72,7 +72,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     })
 }
 
-/// Replaces what Megatron lacks.
+/// Replaces settings that Megatron lacks.
 fn restrict(nearest: &mut Nearest) {
     nearest.plain_schedule();
     let layout = &nearest.plan.layout;
@@ -134,7 +134,7 @@ fn layout_arguments(layout: &Layout, blocks: usize) -> Arguments {
     switch("optimizer-cpu-offload", layout.offload == Offload::Optimizer);
     // Megatron offloads no other optimizer.
     switch("use-precision-aware-optimizer", layout.offload == Offload::Optimizer);
-    // Reductions of gradients overlap the backward pass in every plan of this stack.
+    // In every plan of this stack, gradient reductions overlap the backward pass.
     switch("overlap-grad-reduce", true);
     switch("overlap-param-gather", layout.zero > 0);
     if layout.context > 1 {
@@ -182,7 +182,8 @@ fn full_recompute(method: &str, layers: usize) -> [(&'static str, String); 3] {
     [("recompute-granularity", "full".into()), ("recompute-method", method.into()), ("recompute-num-layers", layers.to_string())]
 }
 
-/// Megatron's layout of a pipeline: E the embedding, t a layer, L the loss, `|` between chunks.
+/// Megatron's description of a pipeline: E for the embedding, t for a layer, L for the loss, `|`
+/// between chunks.
 fn pipeline_layout(cuts: &[usize], blocks: usize) -> String {
     let mut first = 0;
     let chunk = |&count: &usize| {
@@ -201,7 +202,7 @@ fn pipeline_layout(cuts: &[usize], blocks: usize) -> String {
     cuts.iter().map(chunk).collect::<Vec<_>>().join("|")
 }
 
-/// The flags of batches, precision and optimizer.
+/// The flags for batches, precision and optimizer.
 fn training_arguments(plan: &Plan) -> Arguments {
     let training = &plan.training;
     let mut arguments: Arguments = vec![
@@ -225,7 +226,7 @@ fn training_arguments(plan: &Plan) -> Arguments {
                 arguments.push(("muon-coefficient-type", "quintic".into()));
                 arguments.push(("muon-scale-mode", "spectral".into()));
                 arguments.push(("muon-extra-scale-factor", "0.2".into()));
-                // Whole matrices, as ours are made orthogonal.
+                // Matrices are made orthogonal as a whole, as ours are.
                 arguments.push(("muon-no-split-qkv", String::new()));
                 arguments.push(("muon-tp-mode", "duplicated".into()));
             } else {

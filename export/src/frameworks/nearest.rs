@@ -1,5 +1,5 @@
-//! The nearest plan that a framework expresses. This file has what all frameworks lack; each
-//! framework's own file has the rest.
+//! The nearest plan that a framework expresses. This file replaces what no framework has; each
+//! framework's own file replaces the rest.
 
 use super::FrameworkError;
 use foretell_program::{
@@ -8,7 +8,7 @@ use foretell_program::{
 };
 use foretell_units::{Bytes, DataType};
 
-/// A plan on its way to a framework.
+/// A plan while it is fitted to a framework.
 pub(super) struct Nearest {
     pub(super) framework: &'static str,
     pub(super) plan: Plan,
@@ -16,9 +16,9 @@ pub(super) struct Nearest {
 }
 
 impl Nearest {
-    /// Starts from a plan, without what few frameworks express. Preferences and adapters are
-    /// refused, and Muon becomes AdamW: exporters whose framework trains with them take them out
-    /// before.
+    /// Starts from a plan, and removes what few frameworks express. Refuses preferences and
+    /// adapters, and replaces Muon by AdamW: exporters whose framework trains with them remove them
+    /// from the plan first.
     pub(super) fn new(plan: &Plan, framework: &'static str, stack: &str) -> Result<Self, FrameworkError> {
         let layout = plan.layout.clone().normalised();
         if layout.stages.is_some() {
@@ -44,7 +44,7 @@ impl Nearest {
                 hint: "export it `--to trl`, `axolotl`, `llama-factory`, `torchtune` or `accelerate`",
             });
         }
-        // The stack's own overlap and buckets apply.
+        // The overlap and the buckets are those of the stack.
         let weaves = plan.woven_pairs() > 0;
         let plan = Plan { layout, stack: Stack::new(stack), overlap: Overlap::default(), ..plan.clone() };
         let mut nearest = Self { framework, plan, differences: Vec::new() };
@@ -60,7 +60,7 @@ impl Nearest {
         Ok(nearest)
     }
 
-    /// Removes what differs between ranks, stages or operators.
+    /// Removes differences between ranks, stages or operators.
     fn uniform(&mut self) {
         let usual = Layout::default();
         let layout = &mut self.plan.layout;
@@ -90,7 +90,8 @@ impl Nearest {
         }
     }
 
-    /// Keeps the optimizer's numbers of the training, and leaves the rest to the framework.
+    /// Keeps the training's hyperparameters of the optimizer, and leaves everything else to the
+    /// framework.
     fn plain_training(&mut self) {
         let optimizer = self.plan.optimizer;
         if optimizer.is_by_parameter() {
@@ -118,9 +119,9 @@ impl Nearest {
         self.replace(|plan| &mut plan.workload, PlannedWorkload::default(), "`workload` is left out");
     }
 
-    /// States a learning rate in a file for fine-tuning, where the plan has none: the plan's
-    /// default is that of training from the start. `stated` is the plan's own. The rates are those
-    /// of TRL's and torchtune's examples.
+    /// Sets a learning rate for fine-tuning if the plan has none (`stated`): a plan's default is
+    /// meant for training from random weights. The rates are those of TRL's and torchtune's
+    /// examples.
     pub(super) fn state_fine_tuning_rate(&mut self, stated: Option<f32>) {
         let has_adapters = self.plan.training.lora.is_some();
         let (rate, of) = match (self.plan.workload.preference.is_some(), has_adapters) {
@@ -134,7 +135,7 @@ impl Nearest {
         self.differences.push(format!("the learning rate, which the plan leaves open, is {rate:e}, as usual for {of}"));
     }
 
-    /// Replaces a value that the framework lacks.
+    /// Replaces a value that the framework lacks, and records the difference.
     pub(super) fn replace<T: PartialEq>(&mut self, field: fn(&mut Plan) -> &mut T, value: T, difference: impl Into<String>) {
         let place = field(&mut self.plan);
         if *place != value {
@@ -143,8 +144,8 @@ impl Nearest {
         }
     }
 
-    /// As [`Self::only_data_parallel`], but for `context` whose ranks exchange parts of the
-    /// sequence for heads.
+    /// As [`Self::only_data_parallel`], but allows an axis `context` whose ranks exchange parts of
+    /// the sequence for heads.
     pub(super) fn only_data_and_heads(&mut self) -> Result<(), FrameworkError> {
         let context = self.plan.layout.context;
         if context == 1 || self.plan.layout.context_method != ContextMethod::AllToAll {
@@ -156,7 +157,7 @@ impl Nearest {
         Ok(())
     }
 
-    /// Refuses all axes but `data`, and removes what only they use.
+    /// Refuses all axes except `data`, and removes settings of the other axes.
     pub(super) fn only_data_parallel(&mut self) -> Result<(), FrameworkError> {
         let Layout { tensor, pipeline, context, expert, .. } = self.plan.layout;
         for (size, axis) in [(tensor, "tensor"), (pipeline, "pipeline"), (context, "context"), (expert, "expert")] {
@@ -169,7 +170,7 @@ impl Nearest {
         Ok(())
     }
 
-    /// Refuses a plan that uses an axis which the framework lacks.
+    /// Refuses a plan that uses an axis that the framework lacks.
     pub(super) fn without_axis(&self, size: usize, axis: &str) -> Result<(), FrameworkError> {
         if size == 1 {
             return Ok(());
@@ -196,23 +197,23 @@ impl Nearest {
         layout.schedule = Schedule::OneForwardOneBackward;
         if layout.virtual_stages > 1 {
             layout.virtual_stages = 1;
-            // Chunks of another schedule lie on other stages.
+            // Chunks of another schedule are on other stages.
             layout.cuts = None;
         }
     }
 
-    /// Sets the bucket to the default, which reads back as no choice.
+    /// Sets the bucket to the default, which reads back as no choice of the plan's.
     pub(super) fn usual_bucket(&mut self) {
         self.replace(|plan| &mut plan.layout.bucket, Bytes::new(25 << 20), "the framework chooses the size of `bucket`");
     }
 
-    /// Makes the bucket a whole number of elements, which is how frameworks count it.
+    /// Rounds the bucket to elements, the unit in which frameworks state it.
     pub(super) fn whole_bucket(&mut self) {
         let whole = bucket_of(bucket_elements(&self.plan.layout));
         self.replace(|plan| &mut plan.layout.bucket, whole, "`bucket` is a whole number of elements");
     }
 
-    /// Replaces recomputation that is finer than all blocks, attention or nothing.
+    /// Replaces recomputation that `allowed` does not have by full recomputation.
     pub(super) fn coarse_recompute(&mut self, allowed: &[Recompute]) {
         if allowed.contains(&self.plan.layout.recompute) {
             return;
@@ -222,8 +223,8 @@ impl Nearest {
     }
 }
 
-/// Bytes of an element of a bucket: gradients of a Program are in single precision, whatever the
-/// framework reduces, so that a bucket has as many elements in both.
+/// Bytes of an element of a bucket. A Program's gradients are in single precision, whatever the
+/// framework reduces; with this size a bucket has as many elements in both.
 const ELEMENT: u64 = 4;
 
 /// The elements of a bucket of gradients.
@@ -231,12 +232,12 @@ pub(super) fn bucket_elements(layout: &Layout) -> u64 {
     layout.bucket.count() / ELEMENT
 }
 
-/// The bucket of so many elements, and at least one.
+/// The bucket of a number of elements, but at least of one.
 pub(super) fn bucket_of(elements: u64) -> Bytes {
     Bytes::new(elements.saturating_mul(ELEMENT).max(ELEMENT))
 }
 
-/// States the learning rate, and resets what the optimizer does not use.
+/// Sets the learning rate, and resets hyperparameters that the optimizer does not use.
 pub(super) fn usual_training(plan: &mut Plan) {
     let usual = Training::default();
     plan.training.learning_rate = Some(plan.learning_rate());

@@ -1,5 +1,5 @@
-//! What frameworks refuse although a plan expresses it: sizes that do not divide. One set of rules
-//! a framework, for plans that are imported, simulated and exported alike.
+//! What frameworks refuse although a plan expresses it: sizes that do not divide. Each framework
+//! has one set of rules, for plans that are imported, simulated and exported alike.
 
 use super::FrameworkError;
 use foretell_models::Model;
@@ -10,7 +10,7 @@ use foretell_program::Plan;
 /// # Errors
 /// [`FrameworkError::Refused`], with the framework's reason.
 pub fn check_stack(model: &Model, plan: &Plan) -> Result<(), FrameworkError> {
-    // Stacks of other releases begin with the same name.
+    // Names of the same stack's other releases start with the same text.
     let stack = plan.stack.name();
     if stack.starts_with("megatron-core") || stack.starts_with("megatron-bridge") {
         megatron(model, plan)
@@ -21,7 +21,7 @@ pub fn check_stack(model: &Model, plan: &Plan) -> Result<(), FrameworkError> {
     }
 }
 
-/// Sizes of a model that layouts divide.
+/// Sizes of a model that layouts must divide.
 struct Sizes {
     heads: usize,
     groups: usize,
@@ -34,7 +34,8 @@ fn sizes(model: &Model) -> Option<Sizes> {
         return Some(Sizes { heads: gpt.heads, groups: gpt.heads, sequence });
     }
     let decoder = model.as_decoder()?;
-    // All heads of latent attention are made from one rank.
+    // With latent attention, all heads are made from the same low-rank vector, so each has its own
+    // keys and values.
     let groups = decoder.kv_heads.filter(|_| decoder.key_value_rank.is_none()).unwrap_or(decoder.heads);
     Some(Sizes { heads: decoder.heads, groups, sequence })
 }

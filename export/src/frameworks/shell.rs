@@ -1,8 +1,8 @@
 //! Shell scripts as far as a job's launch needs them: assignments, arrays, variables and sums are
 //! expanded, branches on the script's own variables are decided, and the words of the launching
-//! command are found. Nothing is run. What a script leaves to its surroundings stays as it is
-//! written (`$NAME`), and so does what it assigns in a branch that may not be taken.
-//! It must not know a framework.
+//! command are found. No command is executed. Variables that the script does not assign stay as
+//! written (`$NAME`), and so do those that it assigns in a branch that may not be taken. It must
+//! not know frameworks.
 
 mod assignments;
 mod blocks;
@@ -23,11 +23,11 @@ pub(super) use launches::is_recipe;
 use lexer::{Piece, Token, Word};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Reads a file that lies beside a script; `None` if there is none.
+/// Reads a file in the folder of a script; `None` if it does not exist.
 type ReadFile<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The words of the command that starts a job, after the name of its Python script; or all words,
-/// where the text is a list of arguments. `file` reads a script that this one sources or runs.
+/// Finds the command that starts a job: its words after the name of the Python script. If the text
+/// is a list of arguments, that is all words. `file` reads a script that this one sources or runs.
 pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, FrameworkError> {
     let mut script = Script { file: Some(file), ..Script::default() };
     script.read(&lexer::tokens(text));
@@ -36,7 +36,7 @@ pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, Framewor
         return Ok(script.without_launch());
     }
     let is_training = |launch: &&Launch| launch.script.contains("train");
-    // A script's own launch goes before those of scripts that it runs.
+    // A script's own launches have precedence over those of scripts that it runs.
     let own: Vec<&Launch> = script.launches.iter().filter(|launch| !launch.is_inner).collect();
     let all: Vec<&Launch> = if own.is_empty() { script.launches.iter().collect() } else { own };
     let of_training: Vec<&Launch> = all.iter().copied().filter(is_training).collect();
@@ -72,19 +72,19 @@ pub(super) fn launch(text: &str, file: ReadFile<'_>) -> Result<Started, Framewor
 /// A job that a script starts.
 pub(super) struct Started {
     /// The Python script, or the command of a tool whose settings are in a file (`swift-sft`);
-    /// `None` where the text has arguments alone.
+    /// `None` if the text has only arguments.
     pub(super) script: Option<String>,
-    /// The words before it.
+    /// The words before the script.
     pub(super) launcher: Vec<String>,
-    /// The words behind the name of its Python script.
+    /// The words after the name of the script.
     pub(super) arguments: Vec<String>,
-    /// The ranks that `torchrun` starts, if its words are numbers.
+    /// The ranks that the launcher starts, if they are known.
     pub(super) ranks: Option<usize>,
-    /// What is left out, a sentence each.
+    /// What was left out, a sentence each.
     pub(super) notes: Vec<String>,
-    /// Variables that are not expanded although the script assigns them, with why.
+    /// Variables that are not expanded although the script assigns them, each with the reason.
     pub(super) unexpanded: BTreeMap<String, String>,
-    /// A command of another launcher, which starts no Python script by its name.
+    /// A command of another launcher, which does not name a Python script.
     pub(super) foreign: Option<String>,
     /// The file of settings that the command names.
     pub(super) settings: Option<String>,
@@ -95,7 +95,7 @@ fn is_shell(word: &str) -> bool {
     matches!(word.rsplit('/').next(), Some("bash" | "sh" | "zsh"))
 }
 
-/// Whether values are arguments: the first word is a flag.
+/// Whether values are arguments, which is so if the first one is a flag.
 fn is_flags(values: &[String]) -> bool {
     values.first().is_some_and(|first| first.trim_start().starts_with("--"))
 }
@@ -104,7 +104,7 @@ fn words_of(text: &str) -> Vec<String> {
     text.split_whitespace().map(String::from).collect()
 }
 
-/// What has been read of a script.
+/// The state while a script is read.
 #[derive(Default)]
 struct Script<'a> {
     /// Reads a script that this one sources or runs.
@@ -112,35 +112,36 @@ struct Script<'a> {
     variables: BTreeMap<String, Vec<String>>,
     /// The variables in the order in which they were first assigned.
     order: Vec<String>,
-    /// Variables that branches change which may not be taken, with why they are not expanded.
+    /// Variables that are not expanded because a branch that may not be taken changes them, each
+    /// with the reason.
     unexpanded: BTreeMap<String, String>,
-    /// Variables that only branches assign which are not taken: they are empty.
+    /// Variables that are empty because only branches that are not taken assign them.
     undone: BTreeSet<String>,
     branches: Branches,
     joined: Joined,
-    /// The result of the command before this one.
+    /// The result of the previous command.
     last: Option<Taken>,
-    /// The variables that commands see, too.
+    /// The variables that scripts run by this one see, too.
     exported: BTreeSet<String>,
-    /// `true` while a script is read that the first one runs with a shell.
+    /// `true` while a script that the first one runs with a shell is read.
     is_inner: bool,
-    /// The bodies that were read.
+    /// The number of bodies that were read.
     reads: usize,
-    /// The variable that the command behind this one assigns.
+    /// The variable that the next command assigns.
     next_assigned: Option<String>,
-    /// Words of lines that begin with a flag.
+    /// Words of lines that start with a flag.
     arguments: Vec<String>,
     launches: Vec<Launch>,
     functions: BTreeMap<String, Function>,
-    /// The arguments of the functions that are being run, the innermost last.
+    /// The arguments of the functions that are running, the innermost last.
     calls: Vec<Vec<String>>,
-    /// The first command of another launcher, which starts no Python script.
+    /// The first command of another launcher, which does not name a Python script.
     foreign: Option<String>,
-    /// Its name and its first word, with a dash between.
+    /// That launcher's name and its first word, joined by a dash.
     command: Option<String>,
-    /// The file of settings that it names.
+    /// The file of settings that the command names.
     settings: Option<String>,
-    /// What is left out, a sentence each.
+    /// What was left out, a sentence each.
     notes: Vec<String>,
 }
 
@@ -151,10 +152,11 @@ struct Function {
     is_called: bool,
 }
 
-/// The most calls within each other that are run: a function may call itself.
+/// The deepest nesting of calls that is run, since a function may call itself.
 const MOST_CALLS: usize = 16;
 
-/// The most bodies of functions, loops and other scripts that are read: each may call itself twice.
+/// The most bodies of functions, loops and other scripts that are read, since each may call itself
+/// twice.
 const MOST_READS: usize = 1 << 14;
 
 /// The most rounds of a loop that are run.
@@ -192,7 +194,7 @@ impl Script<'_> {
                     if let Some((name, adds)) = assigned.filter(|_| word.is_bare_assignment())
                         && let Some((Token::Open, inside)) = rest.split_first()
                     {
-                        // Keywords before it (`then ARGS=(...)`).
+                        // Run the keywords before the array (`then ARGS=(...)`).
                         self.run(std::mem::take(&mut command));
                         let end = inside.iter().position(|token| matches!(token, Token::Close)).unwrap_or(inside.len());
                         let mut elements = Vec::new();
@@ -224,8 +226,7 @@ impl Script<'_> {
         self.run(command);
     }
 
-    /// Begins an arm of a `case`, behind whose patterns a bracket closes: `case $SIZE in 7b)` or
-    /// `70b)`.
+    /// Begins an arm of a `case`, whose patterns end with a bracket: `case $SIZE in 7b)` or `70b)`.
     fn begin_arm(&mut self, mut words: Vec<Word>) {
         if words.first().and_then(Word::literal) == Some("case") {
             self.run(words.drain(..3.min(words.len())).collect());
@@ -239,8 +240,8 @@ impl Script<'_> {
         }
     }
 
-    /// Runs the body of a loop for each of its words. A loop over words that are not known, or over
-    /// very many, is a branch that may not be taken.
+    /// Runs the body of a loop for each of its words. If words are not known or are more than
+    /// [`MOST_ROUNDS`], the loop is treated as a branch that may not be taken.
     fn repeat(&mut self, counted: &Loop<'_>) {
         let words: Vec<String> =
             counted.words.iter().flat_map(|word| self.expand(word)).flat_map(|word| in_braces(&word)).collect();
@@ -268,7 +269,7 @@ impl Script<'_> {
         self.branches.taken().and(by_result)
     }
 
-    /// Takes note of one command.
+    /// Interprets one command.
     fn run(&mut self, mut command: Vec<Word>) {
         let mut is_negated = false;
         while let Some(keyword) = command.first().and_then(Word::literal) {
@@ -305,7 +306,7 @@ impl Script<'_> {
             }
             return;
         }
-        // `NAME=value command`: the command sees it.
+        // `NAME=value command`: the command sees the variable.
         let is_prefix = command.iter().any(|word| word.assigned().is_none());
         while let Some(word) = command.first().filter(|word| word.assigned().is_some()) {
             if let Some((name, adds)) = word.assigned().map(|(name, adds)| (name.to_string(), adds)) {
@@ -324,7 +325,8 @@ impl Script<'_> {
             self.look_at(words);
         }
         let result = if is_negated { result.map(Taken::not) } else { result };
-        // A condition of another command is not known; elsewhere a command is taken to succeed.
+        // The result of another command is unknown in a condition; elsewhere the command is assumed
+        // to succeed.
         self.branches.result(self.combined(result.unwrap_or(Taken::Unknown)));
         self.last = Some(self.combined(result.unwrap_or(Taken::Yes)));
     }
@@ -339,7 +341,8 @@ impl Script<'_> {
         self.calls.pop();
     }
 
-    /// Runs the functions that nothing called: a script may be sourced, and another one call them.
+    /// Runs the functions that nothing called, until one starts a job: another script may source
+    /// this one and call them.
     fn run_uncalled(&mut self) {
         let uncalled = self.functions.iter().filter(|(_, function)| !function.is_called).map(|(name, _)| name.clone());
         for name in uncalled.collect::<Vec<_>>() {
@@ -349,7 +352,7 @@ impl Script<'_> {
         }
     }
 
-    /// The result of a list of commands up to this one.
+    /// The result of a chain of commands joined by `&&` or `||`, up to this one.
     fn combined(&self, result: Taken) -> Taken {
         let last = self.last.unwrap_or(Taken::Yes);
         match self.joined {
@@ -359,11 +362,12 @@ impl Script<'_> {
         }
     }
 
-    /// Runs a command as far as it matters here: it starts a job, or reads further commands.
+    /// Runs a command if it starts a job or has further commands.
     fn look_at(&mut self, words: Vec<String>) {
         let Some(first) = words.first() else { return };
         if first.starts_with("--") {
-            // A comment between the lines of a command ends it in a shell, and is not meant to.
+            // In a shell, a comment between the lines of a command ends it; the author did not mean
+            // that.
             let open = self.launches.last_mut().map(|launch| &mut launch.arguments);
             return open.unwrap_or(&mut self.arguments).extend(words);
         }
@@ -401,7 +405,7 @@ impl Script<'_> {
             self.run_script(&words[at + 1], arguments);
             return self.put_launcher(before, &words[..at]);
         }
-        // `eval $COMMAND`: quotes and redirections within the words are the shell's.
+        // `eval $COMMAND`: quotes and redirections within the words are interpreted again.
         if first == "eval" && self.calls.len() < MOST_CALLS {
             let tokens = lexer::tokens(&words.get(1..).unwrap_or_default().join(" "));
             self.calls.push(self.calls.last().cloned().unwrap_or_default());
@@ -412,8 +416,8 @@ impl Script<'_> {
         self.start(words);
     }
 
-    /// The result of a loop's condition that asks for the script's own arguments, of which there
-    /// are none.
+    /// The result of a loop's condition that tests the script's own arguments, of which there are
+    /// assumed to be none.
     fn without_arguments(&mut self, words: &[String]) -> Option<Taken> {
         let asks = |word: &String| ["$1", "$#", "$@"].contains(&word.as_str());
         let is_asked = words.first().is_some_and(|first| first == "getopts") || words.iter().any(asks);
@@ -428,7 +432,7 @@ impl Script<'_> {
         }
     }
 
-    /// Puts the words before a shell (`srun bash job.sh`) before the launches that it started,
+    /// Prepends the words before a shell (`srun bash job.sh`) to the launches that it started,
     /// those from `first` on.
     fn put_launcher(&mut self, first: usize, words: &[String]) {
         self.launches[first..].iter_mut().for_each(|launch| {

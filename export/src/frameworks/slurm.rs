@@ -1,5 +1,5 @@
-//! A batch script for Slurm that runs the plan with Foretell itself. Every plan is expressed as it
-//! is; the caller puts the plan beside the script.
+//! A batch script for Slurm that runs the plan with Foretell itself. Every plan is expressed
+//! unchanged; the caller writes the plan next to the script.
 
 use super::{FrameworkError, Job, JobFiles};
 

@@ -1,7 +1,7 @@
-//! The settings that a file states, each under its path, and what became of each. One mechanism for
-//! the readers of all frameworks: a reader takes the settings that it understands, names those
-//! without effect, and refuses those that no plan expresses. [`Stated::finish`] accounts for the
-//! rest, so that nothing vanishes. It must not know a framework.
+//! The settings that a file states, by their paths, and how each was handled. All frameworks'
+//! readers use it: a reader takes the settings that it understands, names those without effect, and
+//! refuses those that no plan expresses. [`Stated::finish`] accounts for the rest, so that no
+//! setting is lost. It must not know frameworks.
 
 mod refusals;
 mod values;
@@ -26,36 +26,36 @@ pub(super) enum Notation {
     Json,
 }
 
-/// What the settings of a file came to, beside the plan.
+/// How the settings of a file were handled.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Settings that were not understood.
+    /// Settings that were not read.
     pub(super) unread: Vec<String>,
     /// Settings at their default, switched off, or without effect on a step.
     pub(super) without_effect: Vec<String>,
     /// Values that the file leaves open, with their source, a sentence each.
     pub(super) assumed: Vec<String>,
-    /// Whether the file states how much is reduced together.
+    /// Whether the file states the bucket: how many bytes are reduced together.
     pub(super) states_bucket: bool,
 }
 
 /// The settings of a file.
 pub(super) struct Stated {
     notation: Notation,
-    /// Path of the section, for messages; empty for a whole file.
+    /// Path of the section, for messages; empty for the complete file.
     prefix: String,
     settings: BTreeMap<String, Value>,
-    /// The file's own name of each setting that was renamed.
+    /// For each renamed setting, its name in the file.
     written_as: BTreeMap<String, String>,
-    /// Variables of a script that are not expanded, with why.
+    /// Variables of a script that are not expanded, each with the reason.
     pub(super) unexpanded: BTreeMap<String, String>,
-    /// Whether a switch may have the words of transformers' `string_to_bool`.
+    /// Whether a switch may be a word that transformers' `string_to_bool` reads.
     pub(super) takes_words: bool,
     taken: BTreeSet<String>,
     account: Account,
 }
 
-/// Parses an object of JSON, or a mapping of YAML. `what` is what to give instead.
+/// Parses an object of JSON, or a mapping of YAML. `what` is the expected content, for the hint.
 pub(super) fn object_of(text: &str, what: &str) -> Result<Map<String, Value>, FrameworkError> {
     let form = |reason: String| FrameworkError::Form { reason, hint: format!("give {what}") };
     let value: Value = match serde_json::from_str(text) {
@@ -74,7 +74,7 @@ pub(super) fn object_of(text: &str, what: &str) -> Result<Map<String, Value>, Fr
 }
 
 impl Stated {
-    /// The settings of an object, nested ones under dotted paths.
+    /// The settings of an object. Nested settings have paths with dots.
     pub(super) fn new(object: Map<String, Value>, notation: Notation) -> Self {
         let mut settings = BTreeMap::new();
         for (name, value) in object {
@@ -101,7 +101,7 @@ impl Stated {
         Ok(Self::new(object_of(text, what)?, Notation::Json))
     }
 
-    /// Takes a section out: all settings under `name`. Finish it before the rest.
+    /// Moves out a section: all settings under `name`. Finish it before the rest.
     pub(super) fn section(&mut self, name: &str) -> Self {
         let start = format!("{name}.");
         let inside: Vec<String> = self.settings.keys().filter(|path| path.starts_with(&start)).cloned().collect();
@@ -113,7 +113,7 @@ impl Stated {
         Self::of_settings(settings, self.notation, format!("{}{start}", self.prefix))
     }
 
-    /// Adds what became of a section's settings.
+    /// Adds the account of a section.
     pub(super) fn absorb(&mut self, account: Account) {
         self.account.unread.extend(account.unread);
         self.account.without_effect.extend(account.without_effect);
@@ -121,29 +121,29 @@ impl Stated {
         self.account.states_bucket |= account.states_bucket;
     }
 
-    /// Notes that the file states how much is reduced together, even if that is our own default.
+    /// Notes that the file states the bucket, even if it is our default.
     pub(super) fn state_bucket(&mut self) {
         self.account.states_bucket = true;
     }
 
-    /// Whether a setting is accounted for.
+    /// Whether a setting was taken.
     pub(super) fn is_taken(&self, name: &str) -> bool {
         self.taken.contains(name)
     }
 
-    /// Replaces settings by those of another source, which come later.
+    /// Overwrites settings by those of `later`, except those that `later` has taken.
     pub(super) fn replace_by(&mut self, later: Self) {
         let taken = later.taken;
         self.settings.extend(later.settings.into_iter().filter(|(name, _)| !taken.contains(name)));
         self.unexpanded.extend(later.unexpanded);
     }
 
-    /// The value of a setting. It is not taken.
+    /// The value of a setting, without taking it.
     pub(super) fn peek(&self, name: &str) -> Option<&Value> {
         self.settings.get(name)
     }
 
-    /// Adds what became of the settings of another file.
+    /// Adds the account of another file.
     pub(super) fn absorb_others(&mut self, unread: Vec<String>, without_effect: Vec<String>) {
         self.account.unread.extend(unread);
         self.account.without_effect.extend(without_effect);
@@ -154,7 +154,7 @@ impl Stated {
         self.settings.is_empty()
     }
 
-    /// Whether a setting, or a section of this name, is stated. It is not taken.
+    /// Whether a setting, or a section with this name, is stated. Does not take it.
     pub(super) fn has(&self, name: &str) -> bool {
         self.settings.get(name).is_some_and(|value| !value.is_null()) || self.has_section(name)
     }
@@ -165,14 +165,14 @@ impl Stated {
         self.settings.keys().any(|path| path.starts_with(&start))
     }
 
-    /// Removes a switch that says nothing beside another setting.
+    /// Drops a switch that has no effect next to another setting.
     pub(super) fn drop_switch(&mut self, name: &str) {
         if self.settings.get(name) == Some(&Value::Bool(true)) {
             self.drop(name);
         }
     }
 
-    /// Leaves a setting out that has no effect, and whose name another one may take.
+    /// Drops a setting that has no effect, so that another one can be renamed to its name.
     pub(super) fn drop(&mut self, name: &str) {
         if self.settings.contains_key(name) {
             self.account.without_effect.push(self.written(name));
@@ -180,7 +180,7 @@ impl Stated {
         }
     }
 
-    /// Settings with one of these values that nothing has taken yet.
+    /// Settings with one of these values that were not taken.
     pub(super) fn with_value(&self, values: &[&str]) -> Vec<String> {
         let has = |value: &Value| value.as_str().is_some_and(|value| values.contains(&value));
         self.settings
@@ -190,7 +190,7 @@ impl Stated {
             .collect()
     }
 
-    /// Whether the file leaves a setting to its caller: `"auto"`. It counts as taken.
+    /// Whether the file leaves a setting to its caller (`"auto"`). If so, takes it.
     pub(super) fn is_auto(&mut self, name: &str) -> bool {
         let is_auto = self.settings.get(name).is_some_and(|value| value == "auto");
         if is_auto {
@@ -199,7 +199,7 @@ impl Stated {
         is_auto
     }
 
-    /// Moves the setting from an older name, unless the newer one is stated too.
+    /// Renames a setting from `older` to `newer`. Fails if both are stated with different values.
     pub(super) fn rename(&mut self, older: &str, newer: &str) -> Result<(), FrameworkError> {
         let Some(value) = self.settings.get(older).cloned() else { return Ok(()) };
         match self.settings.get(newer) {
@@ -276,8 +276,8 @@ impl Stated {
         Ok(self.flag(name)?.unwrap_or(false))
     }
 
-    /// Refuses switches without effect whose word is a variable that is not expanded: it may hold
-    /// any arguments.
+    /// Refuses switches without effect whose value is an unexpanded variable: it could contain any
+    /// arguments.
     pub(super) fn refuse_variables(&self, switches: &[&str]) -> Result<(), FrameworkError> {
         let is_open = |name: &&&str| self.settings.get(**name).and_then(Value::as_str).is_some_and(is_variable);
         match switches.iter().find(is_open).filter(|_| self.notation == Notation::Flags) {
@@ -295,7 +295,7 @@ impl Stated {
         }
     }
 
-    /// A text, where a bare `no` of YAML may be a switch.
+    /// A text. YAML reads a bare `no` as a switch, so `false` is returned as `no`.
     pub(super) fn word(&mut self, name: &str) -> Result<Option<String>, FrameworkError> {
         match self.settings.get(name) {
             Some(Value::Bool(false)) => {
@@ -306,7 +306,7 @@ impl Stated {
         }
     }
 
-    /// States a setting that the file leaves to something else. It needs no account.
+    /// Sets and takes a setting that the file does not state.
     pub(super) fn provide(&mut self, name: &str, value: Value) {
         if self.settings.get(name).is_none_or(Value::is_null) {
             self.settings.insert(name.into(), value);
@@ -314,8 +314,8 @@ impl Stated {
         }
     }
 
-    /// Takes a setting and all below it out of the file, as if it had not stated them. Returns
-    /// whether it had.
+    /// Removes a setting and all settings under it, as if the file had not stated them. Returns
+    /// whether there were any.
     pub(super) fn remove(&mut self, name: &str) -> bool {
         let before = self.settings.len();
         let start = format!("{name}.");
@@ -323,13 +323,13 @@ impl Stated {
         self.settings.len() < before
     }
 
-    /// Puts another value in the place of a setting's, which counts as stated.
+    /// Sets the value of a setting, without taking it.
     pub(super) fn set(&mut self, name: &str, value: Value) {
         self.settings.insert(name.into(), value);
     }
 
-    /// Puts the settings of an object in the place of a setting that stands for them. Those that
-    /// are stated under their own names stay.
+    /// Replaces a setting by the settings of an object under the same name. Settings that the file
+    /// states itself stay.
     pub(super) fn replace_by_section(&mut self, name: &str, section: Value) {
         self.settings.remove(name);
         let mut inside = BTreeMap::new();
@@ -339,8 +339,8 @@ impl Stated {
         }
     }
 
-    /// A name that costs nothing, such as that of a model; `None` also where a script's variable
-    /// holds it.
+    /// A name that does not change the costs, such as that of a model; `None` also if it is a
+    /// script's variable.
     pub(super) fn name(&mut self, name: &str) -> Result<Option<String>, FrameworkError> {
         match self.take(name) {
             Some(Value::String(text)) if text.contains('$') => {
@@ -351,7 +351,7 @@ impl Stated {
         }
     }
 
-    /// A list: of words, if it is the value of a flag.
+    /// A list. The value of a flag is a list of words.
     pub(super) fn list(&mut self, name: &str) -> Result<Vec<Value>, FrameworkError> {
         match self.take(name) {
             None => Ok(Vec::new()),
@@ -361,7 +361,7 @@ impl Stated {
         }
     }
 
-    /// The settings of a name. One that ends with `*` stands for all that begin so.
+    /// The settings with a name. A name that ends with `*` matches all that start with the rest.
     fn matching(&self, name: &str) -> Vec<String> {
         let is_meant = |path: &&String| match name.strip_suffix('*') {
             Some(start) => path.starts_with(start),
@@ -370,19 +370,20 @@ impl Stated {
         self.settings.keys().filter(is_meant).cloned().collect()
     }
 
-    /// The settings of these names that are stated and not switched off, as in [`Self::matching`].
+    /// The stated settings with these names that are not switched off; names as in
+    /// [`Self::matching`].
     pub(super) fn stated_of(&self, names: &[&str]) -> Vec<String> {
         let found = names.iter().flat_map(|name| self.matching(name));
         found.filter(|path| self.settings.get(path).is_some_and(|value| !is_off(value))).collect()
     }
 
-    /// Whether the file leaves a setting to its caller: `"auto"`.
+    /// Whether the file leaves any setting to its caller (`"auto"`).
     pub(super) fn leaves_open(&self) -> bool {
         self.settings.values().any(|value| value == "auto")
     }
 
-    /// Marks settings as taken that change neither the time of a step nor its memory. A name that
-    /// ends with `*` stands for all that begin so.
+    /// Takes settings that change neither the time of a step nor its memory. A name that ends with
+    /// `*` matches all that start with the rest.
     pub(super) fn neutral(&mut self, names: &[&str]) {
         for name in names {
             let found: Vec<String> = self.matching(name).into_iter().filter(|path| !self.taken.contains(path)).collect();
@@ -393,8 +394,7 @@ impl Stated {
         }
     }
 
-    /// Notes settings that change when something is done, and not what, unless they are switched
-    /// off.
+    /// Takes settings that are switched on and change only when work is done, and notes them.
     pub(super) fn noted(&mut self, names: &[&str]) {
         for name in names {
             if self.settings.get(*name).is_some_and(|value| !is_off(value)) && self.taken.insert((*name).into()) {
@@ -403,7 +403,7 @@ impl Stated {
         }
     }
 
-    /// Marks a setting as taken if it has its default.
+    /// Takes a setting if it has its default.
     pub(super) fn usual(&mut self, name: &str, default: &Value) {
         let is_same = |value: &&Value| *value == default || (value.is_number() && value.as_f64() == default.as_f64());
         if self.settings.get(name).filter(is_same).is_some() && self.taken.insert(name.into()) {
@@ -411,12 +411,12 @@ impl Stated {
         }
     }
 
-    /// Notes a value that the file leaves open, and where it comes from.
+    /// Notes a value that the file leaves open, with its source.
     pub(super) fn assume(&mut self, sentence: impl Into<String>) {
         self.account.assumed.push(sentence.into());
     }
 
-    /// Notes that samples are packed by a setting. Their lengths decide how much they attend to.
+    /// Notes that a setting packs samples. Their lengths decide the cost of attention.
     pub(super) fn assume_packed(&mut self, name: &str) {
         self.assume(format!(
             "{}: rows are full, and attention is over whole rows; where it keeps to samples, `workload: {{packed: TOKENS}}` says how \
@@ -431,12 +431,12 @@ impl Stated {
         self.account.unread.push(written);
     }
 
-    /// The file's own name of a setting.
+    /// The name of a setting in the file.
     pub(super) fn own_name(&self, name: &str) -> String {
         format!("{}{}", self.prefix, self.written_as.get(name).map_or(name, String::as_str))
     }
 
-    /// A setting in the file's own words, in backticks.
+    /// A setting as the file writes it, in backticks.
     pub(super) fn written(&self, name: &str) -> String {
         format!("`{}`", self.plain(name))
     }
@@ -459,7 +459,7 @@ impl Stated {
         }
     }
 
-    /// Accounts for every setting that nobody took.
+    /// Accounts for every setting that was not taken.
     ///
     /// # Errors
     /// If one of them decides what is planned.
@@ -484,8 +484,8 @@ impl Stated {
     }
 }
 
-/// Whether a word is a variable, or the output of a command, that is not expanded. It may stand for
-/// any number of words.
+/// Whether a word is an unexpanded variable or the unexpanded output of a command. It could be any
+/// number of words.
 pub(super) fn is_variable(word: &str) -> bool {
     let Some(rest) = word.strip_prefix('$') else { return false };
     let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '$');

@@ -1,6 +1,6 @@
-//! torchtitan: its settings as sections of a TOML file, which is the file of releases up to 0.2. A
-//! small Python module applies the same file to a configuration of later releases. It must not know
-//! the other frameworks.
+//! torchtitan: its settings as sections of a TOML file, in the form of releases up to 0.2. A small
+//! Python module applies the same file to a configuration of later releases. It must not know the
+//! other frameworks.
 
 mod read;
 
@@ -18,8 +18,8 @@ const STACK: &str = "torchtitan";
 
 const FRAMEWORK: &str = "torchtitan";
 
-/// Models of our zoo, and torchtitan's: module, function of its configuration, and the flavor of
-/// older files.
+/// Models of our zoo with torchtitan's names: module, function of its configuration, and the flavor
+/// in older files.
 const MODELS: [(&str, &str, &str, &str); 5] = [
     ("llama3-8b", "llama3", "llama3_8b", "8B"),
     ("llama3-70b", "llama3", "llama3_70b", "70B"),
@@ -28,7 +28,7 @@ const MODELS: [(&str, &str, &str, &str); 5] = [
     ("qwen3-32b", "qwen3", "qwen3_32b", "32B"),
 ];
 
-/// Further models of its registries in one release or another, which are read and not written.
+/// Further models that torchtitan has in some release. They are read and not written.
 const READ_MODELS: [(&str, &str, &str, &str); 14] = [
     ("llama2-7b", "llama2", "llama2_7b", "7B"),
     ("llama2-13b", "llama2", "llama2_13b", "13B"),
@@ -86,7 +86,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let plan = nearest.plan;
     let settings = plan_settings(&plan, blocks)?;
     let (sequence, _) = job.model.sample().tokens().expect("invariant: torchtitan's models read tokens");
-    // torchtitan's default captures the step as a CUDA graph, and it captures no pipelines.
+    // torchtitan captures the step as a CUDA graph by default, but cannot capture pipelines.
     let uncaptured = if plan.layout.pipeline > 1 { "disable_cuda_graphs = true\n" } else { "" };
     let text = format!(
         "# {VERSION}\n[model]\nname = \"{module}\"\nconfig = \"{config}\"\n\n{}",
@@ -110,7 +110,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     })
 }
 
-/// Finds torchtitan's name of a model of any sequence length, and the number of its blocks.
+/// Finds torchtitan's names of a model, of any sequence length, and the number of its blocks.
 fn find_model(model: &Model) -> Result<(&'static str, &'static str, &'static str, usize), FrameworkError> {
     let sequence = model.sample().tokens().map(|(sequence, _)| sequence);
     let is_same = |name: &str| {
@@ -126,7 +126,7 @@ fn find_model(model: &Model) -> Result<(&'static str, &'static str, &'static str
     })
 }
 
-/// Replaces what torchtitan lacks.
+/// Replaces settings that torchtitan lacks.
 fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     let layout = &nearest.plan.layout;
     nearest.without_axis(layout.expert, "expert")?;
@@ -140,7 +140,7 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     if nearest.plan.layout.context > 1 && nearest.plan.layout.zero == 0 {
         nearest.replace(|plan| &mut plan.layout.zero, 3, "ranks of `context` shard parameters: `zero: 3`");
     }
-    // With one rank of both nothing is sharded.
+    // If `data` and `context` have one rank, nothing is sharded.
     if nearest.plan.layout.data * nearest.plan.layout.context == 1 || nearest.plan.layout.zero == 0 {
         nearest.plan.layout.zero = 0;
         nearest.plan.layout.shard_group = None;
@@ -225,7 +225,7 @@ fn plan_settings(plan: &Plan, blocks: usize) -> Result<String, FrameworkError> {
          [activation_checkpoint]\nmode = \"{mode}\"\n\n\
          [optimizer]\nname = \"{name}\"\nlr = {:?}\nbeta1 = {:?}\nbeta2 = {:?}\neps = {:?}\nweight_decay = {:?}\n",
         plan.global_batch,
-        // torchtitan clips by a large norm where nothing is clipped.
+        // Without clipping, torchtitan gets a norm that no gradient reaches.
         training.clip_norm.unwrap_or(UNCLIPPED),
         layout.data / shard.max(1),
         if layout.zero == 3 { "always" } else { "never" },

@@ -22,11 +22,11 @@ const STACK: &str = "torchtune";
 
 const FRAMEWORK: &str = "torchtune";
 
-/// The schedule of the learning rate in torchtune's own files for DPO.
+/// The schedule of the learning rate in torchtune's recipes for DPO.
 const SCHEDULE: &str = "lr_scheduler:\n  _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup\n  \
                         num_warmup_steps: 20\n";
 
-/// Models of our zoo, and torchtune's: the package, the builder, and the tokenizer.
+/// Models of our zoo with torchtune's names: the package, the builder, and the tokenizer.
 const MODELS: [(&str, &str, &str, &str); 7] = [
     ("llama3-8b", "llama3_1", "llama3_1_8b", "llama3.llama3_tokenizer"),
     ("llama3-70b", "llama3_1", "llama3_1_70b", "llama3.llama3_tokenizer"),
@@ -37,14 +37,14 @@ const MODELS: [(&str, &str, &str, &str); 7] = [
     ("mistral-7b", "mistral", "mistral_7b", "mistral.mistral_tokenizer"),
 ];
 
-/// Names of adapters' modules in a plan, and torchtune's: those of attention, of the feed-forward
-/// network, and the head.
+/// Names of modules with adapters in a plan, with torchtune's names: those of attention, of the
+/// feed-forward network, and the head.
 const ATTENTION: [(&str, &str); 4] =
     [("q_proj", "q_proj"), ("k_proj", "k_proj"), ("v_proj", "v_proj"), ("o_proj", "output_proj")];
 const FEED_FORWARD: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 const HEAD: &str = "lm_head";
 
-/// The modules that adapters are at. `None` if torchtune has no such choice.
+/// The modules with adapters.
 struct Targets {
     attention: Vec<&'static str>,
     feed_forward: bool,
@@ -91,7 +91,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     })
 }
 
-/// Takes the method out of a plan, and leaves what no recipe states.
+/// Separates a plan into a plan without the method, the adapters, and the workload.
 fn taken_out(plan: &Plan) -> (Plan, Option<Lora>, PlannedWorkload) {
     let mut rest = plan.clone();
     let lora = rest.training.lora.take();
@@ -105,7 +105,7 @@ fn taken_out(plan: &Plan) -> (Plan, Option<Lora>, PlannedWorkload) {
     (rest, lora, plan.workload.clone())
 }
 
-/// Finds torchtune's name of a model of any sequence length.
+/// Finds torchtune's names of a model, of any sequence length.
 fn find_model(model: &Model) -> Result<(&'static str, &'static str, &'static str), FrameworkError> {
     let sequence = model.sample().tokens().map(|(sequence, _)| sequence);
     let is_same = |name: &str| {
@@ -120,7 +120,7 @@ fn find_model(model: &Model) -> Result<(&'static str, &'static str, &'static str
     })
 }
 
-/// Replaces what torchtune lacks.
+/// Replaces settings that torchtune lacks.
 fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.only_data_parallel()?;
     let ranks = nearest.plan.layout.data;
@@ -152,7 +152,7 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Puts adapters, kernels and preferences into the plan, as far as recipes have them.
+/// Puts adapters, kernels and preferences into the plan, as far as recipes express them.
 fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorkload) -> Result<(), FrameworkError> {
     let lora = lora.filter(|lora| {
         let is_known = Targets::of(lora).is_some();
@@ -196,7 +196,7 @@ fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorklo
     }
     let is_paged = workload.paged_moments && nearest.plan.workload.moments == MomentFormat::EightBit;
     let plan = &nearest.plan;
-    // The recipes that update so refuse to accumulate and to clip.
+    // Recipes that update in the backward pass refuse to accumulate and to clip.
     let updates =
         workload.updates_in_backward && !has_adapters && plan.micro_batches()? == 1 && plan.training.clip_norm.is_none();
     (nearest.plan.workload.paged_moments, nearest.plan.workload.updates_in_backward) = (is_paged, updates);
@@ -213,7 +213,7 @@ fn put_method(nearest: &mut Nearest, lora: Option<Lora>, workload: PlannedWorklo
 fn text(plan: &Plan, [package, builder, tokenizer]: [&str; 3], sequence: Option<usize>) -> Result<String, FrameworkError> {
     let layout = &plan.layout;
     let number = |number: f32| match decimal(number) {
-        // PyYAML takes `5e-5` for a text.
+        // PyYAML reads `5e-5` as text.
         Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), |number| format!("{number}")),
         other => other.to_string(),
     };
@@ -285,7 +285,8 @@ fn text(plan: &Plan, [package, builder, tokenizer]: [&str; 3], sequence: Option<
     );
     let of_preferences = match (is_on_preferences, &plan.training.lora) {
         (false, _) => String::new(),
-        // The recipes of DPO demand a schedule, and switch adapters off for the reference.
+        // The recipes for DPO require a schedule. With adapters, their reference is the model
+        // without them.
         (true, Some(_)) => SCHEDULE.into(),
         (true, None) => format!("{SCHEDULE}# The reference: a frozen copy of the model.\nref_checkpointer:\n{checkpoint}"),
     };

@@ -1,6 +1,6 @@
 //! Plans as files of the tools that fine-tune with Hugging Face's Trainer: TRL, Axolotl and
-//! LLaMA-Factory. Each states a Trainer's arguments, some under names of its own, and what is
-//! trained. Jobs of DeepSpeed have its configuration beside them.
+//! LLaMA-Factory. Each file states a Trainer's arguments, some under the tool's names, and what is
+//! trained. A job on DeepSpeed also has DeepSpeed's configuration.
 
 mod preferences;
 
@@ -44,16 +44,16 @@ impl Tuner {
         }
     }
 
-    /// The stack with which its files are read back.
+    /// The stack with which the tool's files are read back.
     const fn usual_stack(self) -> &'static str {
         if matches!(self, Self::Trl) { "trl" } else { "hf-trainer" }
     }
 }
 
-/// The file beside a job of DeepSpeed.
+/// DeepSpeed's configuration, next to the tool's file.
 const DEEPSPEED_FILE: &str = "deepspeed.json";
 
-/// The script beside TRL's file for ORPO.
+/// The script for ORPO, next to TRL's file.
 const ORPO_FILE: &str = "orpo.py";
 
 pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkError> {
@@ -97,7 +97,8 @@ pub(super) fn export(job: &Job<'_>, tuner: Tuner) -> Result<JobFiles, FrameworkE
     Ok(JobFiles { version: tuner.version(), files, command: command(tuner).into(), plan, differences })
 }
 
-/// Replaces what DeepSpeed's configuration under a Trainer lacks. The Trainer recomputes.
+/// Replaces settings that DeepSpeed's configuration under a Trainer lacks. The Trainer itself
+/// recomputes.
 fn restrict_zero(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.coarse_recompute(&[Recompute::None, Recompute::Full]);
     let recompute = std::mem::replace(&mut nearest.plan.layout.recompute, Recompute::None);
@@ -106,7 +107,7 @@ fn restrict_zero(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Replaces what a tool's own settings lack.
+/// Replaces settings that a tool lacks.
 fn restrict_method(nearest: &mut Nearest, tuner: Tuner, is_zero: bool) {
     let has_adapters = nearest.plan.training.lora.is_some();
     if is_zero {
@@ -141,7 +142,7 @@ fn restrict_method(nearest: &mut Nearest, tuner: Tuner, is_zero: bool) {
     }
 }
 
-/// The settings of a plan under the tool's names.
+/// The settings of a plan, by the tool's names.
 fn settings(plan: &Plan, tuner: Tuner, sequence: Option<usize>, is_zero: bool) -> Result<Map<String, Value>, FrameworkError> {
     let Value::Object(mut settings) = accelerate::training_arguments(plan)? else {
         unreachable!("invariant: arguments are an object")
@@ -153,7 +154,7 @@ fn settings(plan: &Plan, tuner: Tuner, sequence: Option<usize>, is_zero: bool) -
         settings.remove("fsdp_config");
         settings.insert("deepspeed".into(), json!(DEEPSPEED_FILE));
     }
-    // FSDP's own recomputation takes the place of the Trainer's.
+    // FSDP's recomputation replaces the Trainer's.
     let by_trainer = recomputes && !settings.contains_key("fsdp");
     if let Some(sequence) = sequence {
         settings.insert("max_length".into(), json!(sequence));
@@ -209,7 +210,7 @@ fn of_axolotl(plan: &Plan, settings: &mut Map<String, Value>, recomputes: bool) 
         LossKernel::Chunked => plug("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin", "cut_cross_entropy"),
         LossKernel::Liger => plug("axolotl.integrations.liger.LigerPlugin", "liger_fused_linear_cross_entropy"),
     }
-    // Plugins name its losses.
+    // Axolotl's plugins choose its losses.
     for name in ["loss_type", "use_liger_kernel"] {
         settings.remove(name);
     }
@@ -257,7 +258,7 @@ fn of_llama_factory(plan: &Plan, settings: &mut Map<String, Value>, recomputes: 
     }
 }
 
-/// A value in YAML. Numbers have no exponent: PyYAML takes `5e-05` for a text.
+/// A value in YAML. Numbers have no exponent: PyYAML reads `5e-05` as text.
 fn yaml(value: &Value) -> String {
     match value {
         Value::Number(number) if number.is_f64() => {

@@ -28,10 +28,11 @@ pub(super) struct Call {
     pub(super) busy: u64,
 }
 
-/// What a trace's events are.
+/// The calls found in a trace.
 pub(super) struct Calls {
     pub(super) calls: Vec<Call>,
-    /// Operators of unknown work: name, start, and the time that no other operator explains.
+    /// Operators of unknown work: name, start, and the time outside of the operators that they
+    /// called.
     pub(super) others: Vec<(String, u64, u64)>,
     /// Whether the work ran on a device.
     pub(super) is_on_device: bool,
@@ -43,9 +44,9 @@ struct Open {
     start: u64,
     end: u64,
     part: Part,
-    /// The call that it is or belongs to.
+    /// The call that the operator is, or is part of.
     call: Option<usize>,
-    /// Time that its own operators explain.
+    /// Time of the operators that it called.
     explained: u64,
 }
 
@@ -90,7 +91,7 @@ pub(super) fn calls(events: &[Event]) -> Calls {
     on_device(events, &by_id, found)
 }
 
-/// Ends the operators that end by a time.
+/// Removes the operators that have ended by `time` from `open`.
 fn close(open: &mut Vec<Open>, time: u64, others: &mut Vec<(String, u64, u64)>) {
     while let Some(done) = open.pop_if(|last| last.end <= time) {
         let length = done.end - done.start;
@@ -103,7 +104,7 @@ fn close(open: &mut Vec<Open>, time: u64, others: &mut Vec<(String, u64, u64)>) 
     }
 }
 
-/// The part that an operator begins. `None` if it is that of the operator around it.
+/// The part that an operator begins. `None` if its part is that of the operator that called it.
 fn part_of(name: &str) -> Option<Part> {
     if name.starts_with("autograd::engine::evaluate_function") {
         return Some(Part::Backward);
@@ -115,7 +116,7 @@ fn external_id(event: &Event) -> Option<u64> {
     event.args.get("External id").and_then(Value::as_u64)
 }
 
-/// Gives the calls the times of their kernels on the device, if any ran there.
+/// Replaces the calls' times by those of their kernels on the device, if any ran there.
 fn on_device(events: &[Event], by_id: &BTreeMap<u64, (Option<usize>, Part)>, found: Calls) -> Calls {
     let kernels: Vec<&Event> = events.iter().filter(|event| event.cat == "kernel" || event.cat == "gpu_memcpy").collect();
     if kernels.is_empty() {

@@ -1,4 +1,4 @@
-//! One event of a trace. Knows not what it means.
+//! An event of a trace. It must not know its meaning.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -27,7 +27,8 @@ pub(super) struct Event {
 impl Event {
     /// Start and end in nanoseconds from the trace's base.
     pub(super) fn span(&self) -> (u64, u64) {
-        // A cast from a float saturates. No event ends before it starts, whatever `dur` is.
+        // A cast from a float saturates. An event does not end before it starts, even if `dur` is
+        // negative.
         let start = (self.ts * 1e3).round() as u64;
         (start, start.max(((self.ts + self.dur) * 1e3).round() as u64))
     }

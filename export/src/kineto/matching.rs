@@ -1,5 +1,5 @@
-//! Assigns the calls of a step to the instructions of a Program's list. Knows neither the trace's
-//! form nor any prediction.
+//! Assigns the calls of a step to the instructions of a Program's list. It must not know the
+//! trace's format or predictions.
 
 use super::calls::{Call, Part};
 use super::operators::{ProductShape, Work};
@@ -15,25 +15,25 @@ pub struct MatchedStep {
     /// Start and end of each instruction, in nanoseconds from the start of the step. An instruction
     /// without a call takes no time.
     pub spans: Vec<(u64, u64)>,
-    /// The time in which each instruction ran; 0 without a call.
+    /// The time in which each instruction ran, in nanoseconds; 0 without a call.
     pub busy: Vec<u64>,
-    /// The time between one call of a kernel and the next.
+    /// The time from the end of each kernel to the start of the next one, in nanoseconds.
     pub gaps: Vec<u64>,
 }
 
 /// Operators that belong to no instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmatched {
-    /// Their name.
+    /// The operators' name.
     pub name: String,
-    /// Their number in a step.
+    /// Calls per step, rounded up.
     pub count: usize,
-    /// Their time in a step, in nanoseconds.
+    /// Time per step, in nanoseconds.
     pub nanoseconds: u64,
 }
 
-/// What calls and instructions have in common. Calls and instructions of one key are matched in
-/// order.
+/// The properties that a call and its instruction have in common. Calls and instructions with the
+/// same key are matched in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Kernel(Part, u8, Option<ProductShape>),
@@ -41,7 +41,7 @@ enum Key {
     Load,
 }
 
-/// Kinds of work that Programs fuse into the kernel before.
+/// Kinds of work that Programs fuse into the previous kernel.
 const FUSED: [KernelFamily; 4] =
     [KernelFamily::Activation, KernelFamily::BiasGradient, KernelFamily::Residual, KernelFamily::Bias];
 
@@ -77,7 +77,7 @@ impl TraceStep {
         self.finish(&places)
     }
 
-    /// Adds calls whose work is fused in the Program to the instruction before them.
+    /// Adds calls of kinds that the Program fuses to the kernel that ran before them.
     fn fuse(&self, groups: &Groups, places: &mut [Option<Place>]) {
         let is_fused = |call: &&Call| call.is_fused() && !groups.contains_key(&call.key());
         for call in self.calls.iter().filter(is_fused) {
@@ -108,15 +108,14 @@ impl TraceStep {
         matched
     }
 
-    /// The calls that no instruction has.
+    /// The calls that belong to no instruction.
     fn unmatched_calls(&self, groups: &Groups) -> impl Iterator<Item = (&str, u64)> {
         let is_left = |call: &&Call| !groups.contains_key(&call.key()) && !call.is_fused();
         self.calls.iter().filter(is_left).map(|call| (call.name.as_str(), call.busy))
     }
 }
 
-/// The operators of several steps that belong to no instruction, in a step on average, longest
-/// first.
+/// The operators that belong to no instruction, averaged over the steps, longest first.
 pub fn unmatched(steps: &[TraceStep], stage: &StageProgram) -> Vec<Unmatched> {
     let groups = instruction_groups(stage);
     let mut totals: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
@@ -147,7 +146,7 @@ struct Place {
     is_kernel: bool,
 }
 
-/// An instruction's index, and its weight where one call is several instructions.
+/// An instruction's index, and its weight if several instructions share a call.
 type Weighted = (usize, f64);
 
 /// The instructions of each key, in order.
@@ -189,7 +188,7 @@ fn key_of(operation: &Operation, part: Part) -> Option<(Key, f64)> {
     }
 }
 
-/// The shape of a kernel that is one product.
+/// The shape of a kernel that is a single product.
 fn product_shape(kernel: &Kernel) -> Option<ProductShape> {
     match *kernel {
         Kernel::Matmul { rows, columns, contracted, .. } | Kernel::EightBitMatmul { rows, columns, contracted, .. } => {
@@ -207,8 +206,9 @@ fn product_shape(kernel: &Kernel) -> Option<ProductShape> {
     }
 }
 
-/// Assigns calls to instructions of the same key, in order. Several calls of an instruction are
-/// one span, and several instructions of a call divide it by their work.
+/// Assigns calls to instructions with the same key, in order. If there are more calls than
+/// instructions, an instruction spans several calls; if there are fewer, the instructions of a call
+/// divide its time by their weights.
 fn assign(calls: &[&Call], instructions: &[Weighted], places: &mut [Option<Place>]) {
     let (many, few) = (calls.len(), instructions.len());
     let mut add = |index: usize, start: u64, end: u64, call: &Call, busy: u64| {

@@ -1,5 +1,5 @@
-//! The operators of PyTorch that a step is made of: the kind of work of each, and the shape by
-//! which its instruction is found. Knows neither times nor Programs.
+//! PyTorch's operators in a step: the kind of work of each, and the shape by which its instruction
+//! is found. It must not know times or Programs.
 
 use foretell_models::KernelFamily;
 use foretell_program::Exchange;
@@ -16,7 +16,8 @@ pub(super) enum Work {
     Load,
 }
 
-/// The shape of a product, without the order of its two sides: frameworks compute transposes.
+/// The shape of a product, without the order of its two sides: frameworks may compute the
+/// transpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ProductShape {
     contracted: usize,
@@ -29,7 +30,7 @@ impl ProductShape {
     }
 }
 
-/// Operators of ATen by kind of work. The outermost of nested operators counts.
+/// Operators of ATen by kind of work. If operators are nested, the outermost one counts.
 const KINDS: [(KernelFamily, &[&str]); 12] = [
     (
         KernelFamily::Attention,
@@ -63,7 +64,7 @@ const KINDS: [(KernelFamily, &[&str]); 12] = [
     (KernelFamily::Optimizer, &["_fused_adam", "_fused_adamw", "_fused_sgd"]),
 ];
 
-/// Products, with the place of the first factor among the inputs.
+/// Products, with the index of the first factor among the inputs.
 const PRODUCTS: [(&str, usize); 7] =
     [("mm", 0), ("bmm", 0), ("addmm", 1), ("baddbmm", 1), ("_addmm_activation", 1), ("_scaled_mm", 0), ("mkldnn_linear", 0)];
 
@@ -78,8 +79,8 @@ const EXCHANGES: [(&str, Exchange); 7] = [
     ("send", Exchange::SendReceive),
 ];
 
-/// The work of an operator or annotation. `None` if it is one of those that others are made of, or
-/// is not known. `dimensions` are the `Input Dims` of the profiler.
+/// The work of an operator or annotation. `None` if it is unknown, or only a part of other
+/// operators. `dimensions` are the profiler's `Input Dims`.
 pub(super) fn work_of(name: &str, dimensions: &Value) -> Option<Work> {
     if let Some(operator) = name.strip_prefix("aten::") {
         return aten(operator, dimensions);
@@ -101,7 +102,7 @@ pub(super) fn work_of(name: &str, dimensions: &Value) -> Option<Work> {
     is_bucket.then_some(Work::Kernel(KernelFamily::Bucket, None))
 }
 
-/// The collective of a device's kernel, such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`.
+/// The collective that a device's kernel runs, such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`.
 pub(super) fn exchange_of(name: &str) -> Option<Exchange> {
     let name = name.to_ascii_lowercase();
     EXCHANGES.iter().find(|(part, _)| name.contains(part)).map(|(_, exchange)| *exchange)
@@ -125,7 +126,7 @@ fn aten(operator: &str, dimensions: &Value) -> Option<Work> {
 fn product_shape(operator: &str, one: &Value, other: &Value) -> Option<ProductShape> {
     let (one, other) = (sizes(one)?, sizes(other)?);
     let (&contracted, rest) = one.split_last()?;
-    // A batch of products is one product of as many rows.
+    // A batch of products is one product with the rows of all.
     let rows = rest.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
     let columns = if operator == "mkldnn_linear" { *other.first()? } else { *other.last()? };
     Some(ProductShape::new(contracted, rows, columns))

@@ -1,8 +1,8 @@
-//! A profile from matched steps: how long each kernel and each collective took.
+//! A profile from matched steps: the duration of each kernel and each collective.
 //!
-//! A trace says nothing of the costs that only a calibration separates: hand-overs between streams,
-//! the pace of a shared machine. They are zero, and the share that communication takes of a device
-//! is that of the usual hardware.
+//! A trace does not tell the costs that only a calibration separates, such as hand-overs between
+//! streams and the pace of a shared machine. They are zero; the share of a device that
+//! communication takes is that of usual hardware.
 
 use super::matching::MatchedStep;
 use foretell_models::Kernel;
@@ -23,11 +23,11 @@ pub struct TracedMachine {
     pub is_accelerator: bool,
     /// `gloo` or `nccl`.
     pub transport: String,
-    /// When, in seconds since 1970.
+    /// When the traces were made, in seconds since 1970.
     pub measured_at: u64,
 }
 
-/// Bytes that a sender may be ahead of its receiver: that of sockets.
+/// Bytes that a sender may be ahead of its receiver: the buffer of a socket.
 const BUFFERED: u64 = 1 << 20;
 
 /// Makes a profile of the matched steps of each rank.
@@ -47,7 +47,8 @@ pub fn traced_profile(program: &Program, ranks: &[Vec<MatchedStep>], machine: &T
                 Operation::Collective { kind, group, bytes, .. } => {
                     let (Some(exchange), Some(group)) = (exchange(*kind), list.groups.get(group.0 as usize)) else { continue };
                     let members = group.members(&program.mesh, Rank(rank));
-                    // The time counts from the arrival of the last member, which waits least.
+                    // The duration counts from the arrival of the last member, which has the
+                    // shortest call.
                     let times = (0..steps.len()).filter_map(|step| {
                         let of_member = |member: &Rank| ranks.get(member.0)?.get(step)?.busy.get(index).copied();
                         members.iter().filter_map(of_member).filter(|&busy| busy > 0).min()
@@ -106,7 +107,7 @@ fn exchange(kind: Collective) -> Option<Exchange> {
     }
 }
 
-/// Median and percentiles of times in nanoseconds. `None` if there are none.
+/// Median and percentiles of times in nanoseconds. `None` without times.
 fn sample(mut times: Vec<u64>) -> Option<Sample> {
     times.sort_unstable();
     let at = |share: f64| Some(Seconds::new(times[quantile_place(times.len(), share)?] as f64 * 1e-9));

@@ -1,4 +1,4 @@
-//! The text of a trace: its events, and its steps. Knows no Programs.
+//! The text of a trace: its events, and its steps. It must not know Programs.
 
 use super::KinetoError;
 use super::calls::{Call, calls};
@@ -30,9 +30,9 @@ pub struct TraceStep {
     pub start: u64,
     /// The end.
     pub end: u64,
-    /// The calls that began in it, in order.
+    /// The calls that started in the step, in order.
     pub(super) calls: Vec<Call>,
-    /// Operators that belong to no call: name, number, and their own time in nanoseconds.
+    /// Operators that belong to no call, each with its name and its own time in nanoseconds.
     pub(super) others: Vec<(String, u64)>,
 }
 
@@ -128,8 +128,8 @@ fn windows(events: &[Event]) -> Vec<TraceStep> {
     steps
 }
 
-/// Moves the steps' ends to those of the device, which lags behind the host: a step begins with its
-/// first kernel and ends where the next one begins.
+/// Replaces the steps' starts and ends by those of the device, which lags behind the host: a step
+/// starts with its first kernel, and ends where the next step starts.
 fn follow_the_device(steps: &mut [TraceStep]) {
     let first = |step: &TraceStep| step.calls.first().map_or(step.start, |call| call.start);
     let starts: Vec<u64> = steps.iter().map(first).collect();

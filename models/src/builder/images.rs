@@ -8,7 +8,7 @@ use crate::storage::Storage;
 /// The statistics that batch normalisation uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Those of the batch.
+    /// Statistics of the batch.
     Training,
     /// Running averages.
     Inference,

@@ -18,9 +18,9 @@ fn sequence_loops(dimensions: &[Dimension], role: Extent) -> Vec<Loop> {
 }
 
 impl GraphBuilder {
-    /// Adds a causal convolution of each feature of x `[batch, sequence, features..]` with `taps`
-    /// numbers of its own, of which one is a bias if there is one. The activation after it is part
-    /// of its kernel (`causal_conv1d`).
+    /// Adds a causal convolution of each feature of x `[batch, sequence, features..]`. Each feature
+    /// has `taps` weights of its own, one of which is the bias if there is one. The activation
+    /// after it is part of its kernel (`causal_conv1d`).
     pub(crate) fn causal_convolution(&mut self, name: &str, x: TensorId, taps: usize, initial: Initialisation) -> TensorId {
         let dimensions = self.dimensions(x);
         let features = &dimensions[2..];
@@ -35,10 +35,10 @@ impl GraphBuilder {
         self.planned(name, PlannedKind::GroupedConvolution, loops, inputs, (dimensions, all))
     }
 
-    /// Adds a scan over keys and queries `[batch, sequence, heads, features]`, values
-    /// `[batch, sequence, heads, group, features]`, controls
-    /// `[batch, sequence, heads, group, controls]` and strengths `[batch, sequence, heads, group]`,
-    /// where the rule has them. The result is like the values.
+    /// Adds a scan over keys and queries `[batch, sequence, heads, features]`, values `[batch,
+    /// sequence, heads, group, features]`, controls `[batch, sequence, heads, group, controls]` and
+    /// strengths `[batch, sequence, heads, group]`, if the rule has them. The result has the shape
+    /// of the values.
     pub(crate) fn scan(
         &mut self,
         name: &str,
@@ -82,7 +82,7 @@ impl GraphBuilder {
     }
 
     /// Adds a norm of x over its last two dimensions, with a scale for each element of its last
-    /// three: the groups of Mamba-2 normed apart.
+    /// three: as in Mamba-2, each group is normalised separately.
     pub(crate) fn group_norm(&mut self, name: &str, x: TensorId) -> TensorId {
         self.scaled_norm(name, x, PlannedKind::Normalisation, [2, 3])
     }
@@ -110,7 +110,7 @@ impl GraphBuilder {
         self.planned(name, kind, loops, inputs, (dimensions, all))
     }
 
-    /// Adds `y = x · σ(gate)` of equal tensors.
+    /// Adds `y = x · σ(gate)`, with x and gate of the same shape.
     pub(crate) fn gate(&mut self, name: &str, x: TensorId, gate: TensorId) -> TensorId {
         self.elementwise_planned(name, PlannedKind::Combination, &[x, gate])
     }

@@ -1,4 +1,4 @@
-//! The loss, with whole classes and with classes that ranks shard.
+//! The loss, for classes on one rank and for classes that ranks shard.
 
 use super::{GraphBuilder, VOCABULARY, dimension, operand, shardable, walk};
 use crate::graph::{Extent, Loop, LoopId, TensorId};
@@ -6,8 +6,8 @@ use crate::kernel::Kernel;
 use crate::storage::Storage;
 
 impl GraphBuilder {
-    /// Adds [`GraphBuilder::cross_entropy`] for classes that ranks shard. Each rank makes
-    /// statistics of its part, and the loss follows from all of them.
+    /// Adds [`GraphBuilder::cross_entropy`] for classes that ranks shard. Each rank computes
+    /// statistics of its shard, and the loss follows from those of all shards.
     fn cross_entropy_in_parts(&mut self, name: &str, logits: TensorId, labels: TensorId) {
         let dimensions = self.dimensions(logits);
         let row_count = dimensions.len() - 1;

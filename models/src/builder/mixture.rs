@@ -1,10 +1,10 @@
 //! Mixtures of experts: the router, dispatch of tokens to slots of experts and back, and the
 //! products of experts.
 //!
-//! Every expert has the same number of slots for each sample, and a part of them for a part of the
-//! sample's positions. A rank with a part of the batch or of the sequence thus fills that part of
-//! every expert's slots. To bring them to the ranks that have the experts is a change of placement:
-//! from shards of slots to shards of experts.
+//! Every expert has the same number of slots for each sample, divided evenly over the sample's
+//! positions. A rank with a shard of the batch or of the sequence thus fills that shard of every
+//! expert's slots. Moving them to the ranks that have the experts is a change of placement: from
+//! shards of slots to shards of experts.
 
 use super::{GraphBuilder, dimension, operand, shardable, walk};
 use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, Parameter, Role, SEQUENCE, TensorId};
@@ -61,9 +61,9 @@ impl GraphBuilder {
         y
     }
 
-    /// Adds the `bias` `[experts, columns]` of each expert to its product `y`
-    /// `[experts, batch, slots, columns]`. The kernel's arithmetic and traffic are those of a bias
-    /// over all experts' columns. No backend has it with the experts outermost.
+    /// Adds the `bias` `[experts, columns]` of each expert to its product `y` `[experts, batch,
+    /// slots, columns]`. The kernel's arithmetic and traffic are those of a bias over all experts'
+    /// columns. No backend has a kernel for it with the experts outermost.
     pub(crate) fn expert_bias(&mut self, name: &str, y: TensorId, bias: TensorId) -> TensorId {
         let dimensions = self.dimensions(y);
         let roles = [Extent::Columns, Extent::Rows, Extent::Rows, Extent::Columns];
@@ -75,8 +75,8 @@ impl GraphBuilder {
         sum
     }
 
-    /// Adds the weights of one matrix of all experts. Ours are stacked. In public each expert has
-    /// its own, `{module}.{expert}.{matrix}.weight`.
+    /// Adds the weights of one matrix of all experts, stacked in one parameter. In the public form
+    /// each expert has its own, `{module}.{expert}.{matrix}.weight`.
     pub(crate) fn expert_parameter(
         &mut self,
         module: &str,
@@ -108,7 +108,8 @@ impl GraphBuilder {
         let MixtureShape { experts, top, slots_per_sample } = *shape;
         let logits = self.matmul(&format!("{module}.gate"), x, weight, 1, WeightLayout::OutIn);
         let whole = |dimension: &mut Loop| dimension.shardable = false;
-        // The router compares all experts for each token, so the logits must be whole.
+        // The router compares all experts for each token, so the logits must not be sharded along
+        // the experts.
         if let Some(product) = self.graph.operators.last_mut() {
             product.loops.iter_mut().filter(|dimension| dimension.role == Extent::Columns).for_each(whole);
         }
@@ -145,7 +146,7 @@ impl GraphBuilder {
             vec![operand(gates, choice_axes.clone()), operand(choices, choice_axes.clone())],
         );
 
-        // Slots are cut where the sequence is.
+        // Slots are sharded as the sequence is.
         let slots = dimension(SEQUENCE, slots_per_sample);
         let slots = vec![expert_dimension, batch, slots, hidden];
         let dispatched = self.activation(&format!("{module}.dispatch"), slots, Storage::Precision);
@@ -162,7 +163,7 @@ impl GraphBuilder {
         (dispatched, Routing { gates, choices, places })
     }
 
-    /// Adds the way back of the experts' `rows` `[experts, batch, slots, hidden]` to their tokens,
+    /// Adds the return of the experts' `rows` `[experts, batch, slots, hidden]` to their tokens,
     /// weighted by the gates.
     pub(crate) fn combine(
         &mut self,

@@ -1,4 +1,4 @@
-//! Operators of models that compare each sample of a batch with each other, and convolutions over
+//! Operators of models that compare every sample of a batch with every other, and convolutions over
 //! positions. They are planned and simulated only.
 
 use super::{GraphBuilder, dimension, shardable, walk};
@@ -11,13 +11,13 @@ fn whole(one: &Dimension, role: Extent) -> Loop {
 }
 
 impl GraphBuilder {
-    /// Adds a convolution of x `[batch, positions, in_channels]` with a weight
-    /// `[out, in_channels, window]`. Enough zeros lie on both sides that every `stride`-th position
-    /// has a result. Ranks shard samples alone.
+    /// Adds a convolution of x `[batch, positions, in_channels]` with a weight `[out, in_channels,
+    /// window]`. Zeros on both sides let every `stride`-th position have a result. Ranks shard
+    /// samples alone.
     pub(crate) fn convolution_of_positions(&mut self, name: &str, x: TensorId, weight: TensorId, stride: usize) -> TensorId {
         let (own, weights) = (self.dimensions(x), self.dimensions(weight));
         let positions = dimension("sequence", own[1].extent.div_ceil(stride));
-        // Sizes that are too large are refused when the graph is whole.
+        // Sizes that are too large are refused when the graph is complete.
         let multiply_adds = weights.iter().fold(positions.extent, |product, weight| product.saturating_mul(weight.extent));
         let mut loops = vec![shardable(&own[0], Extent::Rows)];
         loops.extend(own[1..].iter().chain(&weights).chain([&positions]).map(|dimension| whole(dimension, Extent::Parts)));
@@ -28,7 +28,7 @@ impl GraphBuilder {
         self.planned(name, PlannedKind::GroupedConvolution, loops, inputs, result)
     }
 
-    /// Adds rows `[batch, features]` divided by their lengths.
+    /// Adds the rows of x `[batch, features]`, each divided by its length.
     pub(crate) fn unit_rows(&mut self, name: &str, x: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let loops = vec![shardable(&dimensions[0], Extent::Rows), whole(&dimensions[1], Extent::Features)];
@@ -46,7 +46,7 @@ impl GraphBuilder {
         self.planned(name, PlannedKind::MatrixProduct, loops, inputs, (vec![own[0], compared], at([0, 1])))
     }
 
-    /// Adds x `[batch, features]` with a trained number `[1]`, by `kind`.
+    /// Adds an operator of `kind` on x `[batch, features]` and a trained number `[1]`.
     fn with_number(&mut self, name: &str, kind: PlannedKind, x: TensorId, number: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let one = self.dimensions(number)[0];

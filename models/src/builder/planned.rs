@@ -9,8 +9,9 @@ use crate::storage::Storage;
 type Axes = Vec<Option<LoopId>>;
 
 impl GraphBuilder {
-    /// Adds planned work. `inputs` have their axes, and `outputs` the dimensions of the result with
-    /// theirs. Loops of the role [`Extent::Parts`] count for operands, but not for arithmetic.
+    /// Adds planned work. `inputs` are tensors with their axes; `result` has the dimensions and the
+    /// axes of the result. Loops of the role [`Extent::Parts`] count for operands, but not for
+    /// arithmetic.
     pub(crate) fn planned(
         &mut self,
         name: &str,
@@ -40,8 +41,8 @@ impl GraphBuilder {
         y
     }
 
-    /// Adds heads whose features are those of `shared` `[batch, sequence, features]` and then their
-    /// own of `x` `[batch, sequence, heads.., features]`.
+    /// Adds heads whose features are those of `shared` `[batch, sequence, features]`, the same for
+    /// all heads, followed by each head's own features in x `[batch, sequence, heads.., features]`.
     pub(crate) fn share_among_heads(&mut self, name: &str, shared: TensorId, x: TensorId) -> TensorId {
         let own = self.dimensions(x);
         let [first, last] = [self.dimensions(shared)[2], own[own.len() - 1]];
@@ -57,7 +58,7 @@ impl GraphBuilder {
         self.planned(name, PlannedKind::ShareAmongHeads, loops, inputs, (dimensions, with(2)))
     }
 
-    /// Adds x `[batch, sequence, features]` with its features in two dimensions.
+    /// Adds x `[batch, sequence, features]` with its features split into two dimensions.
     pub(crate) fn regrouped(&mut self, name: &str, x: TensorId, features: &[Dimension; 2]) -> TensorId {
         let own = self.dimensions(x);
         let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };

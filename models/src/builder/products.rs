@@ -27,7 +27,8 @@ impl GraphBuilder {
         };
         let mut loops: Vec<Loop> = Vec::new();
         loops.extend(x_dimensions[..row_count].iter().map(|dimension| shardable(dimension, Extent::Rows)));
-        // `projections` are q, k and v: each rank needs its heads of all three.
+        // `projections` are q, k and v. Each rank needs its heads of all three, so this dimension
+        // is not sharded.
         loops.extend(
             columns.iter().map(|column| Loop { shardable: column.name != "projections", ..shardable(column, Extent::Columns) }),
         );

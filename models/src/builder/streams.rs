@@ -1,5 +1,5 @@
 //! Operators on several residual streams `[batch, sequence, streams, hidden]`, which are planned
-//! and simulated only. Ranks may shard all dimensions but the streams.
+//! and simulated only. Ranks may shard all dimensions except the streams.
 
 use super::{GraphBuilder, shardable};
 use crate::graph::{Dimension, Extent, Loop, LoopId, TensorId};

@@ -65,7 +65,7 @@ impl GraphBuilder {
     }
 
     /// Adds attention in which each position sees `attended` positions: those of its window, or of
-    /// its image. The same arithmetic as over so many keys.
+    /// its image. Its arithmetic is that of attention over as many keys.
     pub(crate) fn attention_over_parts(&mut self, name: &str, [q, k, v]: [TensorId; 3], attended: usize) -> TensorId {
         let keys = self.dimensions(k);
         let [k, v] = [("keys", k), ("values", v)].map(|(part, tensor)| {
@@ -80,7 +80,7 @@ impl GraphBuilder {
         self.attention(name, [q, k, v], kind)
     }
 
-    /// Adds some positions of keys `[batch, positions, heads, features]`.
+    /// Adds the positions of keys `[batch, positions, heads, features]` that attention sees.
     fn seen_positions(&mut self, name: &str, x: TensorId, dimensions: Vec<Dimension>) -> TensorId {
         let own = self.dimensions(x);
         let whole = |dimension: &Dimension| Loop { shardable: false, ..shardable(dimension, Extent::Parts) };
@@ -90,8 +90,8 @@ impl GraphBuilder {
         self.planned(name, PlannedKind::Slice, loops, vec![(x, axes(1))], (dimensions, axes(2)))
     }
 
-    /// Adds x `[batch, sequence, hidden]` with `tokens` `[batch, tokens, hidden]` in some of its
-    /// places.
+    /// Adds x `[batch, sequence, hidden]` with `tokens` `[batch, tokens, hidden]` at some of its
+    /// positions.
     pub(crate) fn place_tokens(&mut self, name: &str, x: TensorId, tokens: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let placed = dimension("tokens", self.dimensions(tokens)[1].extent);

@@ -165,7 +165,7 @@ impl Family for Bert {
             let positions_table = table("position_embeddings", sequence, &mut builder);
             builder.bias_add(module, words, positions_table)
         } else {
-            // Some rows are for no position of the sample, so each position looks up its own.
+            // The table has rows for no position of the sample, so positions look up their rows.
             let positions_table = table("position_embeddings", dimension("positions", rows), &mut builder);
             let places = builder.input(InputKind::Positions { first: self.first_position }, positions.clone());
             let places = builder.embedding(module, places, positions_table);

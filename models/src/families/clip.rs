@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Clip {
-    /// Whose parts the encoders and the loss have.
+    /// The model whose encoders and loss this is.
     #[serde(default)]
     pub form: ClipForm,
     /// The encoder of images.
@@ -34,7 +34,7 @@ pub struct Clip {
     pub projection: usize,
 }
 
-/// Whose parts encoders and loss have.
+/// The model that encoders and loss follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClipForm {
@@ -321,7 +321,8 @@ impl Towers<'_> {
         }
         self.builder.block("text head", false);
         let x = self.builder.layer_norm("text_model.final_layer_norm", x, self.epsilon());
-        // CLIP takes the position of the text's end, and SigLIP the last one: one of them all.
+        // CLIP takes the position of the text's end, and SigLIP the last one. Here the first one
+        // stands for it, at the same cost.
         let x = self.builder.first("text_model.pooled", x);
         let projection = [dimension("projection", self.sizes.projection)];
         match self.sizes.form {

@@ -60,7 +60,7 @@ pub struct Decoder {
     pub rank_bias: bool,
     /// Features of a head's rotary part, before its `head_dimension` other features. All heads have
     /// the same rotary keys, as in DeepSeek's latent attention. With `positions: none` it is not
-    /// rotated, as in Kimi Linear. `None`: no part is apart.
+    /// rotated, as in Kimi Linear. `None`: heads have no separate rotary part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary_part: Option<usize>,
     /// Features of a head of values. `None`: `head_dimension`.
@@ -149,8 +149,8 @@ pub struct Decoder {
     /// period does. `None`: no layer does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_attention_every: Option<usize>,
-    /// Attention in layers that see all positions, where it differs from that of the others, as in
-    /// Gemma 4.
+    /// Attention in layers that see all positions, if it differs from that of the other layers, as
+    /// in Gemma 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_attention: Option<FullAttention>,
     /// Layers that use the keys and values of another, as in Gemma 4.
@@ -162,7 +162,7 @@ pub struct Decoder {
     /// An embedding with features for each layer, as in Gemma 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_inputs: Option<LayerInputs>,
-    /// Whether what a layer gives is multiplied by a number, as in Gemma 4.
+    /// Whether a layer's output is multiplied by a number, as in Gemma 4.
     #[serde(default, skip_serializing_if = "is_false")]
     pub layer_scales: bool,
     /// Period of layers that do not rotate queries and keys, as in Command R7B. The last layer of a
@@ -182,11 +182,11 @@ pub struct Decoder {
     /// (attention sinks), as in gpt-oss.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sinks: bool,
-    /// Whether a gate made from the layer's input weighs what attention gives, as in Qwen3-Next.
+    /// Whether a gate made from the layer's input weighs attention's output, as in Qwen3-Next.
     #[serde(default, skip_serializing_if = "is_false")]
     pub attention_gate: bool,
-    /// What each layer is made of, over and over from the first layer on. Empty: all layers have
-    /// attention and a feed-forward network.
+    /// The kinds of layers, repeated from the first layer on. Empty: all layers have attention and
+    /// a feed-forward network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_kinds: Vec<LayerKind>,
     /// Linear attention, in the layers whose kind has it.
@@ -207,7 +207,7 @@ pub struct Decoder {
     pub mixtures: Option<Mixtures>,
     /// Modules behind the last layer that predict one more token each (multi-token prediction,
     /// DeepSeek-AI 2024). A module is a layer, two norms before it and one after it, and a product
-    /// of both inputs. The embedding and the head are the model's.
+    /// of both inputs. They share the model's embedding and head.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub prediction_modules: usize,
     /// Dropout rate of the embedding and of what each layer adds to the residual stream.
@@ -292,7 +292,7 @@ impl Decoder {
         self.head_dimension.unwrap_or(self.hidden / self.heads.max(1))
     }
 
-    /// What a layer is made of.
+    /// The kind of a layer.
     pub(crate) fn kind_of(&self, layer: usize) -> LayerKind {
         let period = self.layer_kinds.len().max(1);
         self.layer_kinds.get(layer % period).copied().unwrap_or(LayerKind::Attention)
@@ -405,7 +405,7 @@ impl Family for Decoder {
     fn repeated_layers(&self) -> Option<usize> {
         let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
         let has_equal_windows = self.full_attention_every.is_none() || (self.window.is_none() && self.full_attention.is_none());
-        // With `layer_inputs` the embedding grows with the layers.
+        // With `layer_inputs` the size of the embedding depends on the number of layers.
         let has_equal_attention = self.unrotated_every.is_none() && self.shared_keys.is_none() && self.layer_inputs.is_none();
         let has_equal_activations = self.sparse_activation_layers == 0 || self.sparse_activation_layers >= self.layers;
         (self.vision.is_none()

@@ -111,7 +111,7 @@ impl Family for ModernBert {
     }
 
     fn examples() -> Vec<(&'static str, Self)> {
-        // With a kernel for each part.
+        // Norms and products of a kind that has a kernel each, and no windows.
         let small = Self {
             layers: 2,
             hidden: 256,
@@ -223,8 +223,8 @@ impl Layers<'_> {
         self.builder.linear(name, x, contracted, outputs, WEIGHTS, has_bias.then_some(Initialisation::Zeros))
     }
 
-    /// Adds a layer. Transformers makes queries, keys and values by one product, and so gate and
-    /// input. Here each is its own, so that `tensor` can shard them.
+    /// Adds a layer. Transformers computes queries, keys and values in one product, and gate and
+    /// input in another. Here each has its own product, so that `tensor` can shard them.
     fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
         let ModernBert { hidden, heads, ffn, attention_bias, ffn_bias, .. } = *self.sizes;
         let name = |part: &str| format!("model.layers.{layer}.{part}");

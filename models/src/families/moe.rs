@@ -91,7 +91,7 @@ impl Moe {
         }
     }
 
-    /// The Mixtral that a decoder is, if it has no other parts. `None` without mixtures.
+    /// The Mixtral that a decoder is, if it has no other parts. `None` if it has no mixtures.
     pub(crate) fn of_decoder(decoder: &Decoder) -> Option<Self> {
         let mixtures = decoder.mixtures?;
         Some(Self {

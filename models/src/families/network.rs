@@ -1,8 +1,9 @@
-//! Networks of any operators, one after the other: what a traced PyTorch step becomes.
+//! Networks of arbitrary operators in sequence: the form that a traced PyTorch step is converted
+//! to.
 //!
-//! A layer reads the network's inputs, or layers before it. Shapes are those of one sample, with
-//! channels before rows and columns as in PyTorch. A layer that is `shared` has no samples: a
-//! parameter, or a view of one. It must not know how a graph is sharded or
+//! A layer reads the network's inputs, or earlier layers. Shapes are those of one sample, with
+//! channels before rows and columns as in PyTorch. A layer that is `shared` is the same for all
+//! samples: a parameter, or a view of one. The module must not know how a graph is sharded or
 //! computed.
 
 mod build;
@@ -20,13 +21,13 @@ use crate::sample::SampleShape;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A tensor of numbers that each sample has.
+/// A tensor that each sample has as input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkInput {
     /// The shape of one sample.
     pub shape: Vec<usize>,
-    /// For whole numbers, such as tokens: each is below it.
+    /// For integers, such as tokens: the bound that each is below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
 }
@@ -40,7 +41,7 @@ pub enum NetworkStorage {
     Precision,
     /// In single precision.
     Single,
-    /// As whole numbers.
+    /// As integers.
     Integer,
 }
 
@@ -50,11 +51,11 @@ impl NetworkStorage {
     }
 }
 
-/// A block: a pipeline cuts in front of it.
+/// A block of layers. A pipeline can be cut before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkBlock {
-    /// Its name.
+    /// The block's name.
     pub name: String,
     /// Whether its activations may be dropped and recomputed.
     #[serde(default, skip_serializing_if = "crate::defaults::is_false")]
@@ -65,9 +66,9 @@ pub struct NetworkBlock {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkLayer {
-    /// Its name. That of a parameter is the parameter's.
+    /// The layer's name; for a parameter, the parameter's name.
     pub name: String,
-    /// What it reads: from 0 the network's inputs, and behind them its layers.
+    /// Indices of the values that it reads: first the network's inputs, from 0 on, then its layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<usize>,
     /// What it computes.
@@ -89,12 +90,12 @@ pub struct NetworkLayer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// What it reads.
+    /// The tensors that each sample provides.
     pub inputs: Vec<NetworkInput>,
     /// The optimizer that trains it.
     #[serde(default)]
     pub optimizer: Optimizer,
-    /// Its layers, in an order in which each reads what comes before it.
+    /// Its layers, each after the layers that it reads.
     pub layers: Vec<NetworkLayer>,
 }
 
@@ -143,7 +144,7 @@ impl Network {
         Ok(())
     }
 
-    /// Whether a value is of whole numbers.
+    /// Whether the value with this index consists of integers.
     fn is_integer(&self, place: usize) -> bool {
         match self.inputs.get(place) {
             Some(input) => input.vocabulary.is_some(),

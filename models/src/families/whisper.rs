@@ -1,5 +1,5 @@
 //! Whisper (Radford et al. 2022) with Hugging Face's names: two convolutions over the frames of a
-//! spectrogram, an encoder of what they give, and a decoder of text that attends to it. It must not
+//! spectrogram, an encoder of their output, and a decoder of text that attends to it. It must not
 //! know how a graph is sharded or computed.
 
 use super::pre_norm::{self, AttentionNames, LayerSizes, WEIGHTS};
@@ -14,7 +14,7 @@ use crate::sample::SampleShape;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A Whisper in any size. Planned, and not executed.
+/// A Whisper in any size. Planned and simulated, not executed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Whisper {
@@ -175,7 +175,7 @@ impl Layers<'_> {
         pre_norm::feed_forward(&mut self.builder, module, &format!("{module}.final_layer_norm"), x, sizes)
     }
 
-    /// Adds the encoder. Returns its last layer's positions, without the norm behind them.
+    /// Adds the encoder. Returns its last layer's positions, before the final norm.
     fn encoder(&mut self, batch: usize) -> TensorId {
         let Whisper { layers, mel_bins, source_positions, .. } = *self.sizes;
         self.builder.block("encoder embedding", false);

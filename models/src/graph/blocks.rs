@@ -2,7 +2,7 @@
 //!
 //! Two blocks are equal if they have the same operators on tensors of the same shapes. So a planner
 //! finds the pattern of a model's layers in its graph, whatever the family: dense layers before
-//! mixtures, windows in turn with full attention, an encoder before a decoder. It must not know
+//! mixtures, windows alternating with full attention, an encoder before a decoder. It must not know
 //! families or plans.
 
 use super::{Block, Dimension, Graph, Loop, LoopId, Operand, Operator, Role, Tensor, TensorId};
@@ -13,7 +13,7 @@ use crate::storage::Storage;
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
-/// What makes a block, without names and values.
+/// The features of a block by which blocks are compared: no names and no values.
 #[derive(PartialEq)]
 struct BlockShape<'a> {
     recomputable: bool,
@@ -27,7 +27,7 @@ struct OperandShape<'a> {
     dimensions: &'a [Dimension],
     storage: Storage,
     purpose: Discriminant<Role>,
-    /// Which tensor of the block it is, by first appearance.
+    /// Number of the tensor within the block, by first appearance.
     index: usize,
     /// Whether the block makes it.
     is_made_here: bool,
@@ -100,18 +100,20 @@ impl Graph {
         BlockShape { recomputable: self.blocks[block].recomputable, operators }
     }
 
-    /// Returns the graph with some of its blocks, of which `kept` has the indices in increasing
-    /// order. What a block reads of those that are left out, it reads of the block before them.
+    /// Returns the graph with only some of its blocks; `kept` has their indices in increasing
+    /// order. A tensor that a kept block reads from omitted blocks is replaced by one that the
+    /// omitted blocks read.
     ///
-    /// Returns `None` where that is not clear: blocks that are left out may pass on one tensor
-    /// alone, in place of one of the same shape that they read and that no later block reads. Nor
-    /// is it clear for running statistics, which no operator names.
+    /// Returns `None` if the replacement is not clear. Consecutive omitted blocks may pass on a
+    /// single tensor only, and must read exactly one tensor of the same shape that no later block
+    /// reads. A graph with running statistics has no clear replacement either, since no operator
+    /// names them.
     pub fn with_blocks(&self, kept: &[usize]) -> Option<Self> {
         if self.tensors.iter().any(|tensor| tensor.role == Role::Running) {
             return None;
         }
         let uses = Uses::of(self);
-        // What stands in place of a tensor that blocks pass on that are left out.
+        // The replacement of each tensor that omitted blocks pass on.
         let mut stand_ins: BTreeMap<TensorId, TensorId> = BTreeMap::new();
         let mut start = 0;
         for end in kept.iter().copied().chain([self.blocks.len()]) {
@@ -131,9 +133,9 @@ impl Graph {
         Some(self.with_operators(operators.collect(), blocks))
     }
 
-    /// Returns the tensor that the blocks from `start` to before `end` pass on to later ones, and
-    /// the one that they read in its place. The inner `None` means that they pass on nothing, the
-    /// outer one that they pass on more than one tensor, or that the second is not clear.
+    /// Returns the tensor that the blocks `start..end` pass on to later ones, and the tensor that
+    /// replaces it. The inner `None` means that they pass on nothing; the outer one, that they pass
+    /// on more than one tensor or that the replacement is not clear.
     #[allow(clippy::option_option, reason = "nothing to pass on is not the same as no answer")]
     fn passed_through(&self, start: usize, end: usize, uses: &Uses) -> Option<Option<(TensorId, TensorId)>> {
         let inside = || self.operators.iter().filter(|operator| (start..end).contains(&operator.block));

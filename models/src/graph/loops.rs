@@ -18,7 +18,7 @@ pub enum Extent {
     Features,
     /// Positions of a group, a sequence or an image.
     Positions,
-    /// Attention heads. If keys and values have fewer heads, it is those.
+    /// Attention heads; with grouped queries, the heads of keys and values.
     Heads,
     /// Query heads of each key head.
     Group,

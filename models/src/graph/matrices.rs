@@ -26,11 +26,11 @@ impl HiddenMatrix {
 }
 
 impl Graph {
-    /// The weights of matrix products, but for a projection whose results a loss reads. A table of
-    /// embeddings that is also a projection is none of them.
+    /// The weights of matrix products, except projections to the logits of a loss. A table of
+    /// embeddings that is also such a projection is excluded too.
     pub fn hidden_matrices(&self) -> BTreeMap<TensorId, HiddenMatrix> {
         let mut predictions = BTreeSet::new();
-        // A loss comes after what makes its logits.
+        // In reverse order, a loss comes before the operators that make its logits.
         for operator in self.operators.iter().rev() {
             let is_bias = matches!(operator.kind, Kernel::BiasAdd { .. }) && predictions.contains(&operator.outputs[0].tensor);
             if is_bias || operator.makes_loss() {

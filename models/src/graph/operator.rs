@@ -47,7 +47,7 @@ pub struct Operator {
     pub block: usize,
     /// The pass that it belongs to.
     pub pass: Pass,
-    /// For a gradient operator the forward operator whose loops, and thus sharding, it has.
+    /// For a gradient operator: the forward operator whose loops, and thus sharding, it shares.
     pub forward: Option<OperatorId>,
 }
 

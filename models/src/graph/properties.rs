@@ -1,4 +1,4 @@
-//! What sharding must know of an operator's computation, beside its loops.
+//! Properties of an operator's computation that sharding needs, beside its loops.
 
 use super::loops::{Extent, SEQUENCE};
 use super::operator::Operator;
@@ -6,7 +6,8 @@ use crate::attention::RelativePositions;
 use crate::kernel::Kernel;
 
 impl Operator {
-    /// Whether it works on the part of the classes that a rank has, and must have that part.
+    /// Whether it computes on the shard of the classes that a rank has, and so must know which
+    /// shard that is.
     pub fn works_on_parts_of_classes(&self) -> bool {
         matches!(self.kind, Kernel::LogitStatistics { .. } | Kernel::LabelRanks { .. })
     }
@@ -22,8 +23,8 @@ impl Operator {
         matches!(self.kind, Kernel::Attention(_) | Kernel::AttentionGradient(_))
     }
 
-    /// Returns the role of the loop whose part a kernel must know, such as the positions of a
-    /// rotary embedding. `None` if the work is the same on every part.
+    /// Returns the role of the loop of which a kernel must know the rank's part, such as the
+    /// positions of a rotary embedding. `None` if the work is the same on every part.
     pub fn positional_role(&self) -> Option<Extent> {
         match self.kind {
             Kernel::Embedding { .. } | Kernel::EmbeddingWeightGradient { .. } => Some(Extent::Vocabulary),
@@ -44,16 +45,16 @@ impl Operator {
         matches!(self.kind, Kernel::Dropout(_))
     }
 
-    /// Whether a kernel must know a rank's part of the loops of this role. Such is the role of
-    /// [`Operator::positional_role`], and the heads of attention with dropout.
+    /// Whether a kernel must know which part of the loops of this role a rank has: for the role of
+    /// [`Operator::positional_role`], and for the heads of attention with dropout.
     pub fn depends_on_part_of(&self, role: Extent) -> bool {
         let drops_by_head = self.is_attention() && self.has_dropout() && matches!(role, Extent::Heads | Extent::Group);
         self.positional_role() == Some(role) || drops_by_head
     }
 
-    /// Whether it gives the same results where the positions of a sequence are stored in another
-    /// order, if its kernel knows the order. A scan, a recurrence or a window of positions does
-    /// not. Neither does attention to keys after the query, as its keys may be another sequence's.
+    /// Whether it gives the same results if a sequence's positions are stored in another order that
+    /// its kernel knows. A scan, a recurrence or a window of positions does not. Neither does
+    /// attention to keys after the query, whose keys may belong to another sequence.
     pub fn follows_order_of_positions(&self) -> bool {
         match self.kind {
             Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
@@ -68,7 +69,7 @@ impl Operator {
             | Kernel::Combine(_)
             | Kernel::CombineInputGradient(_)
             | Kernel::CombineGateGradient(_) => true,
-            // Other work whose loop over a sequence has this role mixes its positions.
+            // Other work mixes positions if its loop over a sequence has this role.
             _ => self.loops.iter().all(|walked| walked.name != SEQUENCE || walked.role != Extent::Positions),
         }
     }

@@ -23,14 +23,15 @@ pub enum InputKind {
     Images,
     /// Feature vectors `[batch, features]`.
     Features,
-    /// Token ids `[batch, sequence]`. Of a target sequence each position's id is the token before.
+    /// Token ids `[batch, sequence]`. For a target sequence, the id at each position is the
+    /// previous token's.
     Tokens,
     /// Token ids `[batch, sequence]` of a source sequence.
     SourceTokens,
     /// A class for each sample, or for each position of a sequence.
     Labels,
-    /// The text of a sample that each token belongs to, `[batch, sequence]`. All belong to the
-    /// first.
+    /// For each token, the text of the sample that it belongs to, `[batch, sequence]`. Here always
+    /// the first.
     TokenTypes,
     /// The row of each position in a table of positions, `[batch, sequence]`.
     Positions {
@@ -60,11 +61,11 @@ pub struct Parameter {
     /// Order of our dimensions in the public tensor. For example, torchvision keeps the weight of a
     /// convolution as `[out, in, r, s]`.
     pub permutation: Vec<usize>,
-    /// Public shape. Its elements are ours, permuted.
+    /// Public shape. The public tensor has our elements, permuted.
     pub shape: Vec<usize>,
     /// Names of the public tensors if there are several, such as one for each expert of a mixture.
-    /// Each is one index of the first dimension of `shape`, and has the other dimensions. Empty if
-    /// the public form is one tensor with the name of ours.
+    /// Each holds one index of the first dimension of `shape`, and all of the other dimensions.
+    /// Empty if the public form is one tensor with our tensor's name.
     pub parts: Vec<String>,
 }
 
@@ -77,17 +78,17 @@ pub enum Role {
     Parameter(Parameter),
     /// Kept between steps but not trained: running mean and variance of batch norm.
     Running,
-    /// Given with the graph, and never written: these values.
+    /// Constant values that come with the graph and are never written.
     Constant(Arc<[f32]>),
     /// Made by an operator and read by others.
     Activation,
-    /// Made from this parameter alone, and thus equal in all micro-batches of a step.
+    /// Computed from this parameter alone, and thus equal in all micro-batches of a step.
     OfParameter(TensorId),
     /// Gradient of this parameter, summed over micro-batches.
     ParameterGradient(TensorId),
-    /// Made by an operator and kept to the end of the step, for all micro-batches.
+    /// Made by an operator, and kept for all micro-batches until the end of the step.
     Kept,
-    /// A sum that a kernel makes beside others, and that nothing reads.
+    /// A sum that a kernel computes together with others, and that nothing reads.
     UnreadSum,
     /// A sum over the batch, and over micro-batches: loss, correct predictions, batch statistics.
     Sum,
@@ -154,8 +155,8 @@ impl Tensor {
         Some(format!("{module}.num_batches_tracked"))
     }
 
-    /// Whether it has a dimension of a vocabulary or of classes, as the weight of a projection to
-    /// predictions has.
+    /// Whether it has a dimension of a vocabulary or of classes, as the weight of an output
+    /// projection has.
     pub(crate) fn is_of_predictions(&self) -> bool {
         self.dimensions.iter().any(|dimension| matches!(dimension.name, "vocabulary" | "classes"))
     }

@@ -7,10 +7,10 @@ use crate::families::{Decoder, NormKind, ParallelBlock};
 use crate::model::Model;
 use serde_json::json;
 
-/// Reads what all of them have.
+/// Reads the fields that all of these types have.
 fn cohere_parts(fields: &mut Fields) -> Result<Decoder, ConfigError> {
     silu(fields)?;
-    // Published files say what the type is anyway.
+    // Published files state these fields although the type implies them.
     fields.must_be("use_parallel_block", &[json!(true)], "attention and the feed-forward network read one norm")?;
     fields.must_be("use_gated_activation", &[json!(true)], "the feed-forward network has a gate")?;
     fields.must_be("use_embedding_sharing", &[json!(true)], "the head shares the embedding's weights")?;
@@ -52,7 +52,7 @@ pub(super) fn cohere2(fields: &mut Fields) -> Result<Model, ConfigError> {
         None => Some(every),
     };
     let decoder = windowed(cohere_parts(fields)?, window);
-    // Layers are told apart by rotation even if the window hides nothing. Without a window none
+    // Layers differ in rotation even if the window hides nothing. Without a window no layer
     // rotates.
     let every = if window.is_some() { every } else { Some(1) };
     let full_attention_every = every.filter(|_| decoder.window.is_some());

@@ -6,8 +6,8 @@ use crate::families::{Clip, ClipForm, ImageEncoder, TextEncoder};
 use crate::model::Model;
 use serde_json::{Map, Value, json};
 
-/// Reads the configuration of one encoder. Older files write it twice, and what the second says
-/// counts, as in Transformers.
+/// Reads the configuration of one encoder. Older files write it twice, and the second one has
+/// precedence, as in Transformers.
 fn part(fields: &mut Fields, name: &str, kind: &str) -> Result<Fields, ConfigError> {
     let mut object = fields.object(name)?.unwrap_or_default();
     object.extend(fields.object(&format!("{name}_dict"))?.unwrap_or_default());
@@ -64,7 +64,8 @@ fn images(fields: &mut Fields, patch: usize, epsilon: f64) -> Result<ImageEncode
     })
 }
 
-/// Reads the encoder of text, with a usual vocabulary and number of positions.
+/// Reads the encoder of text. `usual` are the defaults of its sizes, `vocab` and `positions` those
+/// of its vocabulary and number of positions.
 fn text(
     fields: &mut Fields,
     usual: [usize; 3],

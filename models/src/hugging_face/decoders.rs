@@ -6,7 +6,7 @@ use crate::families::{CapacityFactor, Decoder, FeedForward, Mixtures};
 use crate::model::Model;
 use serde_json::{Value, json};
 
-/// Transformers' defaults of one model type, where they differ between types.
+/// Transformers' defaults of one model type, for fields whose defaults differ between types.
 pub(super) struct Defaults {
     pub(super) sequence: usize,
     /// Epsilon of the norms.
@@ -22,7 +22,7 @@ pub(super) struct Defaults {
 pub(super) const LLAMA: Defaults =
     Defaults { sequence: 2048, epsilon: 1e-6, kv_heads: None, head_dimension: None, rope_theta: 10_000.0, tied: false };
 
-/// Reads what all of these types have.
+/// Reads the fields that all of these types have.
 pub(super) fn common(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, ConfigError> {
     let [layers, hidden, heads] =
         [fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?];
@@ -86,7 +86,7 @@ pub(super) fn mixtral(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::of_decoder(decoder))
 }
 
-/// Reads what routers have that no cost depends on.
+/// Reads the fields of routers that affect no cost.
 pub(super) fn router(fields: &mut Fields) -> Result<(), ConfigError> {
     fields.neutral(&["router_aux_loss_coef"]);
     fields.must_be_off("output_router_logits", "no auxiliary loss balances the experts")?;
@@ -153,7 +153,8 @@ pub(super) fn qwen3(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(qwen3_parts(fields, &Defaults { head_dimension: Some(128), ..QWEN3 })?))
 }
 
-/// The text model of Qwen3-VL. Its lower layers also take what the part that sees images passes on.
+/// The text model of Qwen3-VL. Its lower layers also read features that the part that sees images
+/// passes on.
 pub(super) fn qwen3_vl(fields: &mut Fields) -> Result<Model, ConfigError> {
     let defaults = Defaults { sequence: 128_000, head_dimension: Some(128), kv_heads: Some(32), rope_theta: 500_000.0, ..QWEN3 };
     Ok(Model::Decoder(qwen3_parts(fields, &defaults)?))
@@ -161,7 +162,7 @@ pub(super) fn qwen3_vl(fields: &mut Fields) -> Result<Model, ConfigError> {
 
 const QWEN3: Defaults = Defaults { sequence: 32_768, ..LLAMA };
 
-/// Reads what Qwen3 and its mixtures have. Their heads have another default.
+/// Reads the fields that Qwen3 and its mixtures have. Their heads have another default.
 fn qwen3_parts(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     let window = qwen_window(fields)?;
@@ -200,7 +201,7 @@ pub(super) fn qwen3_vl_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
 }
 
 pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
-    // Published files also have fields of older code, which say what the type is anyway.
+    // Published files also have fields of older code, whose values the type implies.
     fields.must_be("shared_expert_intermediate_size", &[json!(0)], "no expert of this type is shared")?;
     fields.must_be("use_qk_norm", &[json!(true)], "queries and keys of this type are normed")?;
     fields.must_be_off("qkv_bias", "queries, keys and values of this type have no biases of their own")?;
@@ -216,8 +217,7 @@ pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(Decoder { mixtures: Some(mixtures), ..decoder }))
 }
 
-/// Llama 4 without its images. Its experts have one shared one beside them, and their gates are not
-/// normed.
+/// Llama 4 without its images. Each mixture has one shared expert, and gates are not normalised.
 pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
     fields.neutral(&["floor_scale", "attn_scale", "for_llm_compressor"]);
@@ -275,8 +275,8 @@ pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
     }))
 }
 
-/// Reads what all Gemmas have. Their norms multiply by one more than the weight, which is the same
-/// norm with another initial weight.
+/// Reads the fields that all Gemmas have. Their norms multiply by one more than the weight, which
+/// is the same norm with another initial weight.
 pub(super) fn gemma_parts(fields: &mut Fields, sequence: usize, kv_heads: Option<usize>) -> Result<Decoder, ConfigError> {
     let activations = [json!("gelu_pytorch_tanh"), json!("gelu"), json!("gelu_new")];
     for name in ["hidden_act", "hidden_activation"] {
@@ -353,8 +353,8 @@ pub(super) fn period(kinds: &[Value]) -> Result<Option<usize>, ConfigError> {
 pub(super) fn phi3(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
     fields.neutral(&["original_max_position_embeddings"]);
-    // Queries, keys and values are one product there, and so are gate and up: the same parameters
-    // and arithmetic.
+    // Queries, keys and values are one product in Transformers, and so are gate and up: the same
+    // parameters and arithmetic.
     let dropout = fields.dropout(&[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)])?;
     let window = fields.optional("sliding_window")?;
     let decoder = common(fields, &Defaults { sequence: 4096, epsilon: 1e-5, ..LLAMA })?;

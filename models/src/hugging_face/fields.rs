@@ -16,14 +16,14 @@ use thiserror::Error;
 /// Why a `config.json` was not read.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 pub enum ConfigError {
-    /// It is not a JSON object with a `model_type`.
+    /// The text is not a JSON object with a `model_type`.
     #[error("this is not a `config.json` of Transformers: {reason}")]
     #[diagnostic(code(hugging_face::not_a_config), help("give the file that lies beside a model's weights"))]
     NotAConfig {
         /// What is wrong with it.
         reason: String,
     },
-    /// It does not say its `model_type`, as files before 2020 do not.
+    /// The file does not state its `model_type`; files before 2020 do not.
     #[error("it has no `model_type`")]
     #[diagnostic(code(hugging_face::no_type), help("say it: `foretell import hf-config FILE --as bert`, or `gpt2`"))]
     NoType,
@@ -33,7 +33,7 @@ pub enum ConfigError {
     UnknownType {
         /// The type.
         name: String,
-        /// Those that can be read.
+        /// The types that can be read.
         hint: String,
     },
     /// A field that the model needs, or whose value has another type.
@@ -55,7 +55,7 @@ pub enum ConfigError {
         field: String,
         /// Its value.
         value: String,
-        /// What can be.
+        /// The values that can be expressed.
         hint: String,
     },
     /// Fields that no reader knows.
@@ -95,7 +95,7 @@ pub(super) fn parse_any(text: &str) -> Result<Map<String, Value>, ConfigError> {
     }
 }
 
-/// Whether a value says that something is not there.
+/// Whether a value means that a feature is absent.
 pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

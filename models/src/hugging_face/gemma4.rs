@@ -8,8 +8,8 @@ use crate::families::{Decoder, FullAttention, LayerInputs, ResidualStreams, Shar
 use crate::model::Model;
 use serde_json::{Map, Value, json};
 
-/// Reads the bases of the frequencies, which both kinds of layers have. Leaves that of layers that
-/// see all positions.
+/// Reads the bases of the frequencies, which differ between layers with a window and layers that
+/// see all positions. Keeps that of layers that see all positions.
 fn positions(fields: &mut Fields) -> Result<(), ConfigError> {
     const FIELD: &str = "rope_parameters";
     let Some(kinds) = fields.object(FIELD)? else {
@@ -23,14 +23,15 @@ fn positions(fields: &mut Fields) -> Result<(), ConfigError> {
     if !is_plain(&full, "proportional") || !is_plain(&local, "default") {
         return Err(inexpressible(FIELD, &json!(kinds), "frequencies are not scaled"));
     }
-    // Frequencies of the features that are not rotated are 0 there, so all features are read.
+    // The frequencies of the features that are not rotated are 0 in Transformers, so all features
+    // are read.
     let theta = full.get("rope_theta").cloned().unwrap_or(json!(1_000_000.0));
     fields.set(FIELD, json!({"rope_theta": theta}));
     fields.note("all layers rotate with the frequencies of those that see every position");
     Ok(())
 }
 
-/// Reads what differs in layers that see all positions.
+/// Reads the sizes that differ in layers that see all positions.
 fn full_attention(fields: &mut Fields) -> Result<FullAttention, ConfigError> {
     let keys_as_values = fields.flag_or("attention_k_eq_v", false)?;
     let usual = fields.size_or("global_head_dim", 512)?;
@@ -82,7 +83,7 @@ fn sparse_layers(fields: &mut Fields, layers: usize) -> Result<usize, ConfigErro
 
 /// The text model of Gemma 3n.
 pub(super) fn gemma3n(fields: &mut Fields) -> Result<Model, ConfigError> {
-    // Where a coefficient is clipped, and which stream is the active one, costs nothing.
+    // Clipping of a coefficient, and which stream is active, affect no cost.
     fields.neutral(&["altup_coef_clip", "altup_active_idx", "rope_local_base_freq"]);
     fields.must_be("altup_correct_scale", &[json!(true)], "the corrected stream has a scale")?;
     for (field, usual) in [("num_hidden_layers", 35), ("hidden_size", 2048), ("num_attention_heads", 8), ("vocab_size", 262_400)]
@@ -95,7 +96,7 @@ pub(super) fn gemma3n(fields: &mut Fields) -> Result<Model, ConfigError> {
     if !fields.has("intermediate_size") {
         fields.set("intermediate_size", json!(16_384));
     }
-    // Older files state the base beside the object, which newer files have in its place.
+    // Older files state the base next to the object that newer files have instead.
     if fields.has("rope_parameters") {
         positions(fields)?;
     }
@@ -166,7 +167,7 @@ pub(super) fn gemma4(fields: &mut Fields) -> Result<Model, ConfigError> {
         output_norms: true,
         query_key_norm: true,
         value_norm: true,
-        // Layers are told apart by their heads even if the window hides nothing.
+        // Layers differ in their heads even if the window hides nothing.
         window: Some(window),
         full_attention_every: every,
         full_attention: Some(full).filter(|_| is_other),

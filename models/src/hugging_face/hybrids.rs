@@ -15,7 +15,7 @@ pub(super) const DELTA_CHUNK: usize = 64;
 /// The most layers that a file may list.
 const MOST_LAYERS: usize = 10_000;
 
-/// A layer type with the kind of its layer, when it has one.
+/// The kinds of the listed layers, by their names in `known`.
 pub(super) fn kinds_of(layers: &[Value], field: &str, known: &[(&str, LayerKind)]) -> Result<Vec<LayerKind>, ConfigError> {
     if layers.len() > MOST_LAYERS {
         return Err(inexpressible(field, &json!(layers.len()), "a model has 10,000 layers at most"));
@@ -51,8 +51,8 @@ pub(super) const KINDS: [(&str, LayerKind); 4] = [
     ("attention", LayerKind::Attention),
 ];
 
-/// Reads what Qwen3-Next and 3.5 have: the gated delta rule in three of four layers, and gated
-/// attention in the fourth.
+/// Reads the fields that Qwen3-Next and 3.5 have: the gated delta rule in three of four layers, and
+/// gated attention in the fourth.
 fn qwen_parts(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     fields.must_be("attn_output_gate", &[json!(true)], "a gate weighs what attention gives")?;
@@ -161,7 +161,7 @@ fn mamba(fields: &mut Fields, names: &MambaFields, biases: [&str; 2]) -> Result<
     fields.neutral(&["time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank"]);
     fields.neutral(&["mamba_dt_min", "mamba_dt_max", "mamba_dt_limit", "mamba_dt_init_floor"]);
     fields.neutral(&["mamba_ssm_cache_dtype", "use_mamba_kernels", "residual_in_fp32", "rescale_prenorm_residual"]);
-    // The inner width is that of all heads.
+    // The inner width follows from the number of heads and their features.
     fields.neutral(&["mamba_expand", "expand", "num_logits_to_keep"]);
     let mut sizes = [0; 6];
     for (size, (name, default)) in sizes.iter_mut().zip(names) {
@@ -205,7 +205,7 @@ pub(super) fn granite_hybrid(fields: &mut Fields) -> Result<Model, ConfigError> 
     silu(fields)?;
     fields.neutral(&SCALES);
     fields.neutral(&["normalization_function", "init_method"]);
-    // Older files say `auto`: the inner width over the heads.
+    // Older files say `auto`: the inner width divided by the number of heads.
     let hidden = fields.size("hidden_size")?;
     let widen = fields.size_or("mamba_expand", 2)?;
     if fields.take("mamba_d_head").is_none_or(|features| features == "auto") {
@@ -326,7 +326,7 @@ const NEMOTRON_KINDS: [(&str, LayerKind); 10] = [
     ("E", LayerKind::MixtureAlone),
 ];
 
-/// Nemotron-H and 3: each layer has one part.
+/// Nemotron-H and 3: each layer has a single part.
 pub(super) fn nemotron_h(fields: &mut Fields) -> Result<Model, ConfigError> {
     fields.must_be("mlp_hidden_act", &[json!("relu2")], "feed-forward networks of this type have a squared ReLU")?;
     fields.must_be("mamba_hidden_act", &[json!("silu")], "the convolution has a SiLU")?;

@@ -1,8 +1,8 @@
 //! Models of images and text: their `config.json` becomes that of the text model inside.
 //!
-//! The part that sees images is read elsewhere, or left out, which a note says. Every other
-//! field beside `text_config` counts as one of the text model's, so one that is not understood is
-//! named.
+//! The part that sees images is read elsewhere, or left out with a note. Every other field beside
+//! `text_config` is treated as a field of the text model, so one that is not understood is named in
+//! an error.
 
 use super::fields::{ConfigError, inexpressible, is_neutral};
 use super::is_readable;
@@ -22,7 +22,7 @@ struct Outer {
     may_be_flat: bool,
 }
 
-/// Where `tie_word_embeddings` counts.
+/// Where `tie_word_embeddings` has effect.
 #[derive(PartialEq)]
 enum Tied {
     Inside,
@@ -71,7 +71,7 @@ const TYPES: [Outer; 6] = [
 
 const SIZES: [&str; 5] = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"];
 
-/// Fields of the part that sees images, and of the tokens that stand for what it saw.
+/// Fields of the part that sees images, and of the tokens that represent its output.
 const OF_IMAGES: [&str; 10] = [
     "boi_token_index",
     "eoi_token_index",
@@ -91,7 +91,7 @@ pub(super) fn types() -> impl Iterator<Item = &'static str> {
 }
 
 /// Replaces the configuration by that of its text model. Returns a note on what is left out; `None`
-/// if the model is of text alone.
+/// if the model has text only.
 pub(super) fn keep_text(object: &mut Map<String, Value>) -> Result<Option<String>, ConfigError> {
     let name = object.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let Some(outer) = TYPES.iter().find(|outer| outer.name == name) else { return Ok(descend(object)) };
@@ -146,10 +146,10 @@ const INNER_SIZES: [(&str, [usize; 5]); 3] = [
     ("qwen2", [151_936, 4096, 22_016, 32, 32]),
 ];
 
-/// The most parts within parts.
+/// The deepest nesting of parts.
 const DEEPEST: usize = 4;
 
-/// Types whose projectors are known, so that every field beside the parts is.
+/// Types whose projectors are known. For these every field beside the parts must be known.
 const PROJECTED: [&str; 4] = ["llava", "vipllava", "paligemma", "mistral3"];
 
 /// Their fields beside the parts.
@@ -167,7 +167,7 @@ const OF_PROJECTORS: [&str; 11] = [
     "vocab_size",
 ];
 
-/// Gives fields that are not understood to the text model, whose reader names them.
+/// Gives fields that are not understood to the text model, whose reader reports them.
 fn keep_unknown(outer: &str, object: &Map<String, Value>, inner: &mut Map<String, Value>) {
     if !PROJECTED.contains(&outer) {
         return;
@@ -181,8 +181,8 @@ fn keep_unknown(outer: &str, object: &Map<String, Value>, inner: &mut Map<String
     }
 }
 
-/// Replaces the configuration of a model of several parts that is not known by that of its text
-/// model, however deep that lies. Returns a note on the rest.
+/// For a model of several parts whose type is unknown, replaces the configuration by that of its
+/// text model, however deep it is nested. Returns a note on the rest.
 fn descend(object: &mut Map<String, Value>) -> Option<String> {
     let type_of = |object: &Map<String, Value>| object.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string();
     let outer = type_of(object);
@@ -196,7 +196,8 @@ fn descend(object: &mut Map<String, Value>) -> Option<String> {
         tied = tied.or(inner.get("tie_word_embeddings").filter(|tied| !tied.is_null()).cloned());
         inner = found;
         if is_readable(&type_of(&inner)) {
-            // What the whole model says counts where its type is known. Mistral 3's is true.
+            // If the type is known, the outer model's setting has precedence. Mistral 3's default
+            // is true.
             let tied = tied.or_else(|| (outer == "mistral3").then_some(Value::Bool(true)));
             match tied {
                 Some(tied) if PROJECTED.contains(&outer.as_str()) => _ = inner.insert("tie_word_embeddings".into(), tied),
@@ -243,8 +244,8 @@ pub(super) fn enter_text(object: &mut Map<String, Value>) -> bool {
     has_entered
 }
 
-/// Removes what tells the positions of images from those of text. Positions of text are the usual
-/// ones.
+/// Removes the settings that distinguish positions of images from those of text. Positions of text
+/// are the usual ones.
 fn drop_image_positions(text: &mut Map<String, Value>) {
     for name in ["rope_scaling", "rope_parameters"] {
         let Some(Value::Object(rope)) = text.get_mut(name) else { continue };

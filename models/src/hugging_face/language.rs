@@ -182,8 +182,8 @@ pub(super) fn starcoder2(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(windowed(decoder, window)))
 }
 
-/// What MPT's attention must be, where a file says so: the field of `attn_config`, the values, the
-/// reason.
+/// Checks the settings of MPT's attention that a file states. Each entry: the field of
+/// `attn_config`, its allowed value, the reason.
 fn mpt_attention(object: &Map<String, Value>) -> Result<(), ConfigError> {
     let fixed = [
         ("attn_type", json!("multihead_attention"), "each head has its own keys"),
@@ -295,7 +295,7 @@ pub(super) fn bloom(fields: &mut Fields) -> Result<Model, ConfigError> {
     };
     let ffn = fields.size_or("n_inner", 4 * hidden)?;
     let vocab = fields.size_or("vocab_size", 250_880)?;
-    // Positions are distances, so no length is the longest; BLOOM was trained with 2048.
+    // Positions are distances, so there is no longest length; BLOOM was trained with 2048.
     let sequence = fields.sequence("seq_length", 2048)?;
     Ok(Model::Decoder(Decoder {
         positions: PositionKind::Alibi,

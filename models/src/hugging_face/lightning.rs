@@ -9,7 +9,7 @@ use crate::kernel::ScanRule;
 use crate::model::Model;
 use serde_json::{Map, Value, json};
 
-/// Gives a field of the type the value that a file has under another name.
+/// Copies a field that a file has under another name (`other`) to the field `name` of the type.
 fn renamed(fields: &mut Fields, other: &str, name: &str) {
     if let Some(value) = fields.take(other) {
         fields.set(name, value);
@@ -32,7 +32,7 @@ pub(super) fn kimi_linear(fields: &mut Fields) -> Result<Model, ConfigError> {
     }
     fields.must_be("mla_use_nope", &[json!(true)], "latent attention has no positions")?;
     fields.must_be("moe_router_activation_func", &[json!("sigmoid")], "gates are sigmoids of the router's logits")?;
-    // How experts are grouped, chosen and weighed costs nothing beside them.
+    // Grouping, choosing and weighing experts costs nothing compared with the experts' products.
     fields.neutral(&["n_group", "topk_group", "use_grouped_topk"]);
     fields.note("gates are a softmax over the chosen experts, and in Kimi Linear they are sigmoids, normed and scaled");
     let prediction_modules = fields.count_or("num_nextn_predict_layers", 0)?;
@@ -43,7 +43,7 @@ pub(super) fn kimi_linear(fields: &mut Fields) -> Result<Model, ConfigError> {
     if !fields.has("q_lora_rank") {
         fields.set("q_lora_rank", Value::Null);
     }
-    // A file that lists the layers of each kind states the sizes beside the lists.
+    // A file that lists the layers of each kind also states the sizes there.
     let inner = fields.object("linear_attn_config")?.unwrap_or_default();
     for (other, name) in
         [("head_dim", "linear_head_dim"), ("num_heads", "linear_num_heads"), ("short_conv_kernel_size", "linear_conv_kernel_dim")]
@@ -109,10 +109,10 @@ fn listed_layers(inner: &Map<String, Value>) -> Option<Vec<usize>> {
     Some(full.iter().filter_map(|layer| usize::try_from(layer.as_u64()?).ok()).collect())
 }
 
-/// Layers of which some have attention and the others linear attention.
+/// The kinds of layers: attention if `has_attention`, else linear attention.
 fn layers_with(layers: usize, has_attention: impl Fn(usize) -> bool) -> Vec<LayerKind> {
     let kind = |layer| if has_attention(layer) { LayerKind::Attention } else { LayerKind::Linear };
-    // Sizes have not been checked.
+    // Bounded, since sizes have not been checked yet.
     (0..layers.min(10_000)).map(kind).collect()
 }
 
@@ -179,7 +179,7 @@ pub(super) fn minimax(fields: &mut Fields) -> Result<Model, ConfigError> {
     }))
 }
 
-/// The same in its authors' files: a list of zeros and ones says which layers have attention.
+/// The same model in its authors' files: a list of zeros and ones says which layers have attention.
 pub(super) fn minimax_m1(fields: &mut Fields) -> Result<Model, ConfigError> {
     fields.must_be("postnorm", &[json!(true)], "the residual stream is normed with the parts' inputs")?;
     fields.must_be("shared_intermediate_size", &[json!(0)], "no expert is shared")?;

@@ -90,7 +90,7 @@ pub(super) fn deepseek_v3(fields: &mut Fields) -> Result<Model, ConfigError> {
 /// query sees. Attention is planned over all positions, without the indexer.
 pub(super) fn deepseek_v32(fields: &mut Fields) -> Result<Model, ConfigError> {
     fields.neutral(&["indexer_rope_interleave", "index_share_for_mtp_iteration", "layer_types"]);
-    // The indexer is left out, and which layers have one is in `indexer_types`.
+    // The indexer is left out. `indexer_types` says which layers have one.
     fields.neutral(&["index_topk_freq", "index_skip_topk_offset", "moe_router_dtype"]);
     let features = fields.size_or("index_head_dim", 128)?;
     let heads = fields.size_or("index_n_heads", 64)?;
@@ -104,7 +104,7 @@ pub(super) fn deepseek_v32(fields: &mut Fields) -> Result<Model, ConfigError> {
     if let Some(kinds) = kinds.filter(|kinds| !kinds.iter().enumerate().all(is_as_said)) {
         return Err(inexpressible("mlp_layer_types", &json!(kinds), "the first `first_k_dense_replace` layers are dense"));
     }
-    // Layers may use the choice of one before them.
+    // Layers without an indexer use the choice of an earlier layer.
     let indexers = shares.map_or(decoder.layers, |shares| shares.iter().filter(|kind| **kind == "full").count());
     let width = decoder.query_rank.unwrap_or(decoder.hidden);
     let of_a_layer = width * heads * features + decoder.hidden * (features + heads) + 2 * features;
@@ -130,13 +130,14 @@ fn limited_groups(fields: &mut Fields, [groups, chosen]: [usize; 2]) -> Result<(
     Ok(())
 }
 
-/// Reads what both versions have.
+/// Reads the fields that both versions have.
 pub(super) fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Result<Decoder, ConfigError> {
     silu(fields)?;
-    // Heads of keys are those of queries, whatever the file says: keys are made from the rank.
+    // Keys have as many heads as queries, whatever the file says: keys are made from the rank.
     fields.neutral(&["num_key_value_heads", "head_dim", "qk_head_dim", "ep_size"]);
     fields.sliced_products(true)?;
-    // These choose and weigh experts, or balance them. They cost nothing beside the experts.
+    // These fields choose and weigh experts, or balance them, which costs nothing compared with the
+    // experts' products.
     fields.neutral(&["rope_interleave", "routed_scaling_factor", "seq_aux", "aux_loss_alpha"]);
     fields.must_be("moe_layer_freq", &[json!(1)], "every layer after the first dense ones is a mixture")?;
     router(fields)?;

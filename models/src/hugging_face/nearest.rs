@@ -1,5 +1,6 @@
-//! What comes nearest to a configuration whose type has no reader, from the fields that most
-//! transformers have: a model file, and a type that can be read in its place. Only for messages.
+//! The nearest alternatives to a configuration whose type has no reader, found from fields that
+//! most transformers have: a model file, and a type that can be read instead. Used for messages
+//! only.
 
 use serde_json::{Map, Value};
 
@@ -22,8 +23,8 @@ const OTHER_LAYERS: [&str; 13] = [
     "global_head_dim",
 ];
 
-/// Types that people train and that have no reader, by the beginnings of their names: what of them
-/// is not planned, and what comes nearest.
+/// Types in use that have no reader, by the beginnings of their names: which part of them cannot be
+/// planned, and the nearest alternative.
 const KNOWN: [(&str, &str); 6] = [
     ("clip", ONE_TOWER),
     ("siglip2", "images of any number of patches are not planned; `siglip` comes nearest, whose images have one size"),
@@ -39,7 +40,8 @@ const ONE_TOWER: &str = "an encoder alone has no loss that it is trained by; the
 const OTHER_TOWERS: &str =
     "its encoders differ from CLIP's; the family `clip` comes nearest, an encoder of images beside one of text";
 
-/// What is not planned of a type that people train, and what comes nearest.
+/// For a known type without a reader: which part of it cannot be planned, and the nearest
+/// alternative.
 pub(super) fn known(name: &str) -> Option<&'static str> {
     KNOWN.iter().find(|(beginning, _)| name.starts_with(beginning)).map(|(_, missing)| *missing)
 }
@@ -47,7 +49,7 @@ pub(super) fn known(name: &str) -> Option<&'static str> {
 /// Kinds of layers that decoders here have.
 const KINDS: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
 
-/// The fields that say that layers are of other kinds than those of a decoder.
+/// The fields that show layers of kinds that a decoder does not have.
 pub(super) fn other_layers(config: &Map<String, Value>) -> Vec<String> {
     let is_there = |value: &Value| !value.is_null() && *value != Value::Bool(false);
     let is_other = |(name, value): &(&String, &Value)| {
@@ -59,7 +61,8 @@ pub(super) fn other_layers(config: &Map<String, Value>) -> Vec<String> {
     config.iter().filter(is_other).map(|(name, _)| name.clone()).collect()
 }
 
-/// Fields of most transformers, with ours. The last two may be missing, and are a decoder's.
+/// Common fields of transformers, each with our name. The last two may be missing; then a decoder's
+/// defaults apply.
 const COMMON: [(&str, &str); 8] = [
     ("num_hidden_layers", "layers"),
     ("hidden_size", "hidden"),
@@ -79,16 +82,16 @@ fn size(config: &Map<String, Value>, field: &str) -> Option<u64> {
     config.get(field).and_then(Value::as_u64)
 }
 
-/// The experts of a mixture, and the type that names them so.
+/// The number of experts of a mixture, and the type whose files use that field name.
 fn experts(config: &Map<String, Value>) -> Option<(u64, &'static str)> {
     EXPERTS.iter().find_map(|(field, like)| Some((size(config, field).filter(|&count| count > 1)?, *like)))
 }
 
-/// Parts of the names of types that have the sizes of a decoder and are none.
+/// Parts of names of types that have the sizes of a decoder but are none.
 const NO_DECODERS: [&str; 3] = ["clip", "whisper", "audio"];
 
-/// The type to read a configuration as, and a model file in one line. The reason if the
-/// configuration has not the sizes of a transformer, or of one that is like none here.
+/// The type to read a configuration as, and a model file in one line. The error is the reason why
+/// there is none: the sizes of a transformer are missing, or it is unlike all that can be planned.
 pub(super) fn nearest(config: &Map<String, Value>) -> Result<(&'static str, String), String> {
     let name = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     if NO_DECODERS.iter().any(|part| name.contains(part)) {

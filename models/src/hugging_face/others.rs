@@ -58,12 +58,13 @@ pub(super) fn granite(fields: &mut Fields) -> Result<Model, ConfigError> {
 
 const GLM: Defaults = Defaults { sequence: 131_072, epsilon: 1.5625e-7, kv_heads: Some(2), head_dimension: Some(128), ..LLAMA };
 
-/// Reads what GLM's dense models have. Gate and up are one product there: the same parameters.
+/// Reads the fields that GLM's dense models have. Gate and up are one product there: the same
+/// parameters.
 fn glm_parts(fields: &mut Fields) -> Result<Decoder, ConfigError> {
     silu(fields)?;
-    // These types have biases where the file does not say.
+    // These types have biases unless the file says otherwise.
     let has_bias = fields.flag_or("attention_bias", true)?;
-    // Half of a head's features are rotated where the file does not say.
+    // Half of a head's features are rotated unless the file says otherwise.
     fields.default_rotary_share(0.5);
     // The type's own number is no power of ten.
     let number = fields.number_or("rms_norm_eps", GLM.epsilon)?;
@@ -94,7 +95,7 @@ pub(super) fn glm4_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
     let has_bias = fields.flag_or("attention_bias", false)?;
     let query_key_norm = fields.flag_or("use_qk_norm", false)?;
-    // How experts are grouped, chosen and weighed costs nothing beside them.
+    // Grouping, choosing and weighing experts costs nothing compared with the experts' products.
     fields.neutral(&[
         "n_group",
         "topk_group",

@@ -11,7 +11,7 @@ pub(super) fn parse(text: &str) -> Result<Value, serde_json::Error> {
     })
 }
 
-/// The text with null for numbers that are none, outside of its strings.
+/// The text with `null` in place of `Infinity`, `-Infinity` and `NaN`, except inside strings.
 fn finite(text: &str) -> String {
     let mut finite = String::with_capacity(text.len());
     let mut rest = text;
@@ -23,7 +23,7 @@ fn finite(text: &str) -> String {
         match (word, character) {
             (Some(_), _) => finite.push_str("null"),
             (None, '\\') => {
-                // What is escaped does not end a string.
+                // An escaped character does not end a string.
                 let escaped = others.chars().next().map_or(0, char::len_utf8);
                 let (next, others) = others.split_at(escaped);
                 finite.push_str(part);

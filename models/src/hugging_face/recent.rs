@@ -28,7 +28,8 @@ fn with_windows(decoder: Decoder, (window, every): (Option<usize>, Option<usize>
 /// stored, and not how it is trained.
 pub(super) fn gpt_oss(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
-    // The activation is a gated SiLU whose arguments are scaled and clipped: part of its kernel.
+    // The activation is a gated SiLU with scaled and clipped arguments, which is part of its
+    // kernel.
     fields.neutral(&["swiglu_alpha", "swiglu_limit", "initial_context_length"]);
     let windows = windows(fields, Some(128), 2)?;
     let has_bias = fields.flag_or("attention_bias", true)?;
@@ -51,8 +52,8 @@ pub(super) fn gpt_oss(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(with_windows(decoder, windows)))
 }
 
-/// Reads what OLMo 2 and 3 have: norms after the parts alone, and of all query and key heads
-/// together.
+/// Reads the fields that OLMo 2 and 3 have: norms only after the parts, and one norm over all query
+/// or key heads together.
 fn olmo_parts(fields: &mut Fields, rope_theta: f64) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     fields.must_be("clip_qkv", &[], "queries, keys and values are not clipped")?;
@@ -134,7 +135,7 @@ pub(super) fn seed_oss(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::of_decoder(Decoder { qkv_bias, attention_output_bias, ffn_bias, dropout, attention_dropout, ..decoder }))
 }
 
-/// Reads what ERNIE 4.5 and its mixtures have.
+/// Reads the fields that ERNIE 4.5 and its mixtures have.
 fn ernie_parts(fields: &mut Fields, kv_heads: usize, head_dimension: Option<usize>) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     let has_bias = fields.flag_or("use_bias", false)?;
@@ -201,7 +202,7 @@ pub(super) fn exaone4(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(with_windows(decoder, (window, every))))
 }
 
-/// Reads what Hunyuan's models have.
+/// Reads the fields that Hunyuan's models have.
 fn hunyuan_parts(fields: &mut Fields) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     fields.sliced_products(false)?;

@@ -1,4 +1,4 @@
-//! The parts of models of images and text that see images, as an encoder in front of the text
+//! The parts that see images in models of images and text, as an encoder in front of the text
 //! model.
 
 use super::Unknown;
@@ -6,7 +6,7 @@ use super::fields::{ConfigError, Fields, inexpressible};
 use crate::families::{Decoder, JoinedPatches, NormKind, Projector, VisionTower};
 use serde_json::{Map, Value, json};
 
-/// Tokens of an image where its resolution is free: a picture of 448 x 448 pixels in Qwen2-VL.
+/// Tokens of an image if its resolution is free: a picture of 448 x 448 pixels in Qwen2-VL.
 const FREE_TOKENS: usize = 256;
 
 /// The outer settings that a projector needs.
@@ -143,7 +143,7 @@ fn plain([layers, hidden, heads, ffn, pixels, patches]: [usize; 6]) -> VisionTow
     }
 }
 
-/// Patches of a free resolution.
+/// Patches of an image if its resolution is free.
 fn free_patches(decoder: &Decoder, merge: usize) -> usize {
     FREE_TOKENS.min(decoder.sequence).saturating_mul(merge * merge)
 }
@@ -184,7 +184,8 @@ fn pixtral(fields: &mut Fields, decoder: &Decoder, merge: usize) -> Result<Visio
     Ok(VisionTower { norm: NormKind::Rms, gated: true, bias: false, norm_before: true, position_rows: 0, patches, ..tower })
 }
 
-/// Reads what Qwen's encoders have. Returns an encoder of `hidden` features, and the merge.
+/// Reads the fields that Qwen's encoders have. Returns an encoder of `hidden` features, and the
+/// number of patches merged on each side.
 fn qwen(
     fields: &mut Fields,
     decoder: &Decoder,

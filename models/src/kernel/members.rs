@@ -84,8 +84,8 @@ impl Kernel {
         }
     }
 
-    /// The kernel as it is timed: values that change the result but not the time are replaced by
-    /// fixed ones, so that kernels of equal time are equal.
+    /// The kernel in the form in which it is timed: values that change the result but not the time
+    /// are replaced by fixed ones, so that kernels of equal time are equal.
     pub fn without_constants(self) -> Self {
         match self {
             Kernel::LogitStatistics { rows, classes, .. } => Kernel::LogitStatistics { rows, classes, parts: 1 },
@@ -124,7 +124,7 @@ impl Kernel {
     }
 
     /// The number of parts into which a group of ranks has cut the work, for kernels that must know
-    /// which part is theirs. The rank's index in the group tells which. 1 for other kernels.
+    /// which part is theirs: the rank's index in the group. 1 for other kernels.
     pub fn parts(&self) -> usize {
         match *self {
             Kernel::Slice { parts, .. }

@@ -28,7 +28,8 @@ pub enum PlannedKind {
     Reshape,
     /// Some of the numbers, where they are: nothing is moved. The gradient writes zeros and those.
     Slice,
-    /// A norm over a part of the dimensions. Scale and shift come after what is normed.
+    /// A norm over some of the dimensions. Its operands are, in order, the input, the scale and the
+    /// shift.
     Normalisation,
     /// A norm of each position over its last dimension, with a scale and without a shift.
     FeatureNorm,
@@ -47,14 +48,14 @@ pub(crate) enum GradientReads {
     Nothing,
     /// The operand that it is the gradient of.
     Itself,
-    /// The other operands.
+    /// The other operands of the operator.
     Others,
-    /// What is normed, and the scale.
+    /// The input of the norm, and the scale.
     Normed,
 }
 
 impl PlannedKind {
-    /// Whether each position of a sequence is worked on alone.
+    /// Whether each position of a sequence is computed independently.
     pub(crate) fn works_by_position(self) -> bool {
         match self {
             Self::ShareAmongHeads | Self::GateRows | Self::Function | Self::Sum | Self::Combination | Self::FeatureNorm => true,

@@ -126,7 +126,8 @@ impl Smoothing {
         Self { millionths: (f64::from(part) * 1e6).round().clamp(0.0, 1e6) as u32 }
     }
 
-    /// Returns the parts of a target: the label's own beside that of every class, and that.
+    /// Returns the parts of a target: `1 - s`, which only the label's class gets, and `s /
+    /// classes`, which every class gets.
     pub fn parts(self, classes: usize) -> [f64; 2] {
         [1.0 - self.value(), self.value() / classes.max(1) as f64]
     }
@@ -227,8 +228,8 @@ impl Recurrence {
 pub enum ScanRule {
     /// The state decays, and the product of key and value is added: Mamba-2 (Dao and Gu 2024).
     StateSpace,
-    /// As `state_space`, after what the state holds for the key is taken out: the gated delta rule
-    /// (Yang et al. 2024).
+    /// As `state_space`, after the value that the state holds for the key is subtracted: the gated
+    /// delta rule (Yang et al. 2024).
     GatedDelta,
     /// As `gated_delta`, with a decay for each feature of a key (Kimi Team 2025).
     KimiDelta,
@@ -266,8 +267,8 @@ impl ScanRule {
     }
 }
 
-/// Sizes of linear attention over whole sequences, in chunks: products within a chunk, and a state
-/// `[key_dimension, value_dimension]` for each head that chunks pass on.
+/// Sizes of linear attention over complete sequences, in chunks: products within a chunk, and for
+/// each head a state `[key_dimension, value_dimension]` that is passed from chunk to chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scan {
     /// The update.

@@ -96,8 +96,8 @@ pub struct KernelOperand {
     pub elements: usize,
     /// How the elements are stored.
     pub storage: Storage,
-    /// Bound of an operand of indices, which are all below it. 0 for other operands, and where the
-    /// kernel only looks at the sign.
+    /// For an operand of indices: the bound that all of them are below. 0 for other operands, and
+    /// if the kernel only checks the sign.
     pub index_limit: usize,
     /// Elements that cross the memory boundary, each counted as often as it does.
     moved: usize,
@@ -163,7 +163,7 @@ pub(super) fn indices(role: &'static str, elements: usize, limit: usize) -> Kern
 }
 
 impl KernelOperand {
-    /// A place that no operand takes.
+    /// An unused slot of the list of operands.
     const NONE: Self = Self {
         role: "",
         elements: 0,
@@ -228,7 +228,7 @@ impl KernelOperand {
         Self { moved: elements, ..self }
     }
 
-    /// The operand, left out of the traffic because it is small beside the others.
+    /// The operand, left out of the traffic because it is small compared with the others.
     #[inline(always)]
     pub(super) fn uncounted(self) -> Self {
         self.moving(0)

@@ -1,11 +1,11 @@
-//! The traced architecture whose layers a model of ours has.
+//! The traced architecture whose layers equal those of a model.
 
 use crate::families::{Decoder, FeedForward, LayerKind, LinearAttention, LinearNorm, NormKind, ParallelBlock, PositionKind};
 use crate::kernel::ScanRule;
 use crate::model::Model;
 
-/// The value of `architecture` in the keys of the tables whose layers a model has; `None` if its
-/// layers are none of the traced ones.
+/// The value of `architecture` in the keys of the tables that were traced from layers like the
+/// model's; `None` if no architecture has such layers.
 pub fn traced_architecture(model: &Model) -> Option<&'static str> {
     match model {
         Model::Llama(_) => Some("llama"),
@@ -18,7 +18,8 @@ pub fn traced_architecture(model: &Model) -> Option<&'static str> {
         }
         Model::Decoder(model) if has_untraced_parts(model) => None,
         Model::Decoder(model) => of_decoder(model).or_else(|| of_later_parts(model)),
-        // Its tables have as many layers in both stacks, and the sizes of sound.
+        // Whisper's tables have equally many layers in encoder and decoder, and fixed sizes of the
+        // spectrogram.
         Model::Whisper(model) => {
             let is_even = model.decoder_layers.is_none_or(|layers| layers == model.layers);
             (is_even && model.mel_bins == 80 && model.source_positions == 1500).then_some("whisper")
@@ -30,7 +31,8 @@ pub fn traced_architecture(model: &Model) -> Option<&'static str> {
     }
 }
 
-/// Whether a model's head has the embedding's weights although its architecture may have its own.
+/// Whether a model's head shares the embedding's weights, although its architecture also allows a
+/// head of its own.
 pub fn is_tied(model: &Model) -> bool {
     match model {
         Model::Llama(model) => model.tied_embeddings,
@@ -40,20 +42,20 @@ pub fn is_tied(model: &Model) -> bool {
     }
 }
 
-/// The layers of a table that a decoder's layers are, some of which may be one of the table's.
-/// Dense layers before the first mixture are in none.
+/// The number of table layers that a decoder's layers correspond to; one table layer may stand for
+/// several. Dense layers before the first mixture are in no table.
 pub(super) fn table_layers(model: &Decoder) -> usize {
     let before = model.mixtures.map_or(0, |mixtures| mixtures.first);
     model.layers.saturating_sub(before) / layers_of_one(model)
 }
 
-/// How many of a decoder's layers are one layer of its table: a period of those with linear
-/// attention.
+/// How many of a decoder's layers one table layer stands for: a period of layers if some have
+/// linear attention, else 1.
 fn layers_of_one(model: &Decoder) -> usize {
     model.layer_kinds.len().max(1)
 }
 
-/// How many of a model's layers are one layer of its table.
+/// How many of a model's layers one table layer stands for.
 pub fn layers_of_table_layer(model: &Model) -> usize {
     if let Model::Decoder(model) = model { layers_of_one(model) } else { 1 }
 }
@@ -103,7 +105,7 @@ fn of_later_parts(model: &Decoder) -> Option<&'static str> {
     }
 }
 
-/// Hybrids whose tables have a period of layers in one.
+/// Hybrids. Each layer of their tables is a period of the model's layers.
 fn of_linear_attention(model: &Decoder, linear: &LinearAttention) -> Option<&'static str> {
     let attention = model.layer_kinds.iter().position(|&kind| kind == LayerKind::Attention)?;
     let is_periodic = model.layers.is_multiple_of(model.layer_kinds.len())

@@ -1,22 +1,22 @@
-//! What can be wrong with an operator table.
+//! Errors of operator tables.
 
-/// Why a table cannot be read, or not be expanded.
+/// Why a table cannot be read or expanded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, miette::Diagnostic)]
 pub enum TableError {
-    /// A text is no formula, or names a symbol that the table does not list.
+    /// A text is not a formula, or names a symbol that the table does not list.
     #[error("`{text}` is not a formula of the table's symbols")]
     #[diagnostic(code(operator_table::formula))]
     Formula {
         /// The text.
         text: String,
     },
-    /// A line has another form than the format says.
+    /// A line does not have the format.
     #[error("line `{line}` of an operator table {problem}")]
     #[diagnostic(code(operator_table::line))]
     Line {
         /// The line.
         line: String,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         problem: &'static str,
     },
     /// A size that the table needs is not given.
@@ -26,7 +26,7 @@ pub enum TableError {
         /// Its symbol.
         symbol: String,
     },
-    /// A part releases what is not allocated.
+    /// A part releases memory that is not allocated.
     #[error("part `{part}` of layer {layer} releases allocation {number}, which is not allocated")]
     #[diagnostic(code(operator_table::release))]
     Release {

@@ -16,18 +16,18 @@ enum Operation {
     Subtract,
     Multiply,
     Divide,
-    /// The smallest whole number that is not below.
+    /// Rounds up to a whole number.
     Ceiling,
 }
 
-/// The most operands that a formula holds at once.
+/// The most operands on the stack of a formula.
 const DEPTH: usize = 16;
 
 impl Formula {
     /// Reads a formula over `symbols`.
     ///
     /// # Errors
-    /// [`TableError::Formula`] if the text is none, or names another symbol.
+    /// [`TableError::Formula`] if the text is not a formula, or names another symbol.
     pub fn parse(text: &str, symbols: &[String]) -> Result<Self, TableError> {
         let mut parser = Parser { text, rest: text, symbols, operations: Vec::new() };
         parser.sum()?;

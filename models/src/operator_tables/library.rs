@@ -1,8 +1,9 @@
-//! The tables that the program has, compressed: `python -m foretell.trace.pack` writes them.
+//! The tables that are compiled into the program, compressed: `python -m foretell.trace.pack`
+//! writes them.
 //!
-//! Many tables share parts, so the file has every part's lines once (`body N`), and tables that
-//! name them (`part NAME N`). What several parts share stands once too (`piece N`), and parts have
-//! a line `= N` in its place. Allocations are packed as distances ([`Numbers`]).
+//! Many tables share parts, so the file has the lines of each part once (`body N`), and tables
+//! refer to them (`part NAME N`). Lines that several parts share are stored once too (`piece N`),
+//! and parts refer to them by a line `= N`. Allocations are packed as distances ([`Numbers`]).
 
 use super::error::TableError;
 use super::table::OperatorTable;
@@ -13,7 +14,7 @@ use std::sync::LazyLock;
 
 static PACKED: &[u8] = include_bytes!("../../operator-tables.zlib");
 
-/// The file, decompressed, and where what is in it.
+/// The decompressed file, and the ranges of its sections.
 struct Library {
     text: String,
     /// The lines that several parts share.
@@ -89,9 +90,9 @@ impl Library {
     }
 }
 
-/// Writes the lines of a part with allocations' numbers in place of their distances: `+SIZE` is the
-/// number after the last, `-D` and `gD NAME` the one D before the last, and `-PLACE:D` the one D
-/// before what that place was last asked for.
+/// Writes the lines of a part with allocations' numbers in place of their distances: `+SIZE` gets
+/// the number after the last one; `-D` and `gD NAME` the number D before the last one; `-PLACE:D`
+/// the number D before the one that PLACE last resolved to (at first 0).
 #[derive(Default)]
 struct Numbers<'a> {
     last: i64,
@@ -125,11 +126,11 @@ impl<'a> Numbers<'a> {
 }
 
 impl OperatorTable {
-    /// The library's table whose key has all of these values; of a compiled step only if `compiled`
-    /// is among them.
+    /// The library's table whose key has all of these values. Tables of compiled steps are
+    /// considered only if `wanted` has `compiled`.
     ///
     /// # Errors
-    /// [`TableError`] if it cannot be read, which a test excludes.
+    /// [`TableError`] if the table cannot be read, which a test rules out.
     pub fn library(wanted: &[(&str, &str)]) -> Result<Option<Self>, TableError> {
         let of_eager = |name: &str| (name == "compiled").then_some("none");
         let is_compiled = wanted.iter().any(|(name, _)| *name == "compiled");

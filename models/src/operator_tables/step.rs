@@ -15,21 +15,21 @@ pub struct TableSizes {
     pub symbols: BTreeMap<String, f64>,
 }
 
-/// What happens next in a step.
+/// An event of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepEvent<'a> {
     /// A part begins.
     Begin {
         /// The part.
         part: &'a Part,
-        /// Its layer, if it is one's.
+        /// Its layer; `None` if the part is outside of layers.
         layer: Option<usize>,
     },
     /// That part ends.
     End {
         /// The part.
         part: &'a Part,
-        /// Its layer, if it is one's.
+        /// Its layer; `None` if the part is outside of layers.
         layer: Option<usize>,
     },
     /// A kernel is launched.
@@ -67,14 +67,14 @@ pub enum StepEvent<'a> {
     },
 }
 
-/// Allocations that live, by the part that made them, its layer and their number there. A loop
-/// makes several.
+/// Live allocations, by the part that made them, its layer and their number there. A loop makes
+/// several with one number.
 type Live<'a> = HashMap<(&'a str, usize, u32), Vec<u32>>;
 
 impl OperatorTable {
-    /// The values of the table's symbols, in its order. The chunks of a loss (`q` positions each,
-    /// `c` of them) follow from the others where they are not given: 1,024 positions, what TRL
-    /// takes at once, or Liger's rule for its own kernel.
+    /// The values of the table's symbols, in its order. The chunks of a loss (`c` chunks of `q`
+    /// positions each) are derived if they are not given: 1,024 positions, as TRL processes
+    /// together, or Liger's rule for its own kernel.
     ///
     /// # Errors
     /// [`TableError::Size`] if one is not given.
@@ -146,7 +146,7 @@ impl OperatorTable {
         sequence
     }
 
-    /// Gives every event of a step to `visit`, in order.
+    /// Passes every event of a step to `visit`, in order.
     ///
     /// # Errors
     /// [`TableError`] if a size is not given, or if the table releases what is not allocated.
@@ -163,8 +163,8 @@ impl OperatorTable {
         Ok(())
     }
 
-    /// Elements of each parameter, and how many the model has of it. Of what each expert has, the
-    /// elements are those of all experts.
+    /// For each parameter: its elements, and how many of it the model has. For a parameter of each
+    /// expert, the elements are those of all experts together.
     ///
     /// # Errors
     /// [`TableError::Size`] if a size is not given.
@@ -257,7 +257,7 @@ impl<'a> Run<'a, '_> {
             LayerReference::First => Some(0),
             LayerReference::FromLast(before) => last.checked_sub(before),
             LayerReference::Relative(_) if stack_of(home).is_none() => Some(0),
-            // Seen from outside of layers, the number is the layer's own.
+            // For a part outside of layers, a relative number is the layer's index itself.
             LayerReference::Relative(after) => self.layer.checked_add_signed(after),
         };
         Ok(vec![layer.ok_or_else(|| self.not_allocated(number))?])
@@ -268,7 +268,7 @@ impl<'a> Run<'a, '_> {
     }
 }
 
-/// Lines before the end of the loop that they are in.
+/// The number of lines before the end of the loop that they are in.
 fn body_length(lines: &[Line]) -> usize {
     let mut depth = 0_usize;
     for (index, line) in lines.iter().enumerate() {

@@ -1,13 +1,14 @@
-//! A table as it is read: parameters, and parts of ordered lines.
+//! The form of a table: parameters, and parts of ordered lines.
 
 use super::error::TableError;
 use super::formula::Formula;
 use std::collections::BTreeMap;
 
-/// The step of one replica of a model under a framework: what its code allocates, releases and
-/// launches.
+/// The step of one replica of a model under a framework: what the framework's code allocates,
+/// releases and launches.
 ///
-/// Forward, loss and backward pass; what shards and updates parameters is not in it.
+/// It has the forward pass, the loss and the backward pass. Sharding and updates of parameters are
+/// not part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperatorTable {
     /// What was traced: `architecture`, `attention`, `checkpoint`, `precision`, `adapter`, and so
@@ -28,26 +29,26 @@ pub struct OperatorTable {
 pub struct TableParameter {
     /// Its name, within its layer if it belongs to one. A `*` stands for the number of any expert.
     pub name: String,
-    /// The stack of layers that each have one; `None` if the model has one.
+    /// The stack of layers that each have one; `None` if the model has a single one.
     pub stack: Option<String>,
     /// Its number format.
     pub element: Element,
     /// Its shape.
     pub dimensions: Vec<Formula>,
-    /// What it is trained as.
+    /// How training treats it.
     pub role: ParameterRole,
 }
 
 impl TableParameter {
     /// Whether each expert of a mixture has such a parameter, in modules of its own: `*` stands for
-    /// the expert's number in [`Self::name`]. The first of [`Self::dimensions`] is the number of
-    /// experts then, and each expert's gradient is made by itself.
+    /// the expert's number in [`Self::name`]. Then the first of [`Self::dimensions`] is the number
+    /// of experts, and each expert's gradient is computed separately.
     pub fn is_of_each_expert(&self) -> bool {
         self.name.contains(".*.")
     }
 
-    /// How many parameters of a layer it stands for at the symbols' `values`: those of all experts,
-    /// or one.
+    /// How many parameters of a layer this entry stands for at the symbols' `values`: one for each
+    /// expert, or one.
     pub fn copies(&self, values: &[f64]) -> usize {
         let experts = self.dimensions.first().filter(|_| self.is_of_each_expert());
         experts.map_or(1, |experts| experts.value(values).round() as usize)
@@ -65,18 +66,18 @@ impl TableParameter {
     }
 }
 
-/// What a parameter takes part in.
+/// How training treats a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterRole {
-    /// It is trained.
+    /// Trained.
     Trained,
-    /// It is a trained adapter.
+    /// A trained adapter.
     Adapter,
-    /// It is not trained.
+    /// Not trained.
     Frozen,
-    /// It is no parameter: a buffer that lives as long as the model.
+    /// Not a parameter: a buffer that lives as long as the model.
     Buffer,
-    /// It is another parameter under a second name, and takes no memory of its own.
+    /// Another parameter under a second name, without memory of its own.
     Tied,
 }
 
@@ -162,10 +163,10 @@ pub struct Part {
     pub lines: Vec<Line>,
 }
 
-/// The layers of a stack that a part is of.
+/// The layers of a stack that run a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// All for which there is no other variant.
+    /// All layers that have no other variant.
     Usual,
     /// The first layer.
     First,
@@ -251,7 +252,7 @@ pub struct TracedOperator {
 pub struct TracedTensor {
     /// Its number format.
     pub element: Element,
-    /// Its shape, and whether each dimension repeats the same numbers in memory.
+    /// Its shape, and for each dimension whether it repeats the same numbers in memory (stride 0).
     pub dimensions: Vec<(Formula, bool)>,
 }
 

@@ -1,5 +1,5 @@
-//! The block that each operator belongs to: the modules that repeat, and what lies before and
-//! behind them.
+//! The block that each operator belongs to: the modules that repeat, and the operators before and
+//! after them.
 
 use super::document::{Document, TracedOperator};
 use crate::families::NetworkBlock;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 /// The blocks of a trace, as its operators are visited.
 pub(super) struct Blocks<'a> {
     paths: BTreeSet<&'a str>,
-    /// Operators up to the last one in a block.
+    /// Operators left until the last one in a block is visited.
     left: usize,
     current: Option<&'a str>,
     has_begun: bool,
@@ -24,7 +24,7 @@ impl<'a> Blocks<'a> {
         Self { paths, left: last.map_or(0, |last| last + 1), current: None, has_begun: false, has_ended: false, next: None }
     }
 
-    /// Visits an operator. What lies between two blocks belongs to the first of them.
+    /// Visits an operator. Operators between two blocks belong to the first of them.
     pub(super) fn enter(&mut self, operator: &TracedOperator) {
         let own = path(&self.paths, &operator.module);
         let is_behind = self.left == 0;
@@ -49,7 +49,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// The block that a module is in.
+/// The path of the block that a module is in; `None` if it is in none.
 fn path<'a>(paths: &BTreeSet<&'a str>, module: &str) -> Option<&'a str> {
     let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
     ends.filter_map(|end| module.get(..end)).find_map(|path| paths.get(path).copied())

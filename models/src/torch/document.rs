@@ -1,5 +1,5 @@
-//! The form of a trace, as `python/foretell/trace/export.py` writes it. Everything is checked here
-//! or where it is used: a trace is a file that somebody hands in.
+//! The form of a trace, as `python/foretell/trace/export.py` writes it. Every value is checked,
+//! here or where it is used: the file may come from anyone.
 
 use super::TorchError;
 use serde::Deserialize;
@@ -64,7 +64,7 @@ pub(super) struct TracedOperator {
     pub(super) flops: u64,
     #[serde(default)]
     pub(super) view: bool,
-    /// Whether it has a result for each sample.
+    /// Whether it has one result for each sample, as a split of the batch has.
     #[serde(default)]
     pub(super) samples: bool,
     /// The number of the checkpoint that it ran in.
@@ -73,7 +73,7 @@ pub(super) struct TracedOperator {
 }
 
 impl TracedOperator {
-    /// The operator's name without its library and without the mark of those in place.
+    /// The operator's name without its library, and without the underscore of in-place operators.
     pub(super) fn short(&self) -> &str {
         let name = self.op.rsplit('.').next().unwrap_or(&self.op);
         name.strip_suffix('_').unwrap_or(name)
@@ -84,7 +84,7 @@ impl TracedOperator {
         self.args.get(name).and_then(Json::as_bool).unwrap_or(false)
     }
 
-    /// An argument as sizes. One number stands for all.
+    /// An argument as sizes. A single number counts as a list of one.
     pub(super) fn sizes(&self, name: &str) -> Vec<usize> {
         let size = |value: &Json| value.as_u64().and_then(|size| usize::try_from(size).ok());
         match self.args.get(name) {
@@ -95,13 +95,13 @@ impl TracedOperator {
     }
 }
 
-/// The optimizer of the step.
+/// The optimizer of the traced step.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct TracedOptimizer {
     pub(super) name: String,
 }
 
-/// What one trace of the whole step says of it as it ran.
+/// What one of the traces of the step measured while it ran.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct Measured {
     pub(super) batch: u64,

@@ -1,13 +1,14 @@
-//! Where the losses of a step begin: the operators that sum or average over the samples.
+//! Where the losses of a step begin: the operators that sum or average over samples.
 
 use super::document::{Document, TracedDimension, TracedValue};
 use std::collections::BTreeSet;
 
-/// The values on the way to the losses that all samples share.
+/// The values between the samples and the losses: those that all samples share.
 pub(super) struct LossTerms {
-    /// First results of operators that read values of each sample.
+    /// First results of operators that read values of each sample and give one that all samples
+    /// share.
     terms: BTreeSet<usize>,
-    /// First results of operators behind those.
+    /// First results of operators that read only such values.
     behind: BTreeSet<usize>,
 }
 

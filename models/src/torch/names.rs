@@ -1,8 +1,8 @@
-//! The names of aten operators, by the work that they are.
+//! The names of aten operators, by kind of work.
 
 use crate::families::NetworkWork;
 
-/// Whether an operator makes numbers that depend on nothing.
+/// Whether an operator makes numbers that depend on no input.
 pub(super) fn is_maker(name: &str) -> bool {
     words(MAKERS).any(|known| known == name)
 }
@@ -12,7 +12,8 @@ pub(super) fn is_maker(name: &str) -> bool {
 pub(super) fn work(name: &str, operands: usize) -> Option<NetworkWork> {
     let is_of = |list: &'static str| words(list).any(|known| known == name);
     Some(match name {
-        // With a constant, a product is as much work as a sum.
+        // With a constant operand, a product is as much work as a sum: its gradient reads no
+        // operand.
         _ if is_of(SUMS) || (is_of(COMBINATIONS) && operands < 2) => NetworkWork::Sum,
         _ if is_of(COMBINATIONS) => NetworkWork::Combination,
         _ if is_of(FUNCTIONS) => NetworkWork::Function,
@@ -27,12 +28,12 @@ fn words(list: &'static str) -> impl Iterator<Item = &'static str> {
     list.split_ascii_whitespace()
 }
 
-/// Operators that make numbers of nothing, or constants of the shape of what they read.
+/// Operators that make numbers from nothing, or constants of the shape of what they read.
 const MAKERS: &str = "\
     arange bernoulli empty empty_like eye full full_like linspace new_empty new_full new_ones new_zeros normal \
     ones ones_like rand rand_like randn randn_like zeros zeros_like";
 
-/// Functions of each element whose gradient reads nothing that would not be kept anyway.
+/// Functions of each element whose gradient needs no tensor that would not be kept anyway.
 const SUMS: &str = "\
     add bitwise_and bitwise_not bitwise_or ceil eq fill floor floor_divide ge gt isfinite isinf isnan le lerp \
     lift_fresh logical_and logical_not logical_or logical_xor lt masked_fill ne neg remainder round rsub sign sub \
@@ -45,7 +46,7 @@ const FUNCTIONS: &str = "\
     log_sigmoid_forward logit maximum minimum mish mse_loss native_dropout pow prelu reciprocal relu relu6 rrelu_with_noise \
     rsqrt selu sigmoid silu sin sinc sinh smooth_l1_loss softplus softshrink sqrt square tan tanh";
 
-/// Products and quotients of each element.
+/// Element-wise products and quotients.
 const COMBINATIONS: &str = "\
     addcdiv addcmul complex div mul polar";
 
@@ -57,7 +58,7 @@ const MOVES: &str = "\
     roll scatter scatter_add scatter_reduce select_scatter slice_scatter stack tril triu unfold unfold_backward \
     upsample_bicubic2d upsample_bilinear2d upsample_nearest2d view_as_complex";
 
-/// Sums, means and other statistics, also running ones.
+/// Sums, means and other statistics, including running ones.
 const REDUCTIONS: &str = "\
     _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_max_pool2d all amax amin any argmax \
     argmin argsort avg_pool1d avg_pool2d avg_pool3d bincount count_nonzero cummax cumprod cumsum histc \

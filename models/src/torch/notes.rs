@@ -1,5 +1,5 @@
-//! What a person must know of an imported trace: what was assumed, what was counted roughly, and
-//! what the traced step itself took.
+//! Notes for the user of an imported trace: what was assumed, what was estimated roughly, and what
+//! the traced step itself measured.
 
 use super::document::{Document, Measured};
 use crate::builder::GraphOptions;
@@ -39,7 +39,7 @@ pub(super) fn optimizer(document: &Document, notes: &mut Notes) -> Optimizer {
     }
 }
 
-/// What was noticed on the way.
+/// Observations during the translation.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     /// Operators without a mapping: how many, and elements that they write for one sample.
@@ -61,12 +61,12 @@ impl Notes {
         self.masks += 1;
     }
 
-    /// An operator reads parameters alone.
+    /// Notes an operator that reads only parameters.
     pub(super) fn of_parameters(&mut self) {
         self.of_parameters += 1;
     }
 
-    /// An operator sums over samples, and its result is used as if it were a constant.
+    /// Notes an operator that sums over samples, and whose result is used as if it were a constant.
     pub(super) fn sum_over_samples(&mut self, operator: &str) {
         *self.sums.entry(operator.into()).or_default() += 1;
     }
@@ -75,7 +75,7 @@ impl Notes {
         self.unread = count;
     }
 
-    /// The notes, a sentence each.
+    /// The notes, one sentence each.
     pub(super) fn finish(self, document: &Document, network: &Network) -> Vec<String> {
         let mut notes: Vec<String> = document.assumed.iter().map(|line| format!("assumed by the trace: {line}")).collect();
         if !self.unknown.is_empty() {
@@ -143,7 +143,7 @@ fn name(format: &str) -> &str {
     }
 }
 
-/// What the traced step took, and how its arithmetic compares with the graph's.
+/// The traced step's own figures, and how its arithmetic compares with the graph's.
 fn figures(document: &Document, network: &Network) -> Vec<String> {
     let Some(Measured { batch, sequence, peak_bytes, forward_flops, backward_flops }) = document.measured.first() else {
         return Vec::new();

@@ -10,7 +10,7 @@ impl Translator<'_> {
     /// The values that an operator makes, in order.
     ///
     /// # Errors
-    /// What cannot be expressed.
+    /// The reason why the operator cannot be expressed.
     pub(super) fn translate(
         &mut self,
         operator: &TracedOperator,
@@ -23,7 +23,7 @@ impl Translator<'_> {
         if layers == 0 || is_empty || names::is_maker(name) {
             return Ok(results.iter().map(|result| Known::Constant { shape: result.shape.clone() }).collect());
         }
-        // Samples one by one: each result stands for all of them.
+        // The operator has one result for each sample, so any of them stands for all samples.
         if operator.samples
             && let (Some(result), Some(Known::Layer { place, shared: false, .. })) = (results.first(), reads.first())
             && elements(self.shape_of(*place)) == elements(&result.shape)
@@ -31,13 +31,13 @@ impl Translator<'_> {
             let sample = Known::Layer { place: *place, shape: result.shape.clone(), shared: false, transposed: false };
             return Ok(vec![sample; results.len()]);
         }
-        // Numbers that have lost their samples are used as if nothing depended on them.
+        // Numbers without a dimension of samples are used as if they depended on nothing.
         let is_shared = reads.iter().all(|known| matches!(known, Known::Layer { shared: true, .. } | Known::Constant { .. }));
         if results.first().is_some_and(|result| result.shared) && !is_shared {
             self.notes.sum_over_samples(&operator.op);
             return Ok(results.iter().map(|result| Known::Constant { shape: result.shape.clone() }).collect());
         }
-        // A cast of a parameter is that of a run in another precision.
+        // A cast of a parameter is what a run in another precision does anyway.
         if name == "_to_copy" && is_shared {
             return Ok(reads.iter().filter(|known| matches!(known, Known::Layer { .. })).take(1).cloned().collect());
         }
@@ -54,7 +54,8 @@ impl Translator<'_> {
         let Some((result, others)) = results.split_first() else { return Ok(Vec::new()) };
         let first = self.first(operator, reads, result)?;
         let mut made = vec![first];
-        // Further results, such as the places of maxima: the first one's operator makes them, too.
+        // Further results, such as the indices of maxima, are made by the layer of the first
+        // result.
         for other in others {
             let Some(Known::Layer { place, shared, .. }) = made.first() else {
                 made.push(Known::Constant { shape: other.shape.clone() });
@@ -69,7 +70,7 @@ impl Translator<'_> {
         Ok(made)
     }
 
-    /// The first result of an operator that is no view.
+    /// The first result of an operator that is not a view.
     fn first(&mut self, operator: &TracedOperator, reads: &[Known], result: &Sample) -> Result<Known, Problem> {
         let name = operator.short();
         let dtype = operator.results.first().map_or("f32", |value| value.dtype.as_str()).to_string();
@@ -77,7 +78,7 @@ impl Translator<'_> {
             "mm" | "bmm" | "addmm" | "baddbmm" | "linear" | "matmul" | "dot" | "mv" => {
                 return self.product(operator, reads, result);
             }
-            // The rows of each expert come after the two operands.
+            // The third operand has the number of rows of each expert.
             "_grouped_mm" | "grouped_mm" => return self.product(operator, reads.get(..2).unwrap_or(reads), result),
             "convolution" => return self.convolution(operator, reads, result),
             "_scaled_dot_product_flash_attention"
@@ -112,7 +113,7 @@ impl Translator<'_> {
         };
         let mut places: Vec<usize> = layers.iter().filter_map(|known| place_of(known)).collect();
         if kind == NetworkWork::Move {
-            // All samples again, one after the other.
+            // Samples that were split apart become one value again.
             places.dedup();
         }
         let operation = match (name, &places[..]) {
@@ -144,7 +145,7 @@ impl Translator<'_> {
             if is_less && !shared && elements(&result.shape) > 0 {
                 return translator.slice(operator, place, result, shared, &value.dtype);
             }
-            // Two exchanges cancel each other.
+            // Two transpositions cancel each other.
             let is_exchanged = exchanges && result.shape.len() == 2 && shape.len() == 2;
             let transposed = if is_exchanged { !transposed } else { *transposed };
             Known::Layer { place, shape: result.shape.clone(), shared, transposed }
@@ -177,7 +178,7 @@ impl Translator<'_> {
                 );
                 Ok(Known::Layer { place, shape: result.shape.clone(), shared: false, transposed: false })
             }
-            // Positions: the same rows for every sample.
+            // Positions: every sample looks up the same rows.
             [table @ Known::Layer { place, shared: true, .. }, Known::Constant { .. }] => Ok(match table {
                 Known::Layer { transposed, .. } => {
                     Known::Layer { place: *place, shape: result.shape.clone(), shared: true, transposed: *transposed }
@@ -191,7 +192,7 @@ impl Translator<'_> {
         }
     }
 
-    /// Norms: of the last dimension, of an image's channels, or of others.
+    /// Norms over the last dimension, over an image's channels, or over other dimensions.
     fn norm(&mut self, operator: &TracedOperator, reads: &[Known], result: &Sample, dtype: &str) -> Result<Known, Problem> {
         let places: Vec<usize> = reads.iter().filter_map(place_of).collect();
         let x = reads.first().ok_or_else(|| problem("it reads nothing"))?;
@@ -222,7 +223,7 @@ impl Translator<'_> {
         Ok(Known::Layer { place, shape, shared: false, transposed: false })
     }
 
-    /// The usual maxima of square windows. `None` for others.
+    /// Max-pooling over square windows. `None` for other poolings.
     fn pool(&mut self, operator: &TracedOperator, reads: &[Known], result: &Sample) -> Result<Option<Known>, Problem> {
         let Some(known @ Known::Layer { shape, shared: false, .. }) = reads.first() else { return Ok(None) };
         let one = |name: &str| operator.sizes(name).first().copied();

@@ -6,11 +6,11 @@ use super::values::{Known, Sample};
 use crate::families::{NetworkOperation, NetworkWindow, NetworkWork};
 
 impl Translator<'_> {
-    /// A product of two matrices, or of many, with a bias in front if there are three operands.
+    /// A product of two matrices, or a batch of them. With three operands, the first is a bias.
     pub(super) fn product(&mut self, operator: &TracedOperator, reads: &[Known], result: &Sample) -> Result<Known, Problem> {
         let (bias, [left, right]) = match reads {
             [left, right] => (None, [left, right]),
-            // The square of a matrix.
+            // A matrix times itself.
             [both] => (None, [both, both]),
             [bias, left, right] => (Some(bias), [left, right]),
             _ => return Err(problem(format!("a product has {} operands", reads.len()))),
@@ -32,7 +32,7 @@ impl Translator<'_> {
                 Known::Layer { place, shape: result.shape.clone(), shared: false, transposed: false }
             }
             (Known::Layer { .. }, Known::Layer { .. }) => self.general_product(operator, [left, right], result)?,
-            // One of them is a constant: a rotation, a mask, an average.
+            // One operand is a constant: a rotation, a mask, an average.
             (known @ Known::Layer { .. }, _) | (_, known @ Known::Layer { .. }) => {
                 let place = self.shaped(known)?;
                 self.work(operator, NetworkWork::Sum, &[place], result, "")
@@ -56,7 +56,7 @@ impl Translator<'_> {
         }
     }
 
-    /// A product of two results, or of parameters in another form.
+    /// A product of two results, or of a parameter that is not used in its own shape.
     fn general_product(
         &mut self,
         operator: &TracedOperator,
@@ -74,7 +74,7 @@ impl Translator<'_> {
         Ok(self.product_of(operator, [*one, *other], steps, NetworkWork::MatrixProduct, result))
     }
 
-    /// Adds a product or a convolution that is priced by its multiply-adds.
+    /// Adds a product or a convolution whose cost follows from its multiply-adds.
     fn product_of(
         &mut self,
         operator: &TracedOperator,
@@ -130,8 +130,8 @@ impl Translator<'_> {
             None => {
                 let window: usize = super::values::elements(window);
                 let (positions, inner) = match transposed {
-                    // Each number of the input meets the window of each output channel of its
-                    // group.
+                    // Each element of the input is multiplied with the window of every output
+                    // channel of its group.
                     true => (super::values::elements(image), second.saturating_mul(window)),
                     false => (super::values::elements(&result.shape), second.saturating_mul(window)),
                 };
@@ -148,7 +148,7 @@ impl Translator<'_> {
         }
     }
 
-    /// Attention of one kernel.
+    /// Attention that is a single operator.
     pub(super) fn attention(&mut self, operator: &TracedOperator, reads: &[Known], result: &Sample) -> Result<Known, Problem> {
         let [q, k, v, ..] = reads else {
             return Err(problem("attention has fewer than three operands that differ"));
@@ -169,7 +169,7 @@ impl Translator<'_> {
     }
 }
 
-/// Whether a parameter's shape is that of the matrix that an operator sees.
+/// Whether a parameter has the shape of the matrix that an operator reads.
 fn is_matrix_of(own: &[usize], seen: &[usize], transposed: bool) -> bool {
     match (own, seen) {
         (&[rows, columns], &[first, second]) => [rows, columns] == if transposed { [second, first] } else { [first, second] },

@@ -10,7 +10,7 @@ use crate::families::{Network, NetworkInput, NetworkLayer, NetworkOperation, Net
 use crate::kernel::MOST_PLANNED_READS;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The vocabulary of inputs of whole numbers that nothing looks up.
+/// The vocabulary of integer inputs that no table looks up.
 const CLASSES: usize = 1000;
 
 /// Why an operator has no layer.
@@ -19,7 +19,7 @@ pub(super) struct Problem {
     pub(super) hint: &'static str,
 }
 
-/// Makes a problem of an operator on several samples.
+/// Makes the problem of an operator that mixes samples.
 pub(super) fn problem(reason: impl Into<String>) -> Problem {
     Problem { reason: reason.into(), hint: "each sample is to be computed alone, but for the mean over the batch in the loss" }
 }
@@ -30,13 +30,13 @@ pub(super) struct Translator<'a> {
     inputs: Vec<NetworkInput>,
     layers: Vec<NetworkLayer>,
     names: BTreeSet<String>,
-    /// Views that were added already, by what they view and their shape.
+    /// Views that were added already, by the value that they view and by their shape.
     views: BTreeMap<(usize, Vec<usize>), usize>,
     sequence: f64,
     /// The number format of most products.
     base: &'a str,
     blocks: Blocks<'a>,
-    /// Values that only the loss depends on, and operators whose results are the loss's terms.
+    /// The values between the samples and the loss.
     pub(super) loss: losses::LossTerms,
     pub(super) notes: Notes,
 }
@@ -70,7 +70,7 @@ impl<'a> Translator<'a> {
             let shape = if shape.is_empty() { vec![1] } else { shape };
             translator.inputs.push(NetworkInput { shape, vocabulary: is_integer.then_some(CLASSES) });
         }
-        // A network has an input, also where a step makes its own.
+        // A network needs an input, even if the step creates its own.
         if translator.inputs.is_empty() {
             translator.inputs.push(NetworkInput { shape: vec![1], vocabulary: None });
         }
@@ -101,7 +101,7 @@ impl<'a> Translator<'a> {
         sample(value, self.sequence).map_err(problem)
     }
 
-    /// What an operator reads.
+    /// The values that an operator reads.
     pub(super) fn reads(&self, operator: &TracedOperator) -> Result<Vec<Known>, Problem> {
         let read = |&number: &usize| {
             let known = self.known.get(number).cloned();
@@ -113,7 +113,7 @@ impl<'a> Translator<'a> {
     /// Translates an operator.
     ///
     /// # Errors
-    /// What cannot be expressed.
+    /// The reason why the operator cannot be expressed.
     pub(super) fn operator(&mut self, operator: &TracedOperator) -> Result<(), Problem> {
         let first = self.known.len();
         let results = operator.results.iter().map(|value| self.sample(value)).collect::<Result<Vec<_>, _>>()?;
@@ -141,7 +141,7 @@ impl<'a> Translator<'a> {
         let Some(known) = largest else { return Err(problem("it makes a loss of no result")) };
         self.blocks.enter(operator);
         let place = self.shaped(&known)?;
-        // One number for a sample has a dimension, too.
+        // A single number for each sample still needs a dimension.
         let place = if known.shape().is_empty() {
             self.push("loss.shape", NetworkOperation::View, vec![place], vec![1], false, "")
         } else {
@@ -152,7 +152,7 @@ impl<'a> Translator<'a> {
         Ok(())
     }
 
-    /// Whether a value is of whole numbers.
+    /// Whether a value consists of integers.
     pub(super) fn is_integer(&self, place: usize) -> bool {
         match place.checked_sub(self.inputs.len()) {
             None => self.inputs[place].vocabulary.is_some(),
@@ -160,12 +160,12 @@ impl<'a> Translator<'a> {
         }
     }
 
-    /// Whether the network has a parameter at this place.
+    /// Whether the value with this index is a parameter.
     pub(super) fn is_parameter(&self, place: usize) -> bool {
         place.checked_sub(self.inputs.len()).is_some_and(|layer| self.layers[layer].operation == NetworkOperation::Parameter)
     }
 
-    /// The shape that the network has at a place.
+    /// The shape of the value with this index.
     pub(super) fn shape_of(&self, place: usize) -> &[usize] {
         match place.checked_sub(self.inputs.len()) {
             None => &self.inputs[place].shape,
@@ -173,12 +173,13 @@ impl<'a> Translator<'a> {
         }
     }
 
-    /// The place of a value in its own shape. A view comes between where the network has another.
+    /// The index of a value in the shape in which the trace has it. Adds a view if the network has
+    /// it in another shape.
     pub(super) fn shaped(&mut self, known: &Known) -> Result<usize, Problem> {
         let Known::Layer { place, shape, shared, transposed } = known else {
             return Err(problem("an operand depends on no parameter and no input"));
         };
-        // Parameters are read where they are.
+        // Parameters are read in their own shape.
         if *shared || (self.shape_of(*place) == shape && !transposed) {
             return Ok(*place);
         }
@@ -195,7 +196,7 @@ impl<'a> Translator<'a> {
         Ok(view)
     }
 
-    /// Sets the rows of the table that an input's numbers are looked up in.
+    /// Sets an input's vocabulary to the rows of the table that it is looked up in.
     pub(super) fn look_up(&mut self, place: usize, rows: usize) {
         let mut place = place;
         while let Some(layer) = place.checked_sub(self.inputs.len()) {
@@ -208,7 +209,8 @@ impl<'a> Translator<'a> {
         *vocabulary = vocabulary.map(|own| if own == CLASSES { rows.clamp(1, 1 << 24) } else { own });
     }
 
-    /// Adds work on operands as they are. What has more than three operands is added in steps.
+    /// Adds work on operands in their own shapes. Work on more than three operands is added in
+    /// steps.
     pub(super) fn work(
         &mut self,
         operator: &TracedOperator,
@@ -239,7 +241,7 @@ impl<'a> Translator<'a> {
         Known::Layer { place, shape: result.shape.clone(), shared, transposed: false }
     }
 
-    /// Whether all samples share what the network has at a place.
+    /// Whether all samples share the value with this index.
     pub(super) fn is_shared(&self, place: usize) -> bool {
         place.checked_sub(self.inputs.len()).is_some_and(|layer| self.layers[layer].shared)
     }
@@ -252,7 +254,8 @@ impl<'a> Translator<'a> {
         }
     }
 
-    /// Adds a layer, and returns its place. `dtype` is the number format of the result.
+    /// Adds a layer, and returns the index of its value. `dtype` is the number format of the
+    /// result.
     pub(super) fn push(
         &mut self,
         title: &str,
@@ -275,7 +278,7 @@ impl<'a> Translator<'a> {
         self.inputs.len() + self.layers.len() - 1
     }
 
-    /// The network, and what differs from the traced step.
+    /// The network, and notes on how it differs from the traced step.
     pub(super) fn finish(mut self, document: &Document) -> Result<(Network, Vec<String>), TorchError> {
         if !self.layers.iter().any(|layer| layer.operation == NetworkOperation::Loss) {
             return Err(TorchError::Loss { reason: "is no mean or sum over results of the network".into() });
@@ -299,7 +302,7 @@ fn shape_or_one(shape: &[usize]) -> Vec<usize> {
     if shape.is_empty() { vec![1] } else { shape.to_vec() }
 }
 
-/// Whether a loss depends on each layer. Parameters are kept all.
+/// Whether a loss depends on each layer. All parameters are kept.
 fn reachable(layers: &[NetworkLayer], inputs: usize) -> Vec<bool> {
     let mut kept: Vec<bool> = layers.iter().map(|layer| layer.operation == NetworkOperation::Loss).collect();
     for index in (0..layers.len()).rev() {
@@ -310,8 +313,8 @@ fn reachable(layers: &[NetworkLayer], inputs: usize) -> Vec<bool> {
     kept
 }
 
-/// The layers that are kept, with what they read numbered anew. A block begins with the first layer
-/// of it that is kept.
+/// The layers that are kept, with the indices that they read renumbered. A block begins with the
+/// first of its layers that is kept.
 fn renumbered(layers: Vec<NetworkLayer>, kept: &[bool], inputs: usize) -> Vec<NetworkLayer> {
     let mut numbers = vec![0; layers.len()];
     let mut left: Vec<NetworkLayer> = Vec::new();

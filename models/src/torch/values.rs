@@ -1,4 +1,4 @@
-//! What is known of a value of a trace: where the network has it, and the shape of one sample.
+//! What is known of a value of a trace: its index in the network, and the shape of one sample.
 
 use super::document::{TracedDimension, TracedValue};
 use crate::families::NetworkStorage;
@@ -9,14 +9,14 @@ const MOST_EXTENT: f64 = (1u64 << 40) as f64;
 /// A value of a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Known {
-    /// The network's input or layer of this number, seen in this shape of one sample.
+    /// The value of the network with the index `place`, seen in this shape of one sample.
     Layer {
         place: usize,
-        /// The dimensions of one sample. The batch is left out where it is alone.
+        /// The dimensions of one sample. A dimension that is the batch alone is left out.
         shape: Vec<usize>,
-        /// Whether all samples share it.
+        /// Whether all samples share the value.
         shared: bool,
-        /// Whether it is a matrix whose two dimensions are exchanged.
+        /// Whether the value is a transposed matrix.
         transposed: bool,
     },
     /// Numbers that depend on no parameter and no input.
@@ -48,14 +48,14 @@ pub(super) struct Sample {
     pub(super) shape: Vec<usize>,
     /// Whether no dimension grows with the batch.
     pub(super) shared: bool,
-    /// The dimension that the batch is in.
+    /// The index of the dimension that contains the batch.
     pub(super) axis: Option<usize>,
 }
 
-/// The shape of one sample of a value at a length of the sequence.
+/// The shape of one sample of a value, at a sequence length.
 ///
 /// # Errors
-/// What is wrong with a dimension.
+/// The fault of a dimension.
 pub(super) fn sample(value: &TracedValue, sequence: f64) -> Result<Sample, String> {
     let mut sample = Sample { shape: Vec::with_capacity(value.shape.len()), shared: true, axis: None };
     for (axis, dimension) in value.shape.iter().enumerate() {
@@ -71,7 +71,7 @@ pub(super) fn sample(value: &TracedValue, sequence: f64) -> Result<Sample, Strin
         if (power != 0.0 && power != 1.0) || !(0.0..=MOST_EXTENT).contains(&extent) || (extent - extent.round()).abs() > 1e-6 {
             return Err(format!("a dimension is {extent} times the batch to the power of {power}, which is no size"));
         }
-        // It was checked to be a whole number below 2^40.
+        // Checked to be a whole number below 2^40.
         let extent = extent.round() as usize;
         if power == 0.0 {
             sample.shape.push(extent);
@@ -82,7 +82,7 @@ pub(super) fn sample(value: &TracedValue, sequence: f64) -> Result<Sample, Strin
         }
         sample.shared = false;
         sample.axis = Some(axis);
-        // Samples in one dimension with something else.
+        // The dimension is the batch times another extent.
         if extent != 1 {
             sample.shape.push(extent);
         }
@@ -93,7 +93,7 @@ pub(super) fn sample(value: &TracedValue, sequence: f64) -> Result<Sample, Strin
     Ok(sample)
 }
 
-/// How a number format is stored in a network whose products are made in `base`.
+/// The storage of a number format in a network whose products are computed in `base`.
 pub(super) fn storage(dtype: &str, base: &str) -> NetworkStorage {
     match dtype {
         "i64" | "i32" | "i16" | "i8" | "u8" | "bool" => NetworkStorage::Integer,

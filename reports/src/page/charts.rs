@@ -1,5 +1,5 @@
-//! The charts of a page, as the documents that the page's script draws. They hold numbers and
-//! names, no colours and no pixels; `assets/page.js` reads exactly these fields.
+//! The charts of a page, as the documents that the page's script draws. They have numbers and
+//! names, and neither colours nor pixels; `assets/page.js` reads exactly these fields.
 
 mod memory;
 mod timeline;
@@ -21,15 +21,15 @@ pub enum Chart {
     Loss {
         /// Steps trained and mean loss of each training step.
         training: Vec<(u64, f64)>,
-        /// The same of each evaluation.
+        /// Steps trained and mean loss of each evaluation.
         evaluation: Vec<(u64, f64)>,
     },
     /// How the best layout and the bound on all layouts approached each other.
     Gap {
-        /// The progress, in the order of time.
+        /// The moments, in order of time.
         points: Vec<GapPoint>,
     },
-    /// Layouts by memory and step time, to choose one.
+    /// Layouts by memory and step time, from which the reader chooses one.
     Layouts {
         /// The layouts.
         points: Vec<LayoutPoint>,
@@ -47,32 +47,33 @@ pub struct GapPoint {
     pub bound: f64,
 }
 
-/// A layout that a search looked at.
+/// A layout that a search evaluated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayoutPoint {
     /// The layout in words.
     pub name: String,
-    /// The plan file, to copy.
+    /// The plan file, which the reader can copy.
     pub plan: String,
     /// Predicted step time.
     pub step_seconds: f64,
     /// Peak memory of the fullest device.
     pub memory_bytes: u64,
-    /// Names and values, to show where the layout is chosen.
+    /// Names and values that are shown when the layout is selected.
     pub facts: Vec<(String, String)>,
-    /// Whether no other point has both less time and less memory.
+    /// Whether no other layout has both less time and less memory.
     pub is_on_front: bool,
 }
 
 impl Chart {
     /// Charts each rank's work over time, for one or two timelines of a Program: how the step's
-    /// time was spent, and each stream below it. Of many ranks the first of each stage is shown.
+    /// time was spent, and below that each stream. If there are many ranks, the first one of each
+    /// stage is shown.
     pub fn timeline(program: &Program, timelines: &[&Timeline]) -> Self {
         Self::Timeline(timeline::TimelineChart::of(program, timelines))
     }
 
-    /// Charts the bytes in use on shown ranks, with the tensors that hold the peak. `limit` is what
-    /// a device has.
+    /// Charts the bytes in use on the shown ranks, with the tensors in memory at the peak. `limit`
+    /// is the memory of a device.
     pub fn memory(program: &Program, timeline: &Timeline, limit: Option<Bytes>) -> Self {
         Self::Memory(memory::MemoryChart::of(program, timeline, limit))
     }

@@ -1,5 +1,5 @@
-//! Drawing primitives of all plots: colours, text, shapes, and a frame with two axes. Knows pixels
-//! and numbers, nothing of training.
+//! Drawing primitives of all plots: colours, text, shapes, and a frame with two axes. It must not
+//! know training.
 
 use crate::error::ReportError;
 use plotters::coord::Shift;
@@ -52,7 +52,7 @@ impl Size {
     }
 }
 
-/// Which end of a text is at its position. Vertically it is always the middle.
+/// Which end of a text is at its position. Vertically, the middle of the text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Anchor {
     Start,
@@ -274,7 +274,8 @@ pub(crate) struct Scale {
     pub(crate) growth: Growth,
 }
 
-/// Most ticks of an axis: bounds the count if a step is so small that adding it changes nothing.
+/// The most ticks of an axis. Limits the count if a step is so small that adding it changes
+/// nothing.
 const MOST_TICKS: usize = 100;
 
 /// Whether a scale is linear or logarithmic.
@@ -311,7 +312,7 @@ impl Scale {
             }
             Growth::Logarithmic => {
                 let decades = self.from.log10().floor() as i32..=self.to.log10().ceil() as i32;
-                // Over many decades labels at 2 and 5 would crowd the axis.
+                // Over many decades, labels at 2 and 5 would crowd the axis.
                 let digits: &[f64] = if self.to / self.from > 1e4 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 let all = decades.flat_map(|decade| digits.iter().map(move |digit| digit * 10f64.powi(decade)));
                 all.filter(|value| (self.from..=self.to).contains(value)).collect()
@@ -329,7 +330,8 @@ fn round_step(least: f64) -> f64 {
     digit * power
 }
 
-/// Returns a readable unit for durations up to `longest_seconds`, and how many of it make a second.
+/// Returns a readable unit for durations up to `longest_seconds`, and the number of these units in
+/// a second.
 pub(crate) fn time_unit(longest_seconds: f64) -> (&'static str, f64) {
     match longest_seconds {
         long if long >= 10.0 => ("s", 1.0),

@@ -8,7 +8,7 @@ use foretell_program::{Program, RankTimeline, StageProgram, Timeline};
 use foretell_units::{Bytes, Seconds};
 use plotters::prelude::DrawingBackend;
 
-/// Most lines in a plot: one per colour.
+/// The most lines in a plot: one per colour.
 const MOST_STAGES: usize = PALETTE.len();
 
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct MemoryPlot {
 #[derive(Clone, Debug)]
 struct StageCurve {
     stage: usize,
-    /// Each change: its time, and the amount from then on.
+    /// For each change, its time and the bytes in use from then on.
     live: Vec<(Seconds, Bytes)>,
     arena: Bytes,
 }

@@ -13,7 +13,7 @@ use foretell_units::Seconds;
 use plotters::prelude::DrawingBackend;
 use plotters::style::RGBColor;
 
-/// Most ranks that fit on a screen. With more ranks, the first one of each stage is shown.
+/// The most ranks that fit on a screen. If there are more, the first one of each stage is shown.
 const MOST_RANKS: usize = 8;
 /// Space between ranks, in pixels.
 const RANK_GAP: i32 = 14;
@@ -207,8 +207,8 @@ fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Ba
     streams
 }
 
-/// Converts blocks to pixels. Merges neighbours of one kind that touch on the screen, so the size
-/// of a plot depends on the screen and not on the number of instructions.
+/// Converts blocks to pixels. Merges neighbours of the same kind and micro-batch that touch on the
+/// screen, so the size of a plot depends on the screen and not on the number of instructions.
 fn pixels(blocks: &[Bar], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Bar)> {
     let mut result: Vec<(i32, i32, Bar)> = Vec::new();
     for block in blocks {

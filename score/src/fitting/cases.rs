@@ -11,10 +11,10 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Largest number of rows of a group that take part in the fit.
+/// The most rows of a group that take part in the fit.
 const MOST_OF_GROUP: usize = 16;
 
-/// Sources with at most this many rows take part with all of them.
+/// Of sources with at most this many rows, all rows take part.
 const SMALL_SOURCE: usize = 30;
 
 /// A row that takes part in the fit.
@@ -26,10 +26,10 @@ pub struct Case {
     pub run: Run,
     /// Its Programs.
     pub compiled: Arc<CompiledRun>,
-    /// Key of rows that carry much the same information: same source, model, device, framework and
-    /// format.
+    /// Rows with the same group have much the same information: same source, model, device,
+    /// framework and format.
     pub group: String,
-    /// Key of everything that the predicted step time depends on. Repeated measurements share it.
+    /// Rows with the same kind have the same predicted step time, such as repeated measurements.
     pub kind: String,
 }
 
@@ -97,8 +97,9 @@ fn group(row: &Row, run: &Run) -> String {
     format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format)
 }
 
-/// Keeps [`MOST_OF_GROUP`] rows of each group, and all rows of small sources. Tables are sorted, so
-/// the rows of a group that are kept are those whose names have the lowest hashes.
+/// Keeps [`MOST_OF_GROUP`] rows of each group, and all rows of small sources. The kept rows of a
+/// group are those whose names have the lowest hashes: tables are sorted, so the first rows would
+/// be alike.
 fn limited(mut runs: Vec<(Row, Run)>) -> Vec<(Row, Run)> {
     runs.sort_by_key(|(row, _)| hash(&row.row_id));
     let mut of_source: BTreeMap<String, usize> = BTreeMap::new();

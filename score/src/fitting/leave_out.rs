@@ -1,8 +1,9 @@
-//! Scores of rows that a fit leaves out: a refit without all rows of a source, a device, a stack or
-//! a model, and a full simulation of these with the values of the refit.
+//! Scores of rows that a fit leaves out: refits without all rows of a source, a device, a stack or
+//! a model, and simulates these rows with the refit's values.
 //!
-//! The fit is linearised at the library's values, once. Each refit then solves its own robust
-//! normal equations, which takes no simulation, and its rows are simulated with the values found.
+//! The fit is linearised once, at the library's values. Each refit solves its own robust normal
+//! equations, which needs no simulation; its left-out rows are then simulated with the values
+//! found.
 
 use super::cases::{Case, Quantity, declared};
 use super::linear::{Linear, Refit, folds};
@@ -17,13 +18,13 @@ use crate::scoring::{ScoredRow, Scores, score};
 use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a row belongs to, its source, and the logarithm of measured over predicted.
+/// The name that a row is left out by, its source, and the logarithm of measured over predicted.
 type LeftOutRow<'a> = (&'a str, &'a str, f64);
 
-/// Number of folds that groups are dealt to, for the intervals of stacks.
+/// Number of folds that the groups are distributed over, for the intervals of stacks.
 const GROUP_FOLDS: usize = 20;
 
-/// What a refit leaves out at once.
+/// Which rows a refit leaves out together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaveOut {
     /// All rows of the source.
@@ -37,7 +38,7 @@ pub enum LeaveOut {
 }
 
 impl LeaveOut {
-    /// Returns what a row belongs to.
+    /// Returns the name that a row is left out by: of its source, device, stack or model.
     fn key(self, row: &Row, run: &Run) -> String {
         match self {
             LeaveOut::Source => row.table.clone(),
@@ -48,8 +49,8 @@ impl LeaveOut {
     }
 }
 
-/// Scores rows, each with values that were fitted without what it belongs to. A row that belongs to
-/// nothing in the fit has the library's values.
+/// Scores rows, each with values that were fitted without its source, device, stack or model. If
+/// that one has no rows in the fit, the library's values are used.
 ///
 /// # Errors
 /// [`FitError`] if a compiled-in file is malformed, or a refit has no solution.
@@ -58,7 +59,7 @@ pub fn score_left_out(rows: &[Row], split: &Split, by: LeaveOut, progress: Progr
     let cases = declared(&priors)?;
     progress(&format!("{} rows of the fit are compiled", cases.len()));
     let (names, profiles) = refits(&cases, library, &priors, by, progress)?;
-    // Rows by the refit that leaves them out; those without one last.
+    // The rows of each refit; rows without a refit come last.
     let mut parts: Vec<Vec<usize>> = vec![Vec::new(); names.len() + 1];
     for (index, row) in rows.iter().enumerate() {
         let key = Run::of(row, library).ok().map(|run| by.key(row, &run));
@@ -72,11 +73,11 @@ pub fn score_left_out(rows: &[Row], split: &Split, by: LeaveOut, progress: Progr
         scored.extend(part.iter().copied().zip(scores.rows));
         progress(&format!("{} rows without {} are scored", part.len(), names.get(place).map_or("anything", String::as_str)));
     }
-    // No row had a part in the fit of its values.
+    // No row took part in the fit of the values it was predicted with.
     Ok(Scores::of(scored.into_values().collect(), None, library.fitted_values()))
 }
 
-/// Returns the names of all that is left out, and the profiles without each.
+/// Returns the names of all that is left out, and the profiles of each refit.
 fn refits(
     cases: &[Case],
     library: &Profiles,
@@ -98,8 +99,7 @@ fn refits(
             residuals: &state.residuals,
             offsets: &state.offsets,
         };
-        // Folds in the order of `names`; a name without rows of this quantity has none to leave
-        // out.
+        // Folds are in the order of `names`. A name without rows of this quantity has no fold.
         let own: Vec<String> = problem.measured.iter().map(|(index, _)| keys[*index].clone()).collect();
         let of_fold: Vec<Refit> = linear.refits(&folds(&own, usize::MAX))?;
         let found: Vec<&String> = own.iter().collect::<BTreeSet<_>>().into_iter().collect();
@@ -113,7 +113,8 @@ fn refits(
     let [(time, time_state, time_refits, without_group), (memory, memory_state, memory_refits, _)] = problems.as_slice() else {
         return Ok((Vec::new(), Vec::new()));
     };
-    // Measured over predicted of each row of the fit without what it belongs to.
+    // For each row of the fit, the logarithm of measured over predicted in the refit that leaves it
+    // out.
     let left_out: Vec<LeftOutRow<'_>> = time
         .measured
         .iter()
@@ -153,8 +154,8 @@ fn library_value(parameter: &Parameter, library: &Profiles) -> Option<f64> {
     }
 }
 
-/// Returns the support of the values without `name`. Intervals of what is unseen come from the
-/// other names' rows, each without what it belongs to.
+/// Returns the support of the values that were fitted without `name`. Intervals for unseen stacks
+/// and devices come from the rows of the other names, each predicted without its own name.
 fn support(
     time: &Problem<'_>,
     cases: &[Case],

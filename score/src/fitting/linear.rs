@@ -1,5 +1,5 @@
-//! The linearised fit: logarithms of predictions move by their slopes, so refits without some of
-//! the rows take no simulation. Also the normal equations that every fit solves.
+//! The linearised fit: logarithms of predictions change by their slopes, so refits without some of
+//! the rows need no simulation. Also has the normal equations that every fit solves.
 
 use super::FitError;
 use super::parameters::Parameter;
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Standard deviation of a row's logarithmic residual: measurement noise and unmodelled effects.
 pub const NOISE: f64 = 0.015;
-/// Residuals beyond this many standard deviations count linearly rather than squared.
+/// Residuals beyond this many standard deviations have a linear instead of a quadratic loss.
 pub const HUBER: f64 = 0.7;
 
 /// A refit has converged when no residual moves by more than this.
@@ -74,15 +74,16 @@ pub fn solve(factor: &Matrix, right: &[f64]) -> Vec<f64> {
     solution
 }
 
-/// Returns the weights with which least squares has the gradient of the robust loss at `residuals`.
+/// Returns the weights for which weighted least squares has the gradient of the robust loss at
+/// `residuals`.
 pub fn robust_weights(residuals: &[f64], weights: &[f64]) -> Vec<f64> {
     let weight =
         |(residual, weight): (&f64, &f64)| weight / (NOISE * NOISE) / (1.0 + (residual / (HUBER * NOISE)).powi(2)).sqrt();
     residuals.iter().zip(weights).map(weight).collect()
 }
 
-/// Returns the fold of each name. Equal names share a fold; distinct names, in alphabetical order,
-/// are dealt to `count` folds in turn.
+/// Returns the fold of each name. Equal names have the same fold; distinct names, in alphabetical
+/// order, are distributed over `count` folds in turn.
 pub fn folds(names: &[String], count: usize) -> Vec<usize> {
     let distinct: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let folds: BTreeMap<&str, usize> = distinct.into_iter().enumerate().map(|(index, name)| (name, index % count)).collect();
@@ -104,8 +105,8 @@ pub struct Linear<'a> {
 impl Linear<'_> {
     /// Returns the residual of each row when its fold is held out.
     ///
-    /// Each refit computes the robust weights afresh. The weights of the whole fit know the
-    /// residuals of the held-out rows, and with them errors come out a tenth too small.
+    /// Each refit computes the robust weights again. The weights of the complete fit depend on the
+    /// residuals of the held-out rows; with them, errors would be a tenth too small.
     pub fn held_out(&self, folds: &[usize]) -> Result<Vec<f64>, FitError> {
         let refits = self.refits(folds)?;
         Ok(folds.iter().enumerate().map(|(row, fold)| refits[*fold].residuals[row]).collect())
@@ -132,7 +133,7 @@ impl Linear<'_> {
             let factor = normal_factor(self.jacobian, &weights, self.parameters)?;
             let gradient =
                 |column: &Vec<(usize, f64)>| column.iter().map(|(row, slope)| weights[*row] * slope * unfitted[*row]).sum();
-            // `solve` moves against the gradient.
+            // `solve` returns a step against the gradient.
             refit.offsets = solve(&factor, &self.jacobian.iter().map(gradient).collect::<Vec<f64>>());
             refit.offsets.iter_mut().for_each(|offset| *offset = -*offset);
             let mut refitted = unfitted.to_vec();

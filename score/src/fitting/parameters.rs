@@ -1,11 +1,11 @@
 //! The fitted values, their priors, and the factors that related values share.
 //!
-//! A value deviates from its prior by a factor of its own, by one that all stacks of its family
-//! share, or by one that all stacks share. [`sharing`] says which, by the name of the value. A
-//! shared factor is a parameter of its own, and the values that share it are tied to it. So few
-//! numbers are free, and each stands on many rows.
+//! A value is its prior times a factor: its own, one that all stacks of its family share, or one
+//! that all stacks share. [`sharing`] decides which, by the name of the value. A shared factor is a
+//! parameter, and the values that share it are tied to it. So there are few free parameters, each
+//! with many rows.
 //!
-//! What a device reaches comes from its data sheet and from measured kernels. No factor of a device
+//! The rates of a device come from its data sheet and from measured kernels. No factor of a device
 //! is fitted here.
 
 use super::cases::{Case, Quantity};
@@ -28,7 +28,7 @@ pub enum Owner {
 /// Who shares the factor of a stack's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
-    /// Nobody: each stack has a factor of its own.
+    /// No other stack: each has a factor of its own.
     Stack,
     /// The stacks of a family.
     Family,
@@ -36,47 +36,50 @@ enum Sharing {
     AllStacks,
 }
 
-/// Returns who shares the factor of a value. Chosen by the error of left-out sources, see
+/// Returns which stacks share the factor of a value. Chosen by the errors of left-out sources, see
 /// `docs/reference/published-measurements.md`.
 fn sharing(name: &str) -> Sharing {
     match name {
-        // How well a framework's products, its memory-bound kernels and its routing are tuned is
-        // its own affair, and so is what it allocates for any model. With these four a stack has
-        // all the constants of its own that it may have.
+        // Each framework tunes its products, its memory-bound kernels and its routing, and decides
+        // what it allocates for any model. A stack has no other constants of its own.
         "product_scale" | "elementwise" | "traffic:routing" | "memory_buffers" => Sharing::Stack,
-        // The same driver and the same interpreter are below all of them.
+        // All stacks use the same driver and the same interpreter.
         "host_launch" | "step_overhead" | "tensor_wait" | "attention:unfused" => Sharing::AllStacks,
-        // The stacks' own code says what they hold for each parameter and activation.
+        // The code of the stacks tells the memory for each parameter and activation.
         name if name.starts_with("memory_") => Sharing::AllStacks,
         _ => Sharing::Family,
     }
 }
 
-/// Returns the smallest and the largest value that physics, or the way programs work, allows. The
-/// unit is the value's own: seconds, bytes, or a factor on what the profiles say.
+/// Returns the smallest and the largest value that physics, or the way programs work, allows, in
+/// the value's unit: seconds, bytes, or a factor on the profiles' value.
 pub fn physical_bounds(name: &str) -> [f64; 2] {
     match name {
         // No collective beats its links.
         "efficiency" => [0.2, 1.0],
-        // A grouped product may save launches of plain ones, but hardly time on the device.
+        // A grouped product may need fewer launches than plain ones, but hardly less time on the
+        // device.
         "expert_product" => [0.2, 1.1],
-        // Times the share of peak that lasting products reach on a device, 0.8 at most.
+        // A factor on the share of peak that lasting products reach on a device, which is at most
+        // 0.8.
         "product_scale" => [0.4, 1.25],
-        // Fused kernels move fewer bytes than the Program's operators, chains in single precision
-        // up to twelve times as many.
+        // Fused kernels move fewer bytes than the Program's operators; chains of operators in
+        // single precision move up to twelve times as many.
         "elementwise" | "traffic:routing" | "traffic:norm" => [0.25, 12.0],
-        // A call of the driver takes a microsecond or more, one from a busy interpreter up to 60.
+        // A call of the driver takes a microsecond or more; a call from a busy interpreter takes up
+        // to 60.
         "host_launch" => [1e-6, 60e-6],
         "tensor_wait" => [1e-6, 1e-3],
         "micro_batch_overhead" => [10e-6, 10e-3],
         "step_overhead" => [50e-6, 30e-3],
         "partitioned_message" => [0.1e-3, 0.1],
-        // Kernels of an exchange or of routing: one if all are captured or fused, some tens if not.
+        // Kernels of an exchange or of routing: one if all are captured or fused, otherwise some
+        // tens.
         "launches:exchange" | "launches:routing" => [1.0, 60.0],
-        // Bytes for each parameter: two if gradients live in half precision, 16 if two copies in
-        // single precision and their buckets are held.
+        // Bytes for each parameter: two if gradients are in half precision, 16 for two copies in
+        // single precision and their buckets.
         "memory_gradient" => [2.0, 16.0],
-        // Bytes for each logit: none if the loss is fused, 16 for logits, their gradient and two
+        // Bytes for each logit: none if the loss is fused; 16 for logits, their gradient and two
         // temporary results in single precision.
         "memory_logit" => [0.0, 16.0],
         "memory_activations" => [0.5, 2.5],
@@ -104,7 +107,7 @@ pub struct Parameter {
 impl Parameter {
     fn new(owner: Owner, name: String, spread: f64) -> Self {
         let is_factor = matches!(owner, Owner::Family(_) | Owner::AllStacks);
-        // A factor stands for no quantity. The values that follow it have bounds.
+        // A factor is no physical quantity. The values that are tied to it have bounds.
         let bounds = if is_factor { [0.0, f64::INFINITY] } else { physical_bounds(&name) };
         Self { owner, name, prior: 1.0, bounds, spread, factor: None }
     }
@@ -130,7 +133,7 @@ impl Parameter {
         }
     }
 
-    /// Returns the effect of the parameter. Parameters of the same effect have the same slope.
+    /// Returns the effect of the parameter. Parameters with the same effect have the same slope.
     pub fn effect(&self) -> &str {
         if self.name.starts_with("attention") { "attention" } else { &self.name }
     }
@@ -151,7 +154,7 @@ impl Parameter {
         if self.is_tied() { 1.0 } else { 1.0 / (self.spread * self.spread) }
     }
 
-    /// Sets the value in a run. A shared factor has no effect of its own: the values that share it
+    /// Sets the value in a run. Setting a shared factor changes nothing: the values that share it
     /// include it.
     pub fn set(&self, run: &mut Run, value: f64) {
         match &self.owner {
@@ -198,7 +201,7 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
         let mut parameter = Parameter::new(owner, name, spread);
         let mut affected = cases.iter().filter(|case| parameter.affects(&case.run));
         parameter.prior = affected.find_map(|case| parameter.value(&case.run))?;
-        // A logarithm cannot move a value away from zero.
+        // A value of zero has no logarithm.
         (parameter.prior > 0.0).then_some(parameter)
     };
     let own: Vec<Parameter> = spreads.into_iter().filter_map(with_prior).collect();

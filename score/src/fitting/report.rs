@@ -7,7 +7,7 @@ use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Weight of all stacks' residuals in the interval of one stack, in rows of that stack.
+/// Weight of the residuals of all stacks in the interval of one stack, in rows of that stack.
 const COMMON_ROWS: f64 = 6.0;
 
 /// Values by name.
@@ -19,7 +19,8 @@ pub(super) struct Found<'a> {
     pub(super) values: &'a [f64],
 }
 
-/// How many rows stand behind the values, and how far off predictions with them are.
+/// How many rows the values were fitted on, and how far predictions with them are from
+/// measurements.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Support {
     /// Rows of each stack, and the 10th and 90th percentile of measured over predicted when rows of
@@ -27,9 +28,9 @@ pub(super) struct Support {
     pub(super) stacks: BTreeMap<String, (usize, [f64; 2])>,
     /// Rows on each device.
     pub(super) devices: BTreeMap<String, usize>,
-    /// The percentiles when the whole source is held out.
+    /// The same percentiles when the row's source is held out.
     pub(super) unseen: [f64; 2],
-    /// The percentiles when all rows on the device are held out.
+    /// The same percentiles when all rows on the row's device are held out.
     pub(super) unseen_device: [f64; 2],
 }
 
@@ -58,14 +59,15 @@ fn support(cases: &[Case], time: &Fit, profiles: &Profiles) -> Support {
 }
 
 /// Returns the interval of a stack, from the logarithms of measured over predicted of its own rows,
-/// and of all rows with their weights.
+/// and of all rows with their weights. All rows together weigh [`COMMON_ROWS`] rows.
 pub(super) fn stack_interval(own: &[f64], all: &[(f64, f64)]) -> [f64; 2] {
     let share = COMMON_ROWS / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
     let own = own.iter().map(|ratio| (*ratio, 1.0));
     interval(own.chain(all.iter().map(|(ratio, weight)| (*ratio, weight * share))).collect())
 }
 
-/// Returns the 10th and 90th percentile of weighted logarithms, as factors.
+/// Returns the 10th and 90th percentile of weighted logarithms as factors, which are at least 0.5 %
+/// below and above 1.
 pub(super) fn interval(mut ratios: Vec<(f64, f64)>) -> [f64; 2] {
     ratios.sort_by(|ratio, other| ratio.0.total_cmp(&other.0));
     [quantile(&ratios, 0.1).min(-0.005).exp(), quantile(&ratios, 0.9).max(0.005).exp()]
@@ -122,17 +124,16 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
     text
 }
 
-/// Adds the values that no row of their stack determined: the prior times the factor that the stack
-/// shares with others.
+/// Adds the values that no row of their stack determined: the prior times the shared factor.
 fn add_unfitted(stacks: &mut BTreeMap<String, Values>, factors: &BTreeMap<(Owner, String), f64>, profiles: &Profiles) {
     for name in profiles.stack_names().filter(|name| profiles.is_stack(name)) {
         let Ok(stack) = profiles.stack(name) else { continue };
         let fitted: BTreeSet<String> = stacks.get(name).into_iter().flatten().map(|(value, _)| value.clone()).collect();
         let is_open = |value: &&String| {
-            // These are fitted on some kinds of runs but act on all, and the stack's rows saw the
-            // prior.
+            // These are fitted on some kinds of runs but affect all runs, and the stack's rows were
+            // predicted with the prior.
             let acts_on_rows = !fitted.is_empty() && ["traffic:norm", "launches:exchange"].contains(&value.as_str());
-            // An arena is planned to the byte.
+            // An arena's size is planned exactly.
             let is_planned = stack.memory.is_arena && value.starts_with("memory_");
             !fitted.contains(*value) && !acts_on_rows && !is_planned
         };
@@ -155,7 +156,8 @@ fn factor_names(factors: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
     names.map(|name| if name.starts_with("attention") { "attention".to_string() } else { name.to_string() }).collect()
 }
 
-/// Returns the logarithms of measured over predicted, weighted so that all sources weigh the same.
+/// Returns the logarithms of measured over predicted, weighted so that all sources have the same
+/// weight.
 pub(super) fn by_equal_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
     let mut rows: BTreeMap<&str, f64> = BTreeMap::new();
     residuals.keys().for_each(|index| *rows.entry(&cases[*index].row.table).or_default() += 1.0);
@@ -167,7 +169,7 @@ fn quantile(sorted: &[(f64, f64)], share: f64) -> f64 {
     foretell_units::weighted_quantile(sorted, share).unwrap_or(0.0)
 }
 
-/// Prints four significant digits.
+/// A value with four significant digits.
 fn significant(value: f64) -> String {
     let digits = 3 - value.abs().max(1e-12).log10().floor() as i32;
     if digits > 8 {

@@ -1,4 +1,4 @@
-//! Finds the most probable values, and the residuals of rows that are held out of the fit.
+//! Finds the most probable values, and the residuals of rows that were held out of the fit.
 
 use super::cases::{Case, Quantity};
 use super::linear::{HUBER, Jacobian, Linear, NOISE, folds, normal_factor, robust_weights, solve};
@@ -29,22 +29,22 @@ pub struct Fit {
     pub without_device: BTreeMap<usize, f64>,
     /// Logarithm of value over prior of each parameter, without its shared factors.
     pub offsets: Vec<f64>,
-    /// Slopes by parameter. Rows are counted among the measured cases.
+    /// Slopes by parameter. Rows are indices of the measured cases.
     pub(super) jacobian: Jacobian,
 }
 
-/// A group's weight is its number of rows to this power: rows of a group carry less information
+/// The weight of a group is its number of rows to this power: rows of a group have less information
 /// than as many rows of different groups.
 const GROUP_POWER: f64 = 0.7;
-/// The same for a source. The score is a mean over sources.
+/// The same power for a source. The score is a mean over sources.
 const SOURCE_POWER: f64 = 0.9;
 /// Largest number of Gauss-Newton steps.
 const ITERATIONS: usize = 5;
 /// Number of folds that rows or groups are dealt to. Each fold is held out once.
 const FOLDS: usize = 20;
-/// Difference of logarithms with which slopes are found.
+/// Difference of logarithms over which slopes are measured.
 const DIFFERENCE: f64 = 0.05;
-/// Slopes below this are kept rather than recomputed.
+/// Slopes below this are not recomputed.
 const NEGLIGIBLE: f64 = 0.015;
 /// Largest change of an offset in one step.
 const LARGEST_STEP: f64 = 0.7;
@@ -106,7 +106,7 @@ pub(super) struct Problem<'a> {
     kinds: Vec<usize>,
 }
 
-/// A point in the space of values.
+/// A point in the space of the fitted values.
 pub(super) struct State {
     /// Run of each kind, with the values set.
     runs: Vec<Run>,
@@ -129,7 +129,8 @@ impl<'a> Problem<'a> {
         for (index, _) in &measured {
             let key = match quantity {
                 Quantity::Step => cases[*index].kind.as_str(),
-                // Equal runs may have different kinds of memory figures.
+                // Rows of equal runs may print different kinds of memory figures, so each row is a
+                // kind.
                 Quantity::Memory => cases[*index].row.row_id.as_str(),
             };
             kinds.push(*numbers.entry(key).or_insert_with(|| {
@@ -147,14 +148,14 @@ impl<'a> Problem<'a> {
         self.state(runs, vec![0.0; self.parameters.len()])
     }
 
-    /// Returns the state at the values that `value_of` knows, and at the prior of the others.
+    /// Returns the state at the values that `value_of` returns, and at the priors of all others.
     pub(super) fn state_at(&self, value_of: impl Fn(&Parameter) -> Option<f64>) -> State {
         let mut runs: Vec<Run> = self.first_of_kind.iter().map(|index| self.cases[*index].run.clone()).collect();
         let mut offsets = vec![0.0; self.parameters.len()];
         for (index, parameter) in self.parameters.iter().enumerate() {
             let Some(value) = value_of(parameter).filter(|value| *value > 0.0) else { continue };
             let own = (value / parameter.prior).ln();
-            // The factor that a tied value follows has its offset.
+            // A tied value has the offset of its factor.
             offsets[parameter.factor.unwrap_or(index)] = own;
             for run in runs.iter_mut().filter(|run| parameter.affects(run)) {
                 parameter.set(run, value);
@@ -193,7 +194,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Moves the state along a Gauss-Newton step, shortened until the loss falls. Returns whether
-    /// to go on, and the share of the step that was taken or tried last.
+    /// to continue, and the share of the step that was taken or tried last.
     fn step(&self, state: &mut State, step: &[f64]) -> (bool, f64) {
         let mut share = 1.0;
         while share >= 0.05 {
@@ -221,9 +222,9 @@ impl<'a> Problem<'a> {
         (false, share)
     }
 
-    /// Returns for each kind the parameters that move its prediction, with the slope of each.
-    /// `before` has earlier slopes, of which negligible ones are reused. Parameters of one effect
-    /// share a slope.
+    /// Returns, for each kind, the parameters that change its prediction, with their slopes.
+    /// `before` has earlier slopes; negligible ones are reused. Parameters with the same effect
+    /// have the same slope.
     pub(super) fn slopes(&self, state: &State, before: &[Vec<(usize, f64)>]) -> Vec<Vec<(usize, f64)>> {
         let of_kind = |(kind, run): (usize, &Run)| {
             let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
@@ -234,8 +235,8 @@ impl<'a> Problem<'a> {
                     continue;
                 }
                 let of_effect = by_effect.get(parameter.effect()).copied();
-                // Shared factors follow the values that share them. Without such a value they move
-                // nothing.
+                // A shared factor has the slope of the values that share it; without such a value,
+                // 0.
                 let slope = if parameter.is_factor() { Some(of_effect.unwrap_or(0.0)) } else { of_effect };
                 let negligible = || known.get(&index).copied().filter(|slope| slope.abs() < NEGLIGIBLE);
                 let slope = slope.or_else(negligible).unwrap_or_else(|| {
@@ -252,7 +253,7 @@ impl<'a> Problem<'a> {
         state.runs.par_iter().enumerate().map(of_kind).collect()
     }
 
-    /// Turns slopes by kind into slopes of rows by parameter.
+    /// Converts slopes by kind into slopes of rows by parameter.
     pub(super) fn by_parameter(&self, slopes: &[Vec<(usize, f64)>]) -> Jacobian {
         let mut jacobian = vec![Vec::new(); self.parameters.len()];
         for (row, kind) in self.kinds.iter().enumerate() {
@@ -277,7 +278,7 @@ impl<'a> Problem<'a> {
         let by_case = |residuals: Vec<f64>| -> BTreeMap<usize, f64> {
             self.measured.iter().zip(residuals).map(|((index, _), residual)| (*index, residual)).collect()
         };
-        // Names begin with the source, so every fold has the same share of each source.
+        // Names start with the source, so every fold has about the same share of each source.
         let held_out = |name: &dyn Fn(&Case) -> String, count: usize| {
             let names: Vec<String> = self.measured.iter().map(|(index, _)| name(&self.cases[*index])).collect();
             linear.held_out(&folds(&names, count)).map(by_case)
@@ -313,7 +314,7 @@ fn weights(cases: &[Case], measured: &[(usize, f64)]) -> Vec<f64> {
     for (index, _) in measured {
         *of_source.entry(&cases[*index].row.table).or_default() += group(*index);
     }
-    // A source of ten rows in ten groups has the weight ten.
+    // A source of ten rows in ten groups has a total weight of ten.
     let source = |index: usize| (of_source[cases[index].row.table.as_str()] / 10.0).powf(SOURCE_POWER - 1.0);
     measured.iter().map(|(index, _)| group(*index) * source(*index)).collect()
 }

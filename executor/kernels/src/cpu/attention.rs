@@ -33,7 +33,7 @@ pub(super) unsafe fn forward(
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
     let plan = AttentionPlan::new(sizes, dropout.as_ref());
-    // A part of a ring that no query sees adds nothing.
+    // A step of a ring whose keys no query sees adds nothing.
     if plan.is_empty() || sizes.ring.is_some_and(|ring| ring.unseen) {
         return;
     }
@@ -149,14 +149,14 @@ pub(super) unsafe fn gradient(
     let merges = sizes.ring.is_some_and(RingStep::merges);
     if sizes.ring.is_some_and(|ring| ring.unseen) {
         for write in &call.writes[1..] {
-            // SAFETY: the write is valid, and nobody reads it.
+            // SAFETY: the write is valid, and no other thread uses it.
             unsafe { floats_mut(write) }.fill(0.0);
         }
         return;
     }
     if plan.is_empty() {
         for write in &call.writes[..call.writes.len() - usize::from(table.is_some())] {
-            // SAFETY: the write is valid, and nobody reads it.
+            // SAFETY: the write is valid, and no other thread uses it.
             unsafe { floats_mut(write) }.fill(0.0);
         }
         return;
@@ -288,7 +288,7 @@ fn pairs(first: usize, second: usize) -> impl Iterator<Item = [usize; 2]> {
 
 /// # Safety
 ///
-/// The rows are valid, and nobody else's.
+/// The rows are valid, and no other thread uses them.
 unsafe fn clear_rows(target: ViewMut, rows: std::ops::Range<usize>, columns: usize) {
     for row in rows {
         // SAFETY: as this function's own contract.
@@ -298,7 +298,7 @@ unsafe fn clear_rows(target: ViewMut, rows: std::ops::Range<usize>, columns: usi
 
 multiversion! {
     /// Replaces scores by exponentials relative to the row's maximum, and by zeros from column
-    /// `diagonal + row · step` on.
+    /// `diagonal + row · step` on. Writes each row's log-sum-exp and the reciprocal of its sum.
     fn softmax_rows(
         scores: &mut [f32], reciprocals: &mut [f32], log_sums: &mut [f32], diagonal: usize, step: usize, scale: f32,
     ) {

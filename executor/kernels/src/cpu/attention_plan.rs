@@ -1,9 +1,9 @@
 //! What attention's kernels derive from its sizes: offsets of heads, blocks of queries, and the
 //! keys that a block sees. It computes no scores.
 //!
-//! In a zigzag order the rank's queries are two runs of positions. The keys of a head are copied to
-//! the order of their positions, which costs little beside the products, so that a query still sees
-//! those before a diagonal. A part of a ring is in that order already.
+//! In a zigzag order the rank's queries are two runs of positions. Each head's keys are copied into
+//! position order, which costs little compared with the products, so that a query sees a prefix of
+//! the copy. The keys of a ring step are in position order already.
 
 use super::dropout::ProbabilityDropout;
 use super::head_products::HeadBlock;
@@ -28,9 +28,9 @@ pub(super) struct AttentionPlan<'a> {
     pub(super) scale: f32,
     /// Elements from one output position to the next.
     pub(super) hidden: usize,
-    /// The order in which keys are stored, if it is not that of their positions.
+    /// The order in which keys are stored, if they are not stored by position.
     pub(super) order: Option<Zigzag>,
-    /// Keys that the queries can see: the first half in some steps of a ring.
+    /// Number of keys that the queries can see: in some steps of a ring only the first half.
     pub(super) reach: usize,
     /// The positions of keys, for dropout.
     pub(super) key_runs: Vec<PositionRun>,
@@ -43,7 +43,7 @@ pub(super) struct AttentionPlan<'a> {
 pub(super) struct QueryBlock {
     /// Its first query on this rank.
     pub(super) row: usize,
-    /// The position of that query in the whole, for dropout.
+    /// The position of that query in the whole sequence, for dropout.
     pub(super) position: usize,
     /// The keys that it sees.
     pub(super) block: HeadBlock,
@@ -57,7 +57,7 @@ impl<'a> AttentionPlan<'a> {
         let scale = if sizes.scaled { 1.0 / (sizes.head_dimension as f32).sqrt() } else { 1.0 };
         let half = sizes.ring.and_then(|ring| ring.half);
         let reach = if half == Some(RingHalf::Keys) { sizes.keys / 2 } else { sizes.keys };
-        // Keys in the order of positions are one run.
+        // In position order the keys are one run.
         let key_runs = match dropout {
             Some(dropout) if sizes.zigzag.is_none() => dropout.keys(sizes.keys).collect(),
             _ => vec![PositionRun { start: 0, position: 0, length: sizes.keys }],
@@ -75,12 +75,12 @@ impl<'a> AttentionPlan<'a> {
         plan
     }
 
-    /// Adds the blocks of a run of queries, from query `first` on.
+    /// Adds the blocks of a run of queries, leaving out queries before `first`.
     pub(super) fn add_blocks(&mut self, run: PositionRun, first: usize) {
         let end = run.start + run.length;
         for row in (run.start.max(first)..end).step_by(self.block()) {
             let position = run.position + row - run.start;
-            // Without an order keys are counted like the rank's queries.
+            // Without `order`, keys are counted from the same origin as `query_offset`.
             let place = if self.order.is_some() { position } else { self.sizes.query_offset + row };
             let block = self.block_at(place, self.block().min(end - row));
             self.blocks.push(QueryBlock { row, position, block });
@@ -94,7 +94,7 @@ impl<'a> AttentionPlan<'a> {
         ((1 << 17) / self.sizes.keys.max(1)).clamp(14, 56)
     }
 
-    /// The block of `count` queries from the one that sees `first` keys before its own.
+    /// The block of `count` queries, the first of which has `first` keys before its own position.
     pub(super) fn block_at(&self, first: usize, count: usize) -> HeadBlock {
         let visible = if self.sizes.causal { (first + count).min(self.reach) } else { self.reach };
         HeadBlock { first, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
@@ -124,13 +124,13 @@ impl<'a> AttentionPlan<'a> {
         self.sizes.query_elements() == 0 || self.sizes.keys == 0
     }
 
-    /// Length of a copy of one head's keys in the order of positions.
+    /// Length of the buffer for a copy of one head's keys in position order.
     pub(super) fn ordered_elements(&self) -> usize {
         if self.order.is_some() { self.sizes.keys * self.sizes.head_dimension } else { 0 }
     }
 
-    /// The keys or values of a head, and the elements from one row to the next: as they are stored,
-    /// or copied to the order of positions.
+    /// The keys or values of a head, and the stride of their rows in elements: `stored` itself, or
+    /// `copy` filled in position order.
     pub(super) fn keys_of<'k>(&self, stored: &'k [f32], copy: &'k mut [f32]) -> (&'k [f32], usize) {
         match self.order {
             None => (stored, self.strides.key),
@@ -152,7 +152,8 @@ impl<'a> AttentionPlan<'a> {
         self.each_distance(head, |place, entry| bias[place] = table[entry]);
     }
 
-    /// Calls `each(index in a head's bias, index in the table)`.
+    /// Calls `each(index in a head's bias, index in the table)` for every distance between a query
+    /// and a key.
     pub(super) fn each_distance(&self, head: usize, mut each: impl FnMut(usize, usize)) {
         let Some(relative) = self.sizes.relative else { return };
         let last = (self.sizes.query_offset + self.sizes.queries - 1) as isize;
@@ -161,7 +162,7 @@ impl<'a> AttentionPlan<'a> {
         }
     }
 
-    /// Start of the bias row of query `first` (counted in this rank's part).
+    /// Start of the bias row of query `first`, an index among this rank's queries.
     pub(super) fn bias_line(&self, first: usize) -> usize {
         self.sizes.queries - 1 - first
     }

@@ -45,7 +45,7 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, groups: usize, positions: us
 }
 
 /// Converts sums of squared deviations to reciprocal standard deviations, adds mean and unbiased
-/// variance to the statistics, and computes the slope `scale / deviation`.
+/// variance to the statistics, and computes the slope `scale / standard deviation`.
 pub(super) fn normalising_factors(
     mean: &[f32],
     deviations: &mut [f32],

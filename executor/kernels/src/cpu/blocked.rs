@@ -1,8 +1,8 @@
 //! Matrix products of any size and orientation with the micro-kernel, in the blocks of Goto and van
 //! de Geijn (2008). Each tile reads a panel of the right factor from the nearest caches; a block of
-//! the left factor stays in the L2 cache. Factors are packed if their order differs from what the
-//! micro-kernel reads. The right factor is never packed as a whole: for a language model's head the
-//! copy would cost too much.
+//! the left factor stays in the L2 cache. A factor is packed if its memory order is not the one
+//! that the micro-kernel reads. The right factor is never packed as a whole: for a language model's
+//! head the copy would cost too much.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::transpose::transpose;
 use super::vector::multiversion;
 use super::view::{Destination, View, ViewMut};
 
-/// Length of the sum in one call of the micro-kernel. Its panel of 64 KiB comes from the L2 cache,
+/// Terms of the sum in one call of the micro-kernel. Its panel of 64 KiB comes from the L2 cache,
 /// which is fast enough. A smaller panel in the L1 cache would read and write the destination more
 /// often.
 const DEPTH: usize = 512;
@@ -23,8 +23,8 @@ const BLOCK_ROWS: usize = 252;
 /// Columns per block of the right factor: 2 MiB, which the last-level cache holds.
 const BLOCK_COLUMNS: usize = 1024;
 
-/// Lines of a factor that are packed together: few enough for all to stay in the L1 cache at any
-/// distance, and enough to write whole pages of the packed block in turn.
+/// Lines of a factor that are packed together: few enough that all stay in the L1 cache at any
+/// stride, and enough that the packed block is written in whole pages.
 const PACKED_LINES: usize = 8;
 
 /// A part of the product that is complete and still in the cache.
@@ -62,8 +62,7 @@ pub(super) unsafe fn multiply_blocked(
     let [packed_right, packed_left] = scratch.pieces([block_columns * depth, left_elements]);
     for first_column in (0..columns).step_by(block_columns) {
         let count = block_columns.min(columns - first_column);
-        // Without anything to sum over there is one empty round, so that the destination is
-        // written.
+        // With `contracted` 0 there is one empty round, so that the destination is written.
         for start in (0..contracted.max(1)).step_by(depth) {
             let length = depth.min(contracted - start);
             let add = mode == Destination::Add || start > 0;
@@ -106,7 +105,8 @@ pub(super) unsafe fn multiply_blocked(
     }
 }
 
-/// A block of the left factor.
+/// A block of the left factor: its rows, and the range `start..start + length` of the contracted
+/// dimension.
 struct LeftBlock {
     first_row: usize,
     rows: usize,
@@ -114,12 +114,12 @@ struct LeftBlock {
     length: usize,
 }
 
-/// A panel with all rows of a block.
+/// Multiplies all rows of a block by one panel of the right factor.
 ///
 /// # Safety
 ///
-/// The block lies in the left factor, of which `packed` is the packed block with the width of its
-/// slivers, if it was packed; the target is valid for the block's rows and the columns.
+/// The block lies in the left factor. `packed`, if given, is the block in packed form, with the
+/// width of its slivers. The target is valid for the block's rows and for the panel's columns.
 #[allow(clippy::too_many_arguments)]
 unsafe fn run_panel(
     block: &LeftBlock,
@@ -191,8 +191,8 @@ unsafe fn pack_right(
     }
 }
 
-/// Packs a block of a left factor whose rows are next to each other into slivers `[length,
-/// sliver]`, of which `most` numbers a line count.
+/// Packs a block of a left factor with row stride 1 into slivers `[length, sliver]`. Each sliver
+/// holds `most` rows; the next sliver starts `most` rows further.
 ///
 /// # Safety
 ///
@@ -209,9 +209,10 @@ unsafe fn pack_left(packed: &mut [f32], left: View, block: &LeftBlock, most: usi
     pack_lines(packed, [length, sliver, most], source, left.column_stride, rows);
 }
 
-/// Packs lines of `count` numbers into pieces `[length, width]` that begin every `step` numbers of
-/// a line; beyond the end of a line there is zero. A whole line of a piece is copied where there is
-/// one, as that is one vector: of more than `step` numbers the rest is not read.
+/// Packs `length` lines of `count` elements into pieces `[length, width]`. Piece `i` starts at
+/// element `i * step` of each line; elements past the end of a line are zero. If `width > step`,
+/// pieces overlap: copying `width` elements takes one vector move, and the elements past `step` are
+/// not read.
 fn pack_lines(packed: &mut [f32], [length, width, step]: [usize; 3], source: &[f32], source_stride: usize, count: usize) {
     for first in (0..length).step_by(PACKED_LINES) {
         let lines = PACKED_LINES.min(length - first);
@@ -222,7 +223,8 @@ fn pack_lines(packed: &mut [f32], [length, width, step]: [usize; 3], source: &[f
     }
 }
 
-/// Lines of `count` numbers, `source_stride` apart, to lines `width` apart.
+/// Copies lines of `count` elements from stride `source_stride` to stride `width`, and fills each
+/// line up to `width` with zeros.
 fn copy_lines(target: &mut [f32], width: usize, source: &[f32], source_stride: usize, count: usize) {
     match (width, count) {
         (32, 32) => copy_32(target, source, source_stride),
@@ -261,7 +263,7 @@ multiversion! {
     }
 }
 
-/// The size of equal parts of `total` that are no larger than `most`; at least one.
+/// Size of equal parts of `total`, at most `most` each; at least 1.
 fn evenly(total: usize, most: usize) -> usize {
     total.div_ceil(total.div_ceil(most).max(1)).max(1)
 }

@@ -1,5 +1,5 @@
-//! Kernels of messages in few bits: chunk by chunk, through a chunk of single precision in the
-//! cache. The layout of a message is [`Compression`]'s.
+//! Compression of messages between ranks: each chunk is converted through a single-precision buffer
+//! in the cache. [`Compression`] defines the layout of a message.
 
 use super::memory::{floats, floats_mut, numbers, numbers_mut};
 use super::vector::multiversion;
@@ -7,13 +7,13 @@ use crate::KernelCall;
 use crate::half::SixteenBits;
 use foretell_models::Compression;
 
-/// The numbers in the largest chunk.
+/// Elements of the largest chunk of any format.
 const MOST: usize = 256;
 
-/// The bytes of a chunk's factor.
+/// Bytes of a chunk's scale factor.
 const FACTOR: usize = size_of::<f32>();
 
-/// The largest integer of a chunk.
+/// Largest magnitude of an integer code.
 const LARGEST: f32 = 127.0;
 
 /// # Safety
@@ -60,7 +60,7 @@ pub(super) unsafe fn decompress(call: &KernelCall<'_>, format: Compression) {
     }
 }
 
-/// The 16-bit format; `None` for integers.
+/// The 16-bit format of a message; `None` if it consists of integers.
 fn half(format: Compression) -> Option<SixteenBits> {
     match format {
         Compression::Bf16 => Some(SixteenBits::Bf16),
@@ -69,7 +69,7 @@ fn half(format: Compression) -> Option<SixteenBits> {
     }
 }
 
-/// Writes a chunk of a message.
+/// Writes one chunk of a message.
 fn encode(message: &mut [u8], numbers: &[f32], format: Compression) {
     match half(format) {
         Some(half) => {
@@ -85,7 +85,7 @@ fn encode(message: &mut [u8], numbers: &[f32], format: Compression) {
     }
 }
 
-/// Adds the numbers of a chunk of a message to as many as there are in `y`.
+/// Decodes a chunk of a message and adds its first `y.len()` elements to `y`.
 fn add_decoded(y: &mut [f32], message: &[u8], format: Compression) {
     match half(format) {
         Some(half) => {
@@ -108,8 +108,8 @@ multiversion! {
         }
     }
 
-    /// Returns the factor: the largest magnitude over the largest integer. A number that is not
-    /// finite makes all numbers of its chunk NaN.
+    /// Writes the integer codes of a chunk and returns their scale factor: the largest magnitude
+    /// over the largest integer. One element that is not finite makes the whole chunk NaN.
     fn encode_integers(codes: &mut [u8], numbers: &[f32]) -> f32 {
         let largest = numbers.iter().fold(0, |largest: u32, number| largest.max(number.to_bits() & 0x7fff_ffff));
         let largest = f32::from_bits(largest);

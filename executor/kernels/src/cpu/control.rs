@@ -1,12 +1,12 @@
-//! Control of the update: gradient norms, clipping, the loss scale, and small passes over
-//! gradients.
+//! Control of the update: gradient norm, clipping and loss scale; and single passes over gradients
+//! (sum, add, narrow, zero).
 
 use super::memory::{floats, floats_mut};
 use super::vector::{LANES, multiversion, sum_lanes};
 use crate::{Hyperparameters, KernelCall};
 use foretell_models::Control;
 
-/// Largest loss scale. A larger one brings nothing, and its reciprocal would underflow.
+/// Largest loss scale, 2^24: the reciprocal of a larger one underflows in fp16.
 const LARGEST_SCALE: f32 = 16_777_216.0;
 
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
@@ -19,9 +19,9 @@ pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool, pre
     // SAFETY: reads and writes are valid and do not overlap.
     let (norm, control) = unsafe { (floats(&call.reads[0])[0], floats_mut(&call.writes[0])) };
     let used = control[Control::LossScale.place()];
-    // A gradient is divided by the predictions. With weighted classes it should have been divided
-    // by their weight.
-    // SAFETY: as above; a control of weighted classes also reads the weight.
+    // The gradient kernel divided by the number of predictions. With weighted classes the divisor
+    // should be the sum of their weights, so this corrects for it. SAFETY: as above; with weighted
+    // classes the call also reads that sum.
     let divisor = if predictions > 0 { used * (unsafe { floats(&call.reads[1]) })[0] / predictions as f32 } else { used };
     let squared = norm / divisor / divisor;
     let overflowed = scaled && !norm.is_finite();
@@ -46,13 +46,13 @@ pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool, pre
     }
 }
 
-/// Reads an optimizer's hyperparameters from its control, if it has one. An `exempt` one decays
-/// nothing. `None` if this step's update is skipped.
+/// An optimizer's hyperparameters for this step, with the gradient factor and the step count of its
+/// control if it is `controlled`. Weight decay is 0 if it is `exempt`. Returns `None` if the
+/// control skips this step's update.
 ///
 /// # Safety
 ///
-/// The call's operands are checked and valid; those of a `controlled` one have a control as their
-/// second.
+/// The call's operands are checked and valid; if `controlled`, the second read is the control.
 pub(super) unsafe fn told(call: &KernelCall<'_>, controlled: bool, exempt: bool) -> Option<Hyperparameters> {
     let mut told = *call.hyperparameters;
     if exempt {

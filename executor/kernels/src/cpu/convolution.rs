@@ -13,7 +13,7 @@ use super::vector::multiversion;
 use super::view::{Destination, View, ViewMut};
 use crate::KernelCall;
 
-/// Elements per tile of patches: 1 MiB, half of a server core's L2 cache.
+/// Elements per tile of patches: 512 KiB, a quarter to half of a server core's L2 cache.
 const TILE_ELEMENTS: usize = 1 << 17;
 
 /// Elements of a patch: the length of a convolution's sums.
@@ -38,9 +38,9 @@ fn is_pixelwise(window: &Window) -> bool {
     window.size == 1 && window.stride == 1 && window.padding == 0
 }
 
-/// For images of one pixel, which only one tap of the window covers: the offset of that tap's
-/// weights `[out, in]`, and the elements from one output to the next. The other taps cover only the
-/// border's zeros.
+/// For images of one pixel: the offset of the window's centre weights `[out, in]`, and the elements
+/// from one output channel to the next. The rest of the window covers only the border's zeros.
+/// `None` for larger images.
 fn only_tap(window: &Window) -> Option<(usize, usize)> {
     let Window { height, width, in_channels, size, padding, .. } = *window;
     let one = height == 1 && width == 1 && size > 1 && window.out_height() == 1 && window.out_width() == 1;
@@ -205,7 +205,8 @@ struct Stretch {
     length: usize,
 }
 
-/// Returns the part of row `row` of the window at `position` that is inside the image, if any.
+/// Returns the part of row `row` of the window at output position `position` that is inside the
+/// image, if any.
 #[inline(always)]
 fn stretch(position: usize, row: usize, window: &Window) -> Option<Stretch> {
     let (out_height, out_width) = (window.out_height(), window.out_width());

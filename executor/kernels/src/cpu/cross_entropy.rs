@@ -1,7 +1,7 @@
-//! Softmax cross-entropy over rows of logits, and its gradient. If ranks have parts of the classes,
-//! each computes the `statistics` of its part, and the loss follows from those of all parts. The
-//! first pass over a row reads it from memory and finds the maximum. The second pass reads it from
-//! the cache and sums exponentials.
+//! Softmax cross-entropy over rows of logits, and its gradient. If the classes are sharded over
+//! ranks, each rank computes the `statistics` of its shard, and the loss follows from the
+//! statistics of all shards. The first pass over a row reads it from memory and finds the maximum.
+//! The second pass reads it from the cache and sums exponentials.
 
 use super::memory::{Number, check_indices, floats, floats_mut, integers, numbers, numbers_mut, same};
 use super::vector::{LANES, exponential, maximum, multiversion, sum_lanes};
@@ -39,8 +39,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
     Ok(())
 }
 
-/// Returns `true` if a label is the prediction: the first class that has the row's `largest`
-/// logit. So a row of equal logits counts as correct only for class 0.
+/// Returns `true` if the prediction is `label`. The prediction is the first class whose logit is
+/// the row's `largest`, so a row of equal logits counts as correct only for class 0.
 pub(super) fn is_first_maximum(row: &[f32], label: usize, largest: f32) -> bool {
     row[label] == largest && row[..label].iter().all(|&logit| logit < largest)
 }
@@ -82,10 +82,9 @@ pub(super) struct Given<'a, N> {
     /// `None` if the gradient overwrites the logits.
     pub(super) logits: Option<&'a [N]>,
     pub(super) dlogits: &'a mut [N],
-    /// Factor on the gradient: the loss scale, or 1 if the gradient is not scaled, over the
-    /// normalizer.
+    /// Factor on the gradient: the loss scale (1 if unscaled) over the normalizer.
     pub(super) factor: f32,
-    /// First class of this rank's part.
+    /// First class of this rank's shard.
     pub(super) first: usize,
 }
 
@@ -113,12 +112,12 @@ pub(super) unsafe fn given<'a, N: Number>(
     Ok(Given { labels, log_sums, logits, dlogits, factor, first })
 }
 
-/// Returns the first class of a rank's part.
+/// Returns the first class of a rank's shard.
 pub(super) fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * classes } else { 0 }
 }
 
-/// Writes four numbers for each row of a rank's part of the classes, as `Kernel::LogitStatistics`
+/// Writes four numbers for each row of a rank's shard of the classes, as `Kernel::LogitStatistics`
 /// defines them.
 ///
 /// # Safety
@@ -139,7 +138,7 @@ pub(super) unsafe fn statistics(call: &KernelCall<'_>, classes: usize, parts: us
     Ok(())
 }
 
-/// Computes what [`forward`] does from the statistics of all parts of the classes.
+/// Computes the outputs of [`forward`] from the statistics of all shards of the classes.
 ///
 /// # Safety
 ///
@@ -162,8 +161,8 @@ pub(super) unsafe fn of_statistics(call: &KernelCall<'_>, rows: usize) {
         let logit = parts.clone().map(|part| part[2]).fold(f32::NEG_INFINITY, f32::max);
         *log_sum = largest + sum.ln();
         losses += f64::from(*log_sum - logit);
-        // The first of equal logits is the prediction: it is in the first part that has the
-        // maximum.
+        // Among equal logits the prediction is the first class, so it lies in the first shard that
+        // has the maximum.
         let prediction = parts.clone().find(|part| part[0] == largest);
         hits += usize::from(prediction.is_some_and(|part| part[3] == 1.0));
     }

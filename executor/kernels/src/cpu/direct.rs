@@ -8,7 +8,7 @@ use super::memory::Scratch;
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use super::transpose::transpose;
 
-/// Length of the sum in one call of the micro-kernel: a window of 3 x 3 pixels and 64 channels. Its
+/// Terms of the sum in one call of the micro-kernel: a window of 3 x 3 pixels and 64 channels. Its
 /// panel of weights, 72 KiB, comes from the L2 cache, which is fast enough. A smaller panel in the
 /// L1 cache would read and write the output more often.
 const CHUNK: usize = 576;
@@ -59,8 +59,8 @@ pub(super) fn input_gradient(
     run(dy, packed, dx, &turned, &band, padded, kernel);
 }
 
-/// Whether [`weight_gradient`] applies and pays off. Its sums run over one image at a time, so
-/// small images are too short.
+/// Whether [`weight_gradient`] supports the window and is faster than a product with gathered
+/// patches. Its sums run over one image at a time, so on small images they are too short.
 pub(super) fn has_weight_gradient(window: &Window, kernel: &MicroKernel) -> bool {
     let positions = window.out_height() * window.out_width();
     window.out_channels.is_multiple_of(kernel.panel_width) && window.weight_elements() > 0 && positions >= LEAST_POSITIONS
@@ -71,7 +71,7 @@ pub(super) fn has_weight_gradient(window: &Window, kernel: &MicroKernel) -> bool
 const LEAST_POSITIONS: usize = 128;
 
 /// `dw (+)= x ⋆ dy`. A tile's rows are taps, its columns output channels. Its sums run over the
-/// positions of some lines of an image, whose dy stay in the L1 cache meanwhile.
+/// positions of a band of output rows, whose dy stays in the L1 cache meanwhile.
 pub(super) fn weight_gradient(
     dy: &[f32],
     x: &[f32],
@@ -109,8 +109,8 @@ pub(super) fn weight_gradient(
                     });
                     let rows = Rows::Neighbours(source.pointer.wrapping_add(row * source.line + first));
                     // SAFETY: from each tap on, the source holds all positions of these lines; dy
-                    // has a whole panel at each, as the panel's width divides the channels; the
-                    // destinations are different lines of the scratch.
+                    // has a whole panel at each position, since the panel's width divides the
+                    // channels; the destinations are different lines of the scratch memory.
                     unsafe { kernel.tile(&sums, rows, panel, &destinations[..count], kernel.panel_width, !first_band) };
                 }
             }
@@ -182,7 +182,7 @@ pub(super) struct Source {
     pub(super) image: usize,
 }
 
-/// Destination and extents of a band's output.
+/// Destination of a band's output, and the band's extents.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     pub(super) pointer: *mut f32,
@@ -190,7 +190,8 @@ pub(super) struct Target {
     pub(super) out_rows: usize,
 }
 
-/// Output positions: their number, and the elements from one to the next.
+/// Output positions of a band: their extents, and the distance in elements from one image, row and
+/// column to the next.
 #[derive(Clone, Copy)]
 pub(super) struct Positions {
     pub(super) pointer: *mut f32,
@@ -203,8 +204,8 @@ pub(super) struct Positions {
     pub(super) column_step: usize,
 }
 
-/// What each output position reads: contiguous rows of floats, and the elements of the source from
-/// one position to the next.
+/// The source elements that one output position reads: `rows` contiguous rows of `line` floats. The
+/// steps are the distances in the source between neighbouring output rows and columns.
 #[derive(Clone, Copy)]
 pub(super) struct Reach {
     pub(super) rows: usize,
@@ -229,7 +230,7 @@ fn run(x: &[f32], packed: &[f32], y: &mut [f32], window: &Window, band: &Band, p
             let y = &mut y[start..][..images * out_rows * out_width * window.out_channels];
             let target = Target { pointer: y.as_mut_ptr(), images, out_rows };
             // SAFETY: the source holds every pixel that the windows of these images' rows cover,
-            // and the target is what of y they make.
+            // and the target is exactly the part of y computed from them.
             unsafe { run_band(source, packed, target, window, kernel) };
         }
     }
@@ -262,8 +263,8 @@ pub(super) fn band_source(
 
 /// # Safety
 ///
-/// The source holds the windows of the target's positions, and the target's elements are there and
-/// used by nobody else.
+/// The source holds the windows of the target's positions. The target's elements are valid, and no
+/// other thread uses them.
 pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Window, kernel: &MicroKernel) {
     let line = window.out_width() * window.out_channels;
     let positions = Positions {
@@ -288,9 +289,9 @@ pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, wi
 
 /// # Safety
 ///
-/// The source holds what the positions reach, and their elements are there and used by nobody else;
-/// `packed` has a panel of as many lines as a position reaches numbers for every width of the
-/// channels.
+/// The source holds all elements that the positions read. The positions' elements are valid, and no
+/// other thread uses them. `packed` has one panel for each `panel_width` channels, with as many
+/// lines as a position reads elements.
 pub(super) unsafe fn run_positions(source: Source, packed: &[f32], positions: Positions, reach: &Reach, kernel: &MicroKernel) {
     let line = reach.line;
     let contracted = reach.rows * line;
@@ -308,7 +309,8 @@ pub(super) unsafe fn run_positions(source: Source, packed: &[f32], positions: Po
             let first = first_row * line + start;
             for (index, panel) in packed.chunks_exact(contracted * kernel.panel_width).enumerate() {
                 let column = index * kernel.panel_width;
-                // SAFETY: the offsets stay in what a position reaches and in the channels.
+                // SAFETY: the offsets stay within the elements that a position reads and within the
+                // channels.
                 unsafe {
                     let source = Source { pointer: source.pointer.add(first_row * source.line + start), ..source };
                     let channels = kernel.panel_width.min(positions.channels - column);
@@ -352,8 +354,8 @@ unsafe fn run_panel(
                 count += 1;
                 position += 1;
                 if count == kernel.most_rows() || position == positions {
-                    // SAFETY: the positions' windows are in the source, and they are all different
-                    // in the target.
+                    // SAFETY: the positions' windows lie in the source, and their destinations are
+                    // all different.
                     unsafe {
                         kernel.tile(taps, Rows::Anywhere(&rows[..count]), panel, &destinations[..count], target.channels, add);
                     }

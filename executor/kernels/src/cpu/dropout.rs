@@ -1,6 +1,6 @@
 //! Counter-based dropout of activations and attention probabilities (as Philox; Salmon et al.
-//! 2011). A hash of the element's place in the global batch decides whether it is kept. So any rank
-//! can compute any part, repeatedly, and no mask is stored.
+//! 2011). A hash of the element's index in the global batch decides whether it is kept. So any rank
+//! can compute any part of the mask, again if need be, and no mask is stored.
 //!
 //! The hash: rounds of SplitMix64 (Steele et al. 2014) make a 64-bit key of the seed, the step, the
 //! site (the dropout's index in the model), the sample and the upper half of the element's index,
@@ -14,13 +14,13 @@ use crate::KernelCall;
 use crate::half::SixteenBits;
 use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite, PositionRun, Zigzag, position_runs};
 
-/// Most elements in a run: so many are copied, or widened to single precision, at a time.
+/// Most elements of a run: this many are copied, or widened to single precision, in one go.
 const BLOCK: usize = 4096;
 
 /// A run of elements of one sample whose indices have the same upper half.
 #[derive(Clone, Copy)]
 struct Run {
-    /// Start in the rank's part.
+    /// Start in this rank's shard.
     start: usize,
     length: usize,
     /// Lower half of the first element's index in its sample.
@@ -41,7 +41,8 @@ pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
     let (threshold, scale) = (sizes.site.rate.threshold(), sizes.site.rate.scale());
     for_each_run(call, sizes, BLOCK, |run| {
         let range = run.start..run.start + run.length;
-        // Copying first keeps the block in the cache, and the second pass then walks one array.
+        // Copying first keeps the block in the cache; the second pass then reads and writes one
+        // array only.
         if let Some(x) = x {
             y[range.clone()].copy_from_slice(&x[range.clone()]);
         }
@@ -49,7 +50,7 @@ pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
     });
 }
 
-/// Dropout in half precision, by blocks that are widened.
+/// Dropout in half precision: each block is widened, dropped and narrowed.
 ///
 /// # Safety
 ///
@@ -70,7 +71,7 @@ pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout,
     });
 }
 
-/// Calls `each` for runs of at most `longest` elements that cover the rank's part in order.
+/// Calls `each` for runs of at most `longest` elements that cover the rank's shard in order.
 fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each: impl FnMut(Run)) {
     let Dropout { first_sample, samples, site: DropoutSite { site, .. }, .. } = *sizes;
     let row = sizes.positions * sizes.features;
@@ -98,7 +99,7 @@ fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each
 #[derive(Clone, Copy)]
 pub(super) struct ProbabilityDropout {
     place: AttentionPlace,
-    /// The order of positions, if it is not their own.
+    /// The order of positions in the sequence, if it is not ascending.
     order: Option<Zigzag>,
     /// Query heads per key head of this rank.
     group: usize,
@@ -109,7 +110,7 @@ pub(super) struct ProbabilityDropout {
 }
 
 impl ProbabilityDropout {
-    /// Dropout of an attention call; `None` if it has none.
+    /// Dropout of an attention call; `None` if the call has no dropout.
     pub(super) fn of(call: &KernelCall<'_>, sizes: &Attention) -> Option<Self> {
         let dropout = sizes.dropout?;
         let DropoutSite { rate, site } = dropout.site;
@@ -124,7 +125,7 @@ impl ProbabilityDropout {
         })
     }
 
-    /// The positions of the rank's queries.
+    /// The positions of the rank's queries, as runs.
     pub(super) fn queries(&self, queries: usize) -> impl Iterator<Item = PositionRun> {
         position_runs(self.order, self.place.query..self.place.query + queries)
     }

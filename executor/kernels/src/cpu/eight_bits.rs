@@ -1,6 +1,7 @@
 //! fp8 matrices and their products by definition: operands are decoded into scratch memory in the
-//! run's precision, and that precision's product runs there. Numbers of both formats, times a power
-//! of two, are exact in bf16. This is the reference for GPUs, and no faster than half precision.
+//! run's precision, and that precision's product runs there. Values of both fp8 formats times a
+//! power of two are exact in bf16. This is the reference for GPU kernels; it is no faster than half
+//! precision.
 
 use foretell_models::{EightBits, Kernel, WeightLayout};
 
@@ -49,7 +50,7 @@ pub(super) unsafe fn quantise(
     EightBitCopies { straight, transposed }: EightBitCopies,
     scratch: &mut Scratch,
 ) {
-    // SAFETY: the read is valid, and so are the writes, which do not overlap with it or each other.
+    // SAFETY: the read and the writes are valid, and none of them overlap.
     let (source, factor) = unsafe {
         let source = match SixteenBits::of(call.precision) {
             Some(half) => Source::SixteenBits(half, halves(&call.reads[0])),
@@ -65,8 +66,7 @@ pub(super) unsafe fn quantise(
     }
     let scale;
     (scale, factor[0]) = scale_and_factor(format, largest);
-    // SAFETY: as above; bytes are numbers of whatever alignment, and the room has four times as
-    // many as it has numbers.
+    // SAFETY: as above; bytes need no alignment, and `room` has four bytes for each code.
     let (mut straight, mut transposed, codes) = unsafe {
         let written = |index: usize| numbers_mut::<u8>(&call.writes[index]);
         let codes = std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), ROWS * columns);
@@ -90,7 +90,7 @@ pub(super) unsafe fn quantise(
     }
 }
 
-/// Runs an fp8 product as a product of the run's precision.
+/// Runs an fp8 product as a product in the run's precision.
 ///
 /// # Safety
 ///
@@ -120,14 +120,14 @@ pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>, de
     let others = &call.reads[4..];
     reads[2..2 + others.len()].copy_from_slice(others);
     let plain = KernelCall { kernel: &plain, reads: &reads[..2 + others.len()], ..*call };
-    // SAFETY: this function's own contract; the decoded operands are the scratch memory's, which
-    // nobody else uses.
+    // SAFETY: this function's own contract; the decoded operands lie in scratch memory that nothing
+    // else uses.
     let result = unsafe { backend.run(&plain) };
     backend.eight_bits = scratch;
     result
 }
 
-/// An fp8 product expressed as a product of the run's precision.
+/// An fp8 product expressed as a product in the run's precision.
 pub(super) struct Decoded {
     plain: Kernel,
     /// Formats of its two fp8 operands.

@@ -19,7 +19,7 @@ pub(super) unsafe fn of_one<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut 
     }
 }
 
-/// Computes the first write from two reads, the first of which may be the same memory.
+/// Computes the first write from two reads. The first read and the write may be the same memory.
 ///
 /// # Safety
 ///
@@ -111,8 +111,8 @@ pub(super) fn squared_norm(x: &[f32]) -> f32 {
     x.chunks(1 << 14).map(|block| f64::from(squares(block))).sum::<f64>() as f32
 }
 
-/// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which equals `½ (1 + tanh(u))` for
-/// half the argument, u. GELU is x times this.
+/// The logistic function of `2 √(2/π) (x + 0.044715 x³)`. With u half of that argument it equals `½
+/// (1 + tanh(u))`; GELU is x times this.
 #[inline(always)]
 fn gelu_gate<const FUSED: bool>(x: f32) -> f32 {
     const TWICE_ROOT: f32 = 1.595_769;

@@ -1,5 +1,5 @@
-//! Kernels of an exchange between replicas: the mean of parameters, differences, and the outer step
-//! of local SGD. All are in single precision.
+//! Kernels of local SGD's exchange between replicas: the mean of parameters, differences, and the
+//! outer step. All are in single precision.
 
 use super::memory::{floats, floats_mut};
 use super::vector::{multiply_add, multiversion};

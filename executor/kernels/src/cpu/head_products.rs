@@ -7,8 +7,8 @@ use super::product::multiply;
 use super::transpose::transpose;
 use super::view::{Destination, View, ViewMut};
 
-/// The queries at positions `first..first + count` of a head, the keys that they see, and the
-/// number of features.
+/// A block of queries of one head: the range `first..first + count` in the order of keys, how many
+/// keys the block sees, and the number of features.
 #[derive(Clone, Copy)]
 pub(super) struct HeadBlock {
     pub(super) first: usize,
@@ -128,7 +128,7 @@ pub(super) unsafe fn scores(
                 std::array::from_fn(|row| queries.pointer.wrapping_add((first + row) * queries.row_stride));
             let destinations = destinations(scores.as_mut_ptr(), first * visible + column, visible);
             let columns = kernel.panel_width.min(visible - column);
-            // SAFETY: the rows are queries of the block, the destinations are in the scores.
+            // SAFETY: the rows are queries of the block; the destinations lie in `scores`.
             unsafe {
                 kernel.tile(&taps, Rows::Anywhere(&pointers[..rows]), panel.as_ptr(), &destinations[..rows], columns, false)
             };
@@ -141,8 +141,8 @@ pub(super) unsafe fn scores(
 ///
 /// # Safety
 ///
-/// `values` is [`Factor::plain`] of `packed_rows` rows, at least the visible ones, and the target
-/// is valid and overlaps nothing read.
+/// `values` is [`Factor::plain`] of `packed_rows` rows, at least the visible ones. The target is
+/// valid and overlaps neither factor.
 pub(super) unsafe fn mixture(
     kernel: Option<&MicroKernel>,
     block: &HeadBlock,
@@ -170,7 +170,7 @@ pub(super) unsafe fn mixture(
             let column = index * kernel.panel_width;
             let destinations = destinations(target.pointer, first * target.row_stride + column, target.row_stride);
             let columns = kernel.panel_width.min(features - column);
-            // SAFETY: the rows are the block's weights, the destinations rows of the target.
+            // SAFETY: the rows are the block's weights; the destinations are rows of the target.
             unsafe {
                 kernel.tile(
                     &taps,
@@ -189,8 +189,8 @@ pub(super) unsafe fn mixture(
 ///
 /// # Safety
 ///
-/// `queries` is [`Factor::plain`] of the block's rows, and the target is valid and overlaps nothing
-/// read.
+/// `queries` is [`Factor::plain`] of the block's rows. The target is valid and overlaps neither
+/// factor.
 pub(super) unsafe fn spread(
     kernel: Option<&MicroKernel>,
     block: &HeadBlock,
@@ -221,7 +221,7 @@ pub(super) unsafe fn spread(
             let columns = kernel.panel_width.min(features - column);
             let left = Rows::Neighbours(weights[query * visible + key..].as_ptr());
             let panel = panel[query * kernel.panel_width..].as_ptr();
-            // SAFETY: the rows are columns of the block's weights, the destinations rows of the
+            // SAFETY: the rows are columns of the block's weights; the destinations are rows of the
             // target.
             unsafe { kernel.tile(&taps, left, panel, &destinations[..rows], columns, mode == Destination::Add) };
         }

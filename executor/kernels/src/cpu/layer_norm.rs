@@ -52,8 +52,8 @@ multiversion! {
         let features = scale.len().max(1);
         for ((y, x), saved) in y.chunks_exact_mut(features).zip(x.chunks_exact(features)).zip(saved.chunks_exact_mut(2)) {
             let mean = reduce(x, |x| x) / features as f32;
-            // Computed from deviations, not from the mean of squares, so that a row far from zero
-            // keeps its digits.
+            // Computed from deviations: the mean of squares minus the squared mean would lose
+            // digits in a row far from zero.
             let variance = reduce(x, |x| (x - mean) * (x - mean)) / features as f32;
             let factor = 1.0 / (variance + epsilon).sqrt();
             saved[0] = mean;

@@ -1,6 +1,5 @@
-//! The recurrence of an LSTM layer, forward and backward through time. Each position takes one
-//! matrix product for all sequences of the batch. The weight gradient is one product for all
-//! positions.
+//! The recurrence of an LSTM layer, forward and backward through time. Each position is one matrix
+//! product for all sequences of the batch. The weight gradient is one product for all positions.
 
 use foretell_models::Recurrence;
 
@@ -35,8 +34,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Recurrence, scratch:
         };
         if let Some(before) = before {
             let destination = ViewMut::rows(gates[position * 4 * hidden..].as_mut_ptr(), sequence * 4 * hidden);
-            // SAFETY: row b of the views is position `position` of sequence b, or the one before
-            // it, inside of their slices.
+            // SAFETY: row b of the views is position `position` of sequence b, or the position
+            // before it; both lie inside their slices.
             unsafe { multiply([batch, 4 * hidden, hidden], destination, before, weight, Destination::Add) };
         }
         for index in 0..batch {
@@ -164,7 +163,7 @@ fn tangent<const FUSED: bool>(x: f32) -> f32 {
 }
 
 multiversion! {
-    /// Computes one position of one sequence. Replaces the gates' inputs by their outputs.
+    /// Computes one position of one sequence. Overwrites the gates' inputs with their outputs.
     fn step(gates: &mut [f32], previous: &[f32], cell: &mut [f32], y: &mut [f32]) {
         let hidden = y.len();
         let (first, second) = gates.split_at_mut(2 * hidden);

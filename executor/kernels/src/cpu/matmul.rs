@@ -75,8 +75,8 @@ pub(super) unsafe fn forward(
         for row in part.rows {
             let start = row * columns + part.columns.start;
             let row = |pointer: *mut f32| {
-                // SAFETY: the part is one of y, or of what is as large, complete, and nobody has a
-                // slice of either.
+                // SAFETY: the part lies in y, or in GELU's argument, which has y's shape. It is
+                // complete, and no slice of either exists.
                 unsafe { std::slice::from_raw_parts_mut(pointer.wrapping_add(start), part.columns.len()) }
             };
             epilogue(row(y.pointer), bias, activation, argument.map(row));
@@ -87,7 +87,7 @@ pub(super) unsafe fn forward(
 }
 
 /// `destination = left[rows, contracted] · right[contracted, columns]`. Calls `finish` once for
-/// every part of the destination while it is in the cache.
+/// every part of the destination while that part is in the cache.
 ///
 /// # Safety
 ///
@@ -162,7 +162,7 @@ pub(super) unsafe fn input_gradient(
     let finish = |part: Part| {
         for row in part.rows {
             let (start, count) = (row * contracted + part.columns.start, part.columns.len());
-            // SAFETY: the part is one of dx, complete, and nobody has a slice of it.
+            // SAFETY: the part lies in dx and is complete, and no slice of dx exists.
             let dx = unsafe { std::slice::from_raw_parts_mut(dx.pointer.wrapping_add(start), count) };
             gelu_gradient_in_place(dx, &argument[start..start + count]);
         }

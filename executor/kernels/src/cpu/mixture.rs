@@ -31,8 +31,8 @@ pub(super) unsafe fn route(call: &KernelCall<'_>, experts: usize, top: usize) {
     }
 }
 
-/// Index of the largest logit not in `taken`; the first of equal ones, and any of those that cannot
-/// be compared (NaN).
+/// Index of the largest logit not in `taken`; the first among equals. If logits are NaN, some index
+/// not in `taken`.
 fn largest(logits: &[f32], taken: &[i32]) -> usize {
     let mut best: Option<(usize, f32)> = None;
     for (index, &logit) in logits.iter().enumerate() {

@@ -100,8 +100,8 @@ impl Backend for CpuBackend {
     unsafe fn run(&mut self, call: &KernelCall<'_>) -> Result<(), BackendError> {
         operands::check(call)?;
         if let Some([product, bias]) = matmul::apart(call.kernel) {
-            // SAFETY: this function's own contract; each part has those of the call's operands that
-            // are its own.
+            // SAFETY: this function's own contract; each of the two kernels gets a subset of the
+            // call's operands.
             return unsafe {
                 self.run(&KernelCall { kernel: &product, writes: &call.writes[..1], ..*call })?;
                 self.run(&KernelCall { kernel: &bias, reads: &call.reads[..1], writes: &call.writes[1..], ..*call })
@@ -137,8 +137,8 @@ impl Backend for CpuBackend {
             return unsafe { half::run(self, call, format) };
         }
         let (scratch, micro_kernel) = (&mut self.scratch, self.micro_kernel.as_ref());
-        // SAFETY: counts, sizes and alignment are checked; that the memory is valid and apart is
-        // this function's own contract.
+        // SAFETY: counts, sizes and alignment are checked; valid memory without overlap is this
+        // function's own contract.
         unsafe {
             match *call.kernel {
                 Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {

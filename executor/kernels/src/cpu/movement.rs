@@ -194,7 +194,7 @@ pub(super) unsafe fn embedding_gradient(
     Ok(())
 }
 
-/// First row of the whole table in a rank's part.
+/// First row of a rank's shard within the whole table.
 pub(super) fn first_row(call: &KernelCall<'_>, vocabulary: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * vocabulary } else { 0 }
 }

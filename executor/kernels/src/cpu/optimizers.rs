@@ -109,8 +109,8 @@ pub(super) unsafe fn muon_step(call: &KernelCall<'_>, longest: usize, [controlle
 }
 
 impl AdamW {
-    /// The factors of one step. AdamW multiplies parameters by `keep`; for LAMB it is the weight
-    /// decay.
+    /// The factors of one step. `keep` is AdamW's factor on parameters, `1 - learning rate · weight
+    /// decay`; for LAMB it is the weight decay.
     fn new(parameters: &Hyperparameters, learning_rate: f32, keep: f32) -> Self {
         // In double precision: 1 - 0.999^step loses three digits in single precision for small
         // steps.
@@ -143,7 +143,8 @@ struct AdamW {
     epsilon: f32,
 }
 
-/// Adds an element of the gradient to its moments. Returns what the element moves by.
+/// Adds an element of the gradient to its moments. Returns the change that AdamW subtracts from the
+/// parameter.
 #[inline(always)]
 fn with_moments<const FUSED: bool>(first: &mut f32, second: &mut f32, gradient: f32, constants: &AdamW) -> f32 {
     let AdamW { gradient_scale, beta1, rest1, beta2, rest2, rate, root_scale, epsilon, .. } = *constants;

@@ -1,10 +1,10 @@
-//! Rows of keys and values in the order of their positions, where they are stored in another.
+//! Copies rows of keys and values between position order and the order in which they are stored.
 
 use super::view::ViewMut;
 use foretell_models::{Zigzag, position_runs};
 
-/// Copies rows of `features` floats from the order in which they are stored, `stride` apart, to
-/// that of their positions, side by side. Returns the copy.
+/// Copies rows of `features` floats, `stride` apart in storage order, to contiguous rows in
+/// position order. Returns the copy.
 pub(super) fn in_order_of_positions<'a>(
     order: Zigzag,
     stored: &[f32],
@@ -25,7 +25,7 @@ pub(super) fn in_order_of_positions<'a>(
 ///
 /// # Safety
 ///
-/// `stored` has a valid row of `features` floats for each position, and nobody else uses them.
+/// `stored` has a valid row of `features` floats for each position, and no other thread uses them.
 pub(super) unsafe fn store_in_order(order: Zigzag, ordered: &[f32], features: usize, stored: ViewMut) {
     for run in position_runs(Some(order), 0..order.positions()) {
         let rows = ordered[run.position * features..][..run.length * features].chunks_exact(features);

@@ -1,4 +1,4 @@
-//! Matrices made orthogonal by steps of Newton and Schulz, as Muon has them.
+//! Orthogonalises matrices by Newton-Schulz iterations, for Muon.
 
 use super::elementwise::squared_norm;
 use super::memory::{Scratch, floats, floats_mut};
@@ -39,7 +39,8 @@ pub(super) unsafe fn orthogonalise(call: &KernelCall<'_>, [rows, columns]: [usiz
 ///
 /// # Safety
 ///
-/// `from` and `to` have `rows · columns` elements, and the squares those of the shorter side.
+/// `from` and `to` have `rows · columns` elements; `gram` and `polynomial` have `short · short`,
+/// with `short` the smaller of the two.
 unsafe fn step(from: &[f32], to: &mut [f32], [rows, columns]: [usize; 2], [gram, polynomial]: [&mut [f32]; 2]) {
     let [a, b, c] = NEWTON_SCHULZ;
     let (short, long) = (rows.min(columns), rows.max(columns));

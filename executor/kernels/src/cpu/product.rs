@@ -6,7 +6,8 @@ use super::memory::Scratch;
 use super::micro_kernel::MicroKernel;
 use super::view::{Destination, View, ViewMut};
 
-/// Least number of columns for which packing a transposed left factor is cheap beside the product.
+/// Least number of columns for which packing a transposed left factor is cheap compared with the
+/// product.
 const LEAST_COLUMNS: usize = 256;
 
 /// As [`multiply`], but with the micro-kernel if a factor is transposed, where it is faster.
@@ -46,8 +47,8 @@ pub(super) unsafe fn multiply(
     right: View,
     mode: Destination,
 ) {
-    // The library's kernels want a destination whose columns are contiguous, or nearly so:
-    // elsewhere the transposed product is computed, `destination^T = right^T left^T`.
+    // The library is fastest if the destination is stored by columns. For one stored by rows,
+    // compute the transposed product, `destination^T = right^T left^T`.
     let by_rows = destination.column_stride < destination.row_stride;
     let (rows, columns) = if by_rows { (columns, rows) } else { (rows, columns) };
     let destination = if by_rows { destination.transposed() } else { destination };

@@ -20,7 +20,8 @@ pub(super) unsafe fn label_ranks(call: &KernelCall<'_>, rows: usize, classes: us
             continue;
         }
         let label = label as usize;
-        // The label's logit is in the statistics of its part, and minus infinity in the others'.
+        // The statistics of the shard that has the label contain its logit; those of other shards
+        // contain minus infinity.
         let logit = match parts > 1 {
             true => (0..parts).map(|part| statistics[4 * (part * rows + index) + 2]).fold(f32::NEG_INFINITY, f32::max),
             false => row[label],

@@ -18,7 +18,7 @@ struct Phase {
     taps: usize,
     /// First pixel of the phase, along its axis.
     first_pixel: usize,
-    /// First element of dy that a tap of `first_tap` reads for it.
+    /// Index of the dy element, along the axis, that `first_tap` reads for the first pixel.
     first_output: usize,
     pixels: usize,
 }
@@ -35,12 +35,12 @@ impl Phase {
         Phase { first_tap: index, taps, first_pixel, first_output, pixels }
     }
 
-    /// Rows of zeros needed before dy.
+    /// Rows (or columns) of zeros that the phase reads before dy.
     fn margin(&self) -> usize {
         self.taps.saturating_sub(1 + self.first_output)
     }
 
-    /// Whether any tap reaches its rows.
+    /// Whether any tap reaches a pixel of the phase.
     fn is_nonempty(&self) -> bool {
         self.taps > 0 && self.pixels > 0
     }

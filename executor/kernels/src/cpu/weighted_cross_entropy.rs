@@ -51,8 +51,8 @@ pub(super) unsafe fn gradient(
     normalizer: usize,
     scaled: bool,
 ) -> Result<(), BackendError> {
-    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one
-    // slice is made.
+    // SAFETY: reads and writes are valid; if logits and dlogits are the same memory, only one slice
+    // of it is made.
     let (labels, log_sums, weights) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), floats(&call.reads[3])) };
     // SAFETY: as above.
     let dlogits = unsafe { floats_mut(&call.writes[0]) };

@@ -1,10 +1,9 @@
 //! The CUDA backend: kernels of its own (`kernels/*.cu`, compiled by NVRTC for the machine's GPU),
 //! matrix products by cuBLASLt, convolutions by cuDNN, and communication between GPUs by NCCL.
 //!
-//! Folders import one way, upwards in this list:
-//! `driver` is the seam to the device, `library` binds NVIDIA's libraries, `kernels` compiles
-//! the sources, `nvidia` implements the seam, `launch` turns a kernel call into launches, and
-//! `timer` times calls.
+//! Each folder imports only folders before it in this list: `driver` is the seam to the device,
+//! `library` binds NVIDIA's libraries, `kernels` compiles the sources, `nvidia` implements the
+//! seam, `launch` turns a kernel call into launches, and `timer` times calls.
 //!
 //! Results are deterministic: equal sizes give the same order of every sum, and no kernel adds
 //! atomically. Nothing here knows Programs, ranks or layouts.

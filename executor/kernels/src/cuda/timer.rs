@@ -8,7 +8,7 @@ use foretell_units::Seconds;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Kernels between two events: enough that the cost of the events does not count.
+/// Kernels between two events: enough that the cost of the events is negligible.
 const KERNELS_PER_GRAPH: usize = 16;
 
 /// Two events on a stream, and the time between them.
@@ -57,8 +57,8 @@ impl CudaTimer {
         Ok(Self { backend, driver: Arc::clone(driver), timer: StreamTimer::new(driver)? })
     }
 
-    /// Returns durations of a kernel, in seconds. `calls` differ in their operands and take turns.
-    /// Measurement goes on for `patience`, and takes a number of durations within `counts`.
+    /// Returns durations of a kernel, in seconds. `calls` differ in their operands and run in
+    /// rotation. Measuring stops after `patience`, with a number of durations within `counts`.
     ///
     /// # Safety
     /// As for [`CudaBackend::enqueue`], for each call.

@@ -60,7 +60,8 @@ pub(super) fn saturation(picture: &mut Pixels, factor: f64) {
     });
 }
 
-/// Turns the hue by a fraction of the colour circle, in steps of 1/256 as Pillow's HSV has them.
+/// Turns the hue by a fraction of the colour circle: adds `turn · 255`, truncated, to Pillow's
+/// 8-bit hue.
 pub(super) fn turn_hue(picture: &mut Pixels, turn: f64) {
     let steps = (turn * 255.0) as i32 as u8;
     each(picture, |[red, green, blue, rest]| {

@@ -44,13 +44,14 @@ fn between(random: &mut ChaCha8Rng, [low, high]: [f64; 2]) -> f64 {
     low + (high - low) * unit(random)
 }
 
-/// A random part, resized.
+/// A random part of the picture, resized to `width` x `height`.
 pub(super) fn random_crop(random: &mut ChaCha8Rng, picture: &Pixels, [width, height]: [usize; 2]) -> Pixels {
     let from = random_rectangle(random, picture.width, picture.height);
     resize(picture, from, [width, height], 0..width, 0..height)
 }
 
-/// The centre of the picture, resized so that its short side is a seventh longer than the crop.
+/// The centre of the picture, resized so that its short side is 256/224 times the crop's longer
+/// side.
 pub(super) fn center_crop(picture: &Pixels, [width, height]: [usize; 2]) -> Pixels {
     let whole = Rectangle { left: 0, top: 0, width: picture.width, height: picture.height };
     let short = (width.max(height) as f64 * MARGIN).round_ties_even() as usize;

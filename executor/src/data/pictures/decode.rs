@@ -51,7 +51,8 @@ fn check_size(width: usize, height: usize) -> Result<(), String> {
 }
 
 fn decode_jpeg(file: &[u8]) -> Result<Pixels, String> {
-    // The decoder notices an early end only where another row of blocks is to come.
+    // The decoder detects an early end only if rows of blocks are missing, so require the end
+    // marker.
     let last_scan = file.windows(2).rposition(|pair| pair == [0xFF, 0xDA]);
     if !file.get(last_scan.unwrap_or(file.len())..).is_some_and(|scan| scan.windows(2).any(|pair| pair == [0xFF, 0xD9])) {
         return Err("is cut short: its JPEG data has no end".into());
@@ -66,7 +67,8 @@ fn decode_jpeg(file: &[u8]) -> Result<Pixels, String> {
     decoder.decode_headers().map_err(corrupt)?;
     let (width, height) = decoder.dimensions().ok_or("states no size")?;
     check_size(width, height)?;
-    // The decoder writes colours of print in three bytes a pixel wherever they go.
+    // The decoder writes print colours (CMYK, YCCK) in three bytes a pixel, whatever colours it is
+    // asked for.
     let is_print = matches!(decoder.input_colorspace(), Some(ColorSpace::CMYK | ColorSpace::YCCK));
     if is_print {
         decoder.set_options(options(ColorSpace::RGB));

@@ -25,7 +25,8 @@ pub(super) struct Listing {
     /// The end of each path in `paths`.
     ends: Vec<usize>,
     labels: Vec<u32>,
-    /// What was left out: empty classes, and pictures that cannot be read by their ending.
+    /// Number of pictures and classes that were left out: empty classes, and pictures of formats
+    /// that are not read.
     pub(super) bad: usize,
 }
 
@@ -42,7 +43,7 @@ impl Listing {
         Some((self.root.join(OsStr::from_bytes(path)), label))
     }
 
-    /// The picture after `index` in its class; after the last the first.
+    /// The picture after `index` in its class; after the last one, the first.
     pub(super) fn next_of_class(&self, index: usize) -> usize {
         let Some(&label) = self.labels.get(index) else { return index };
         match self.labels.get(index + 1) {
@@ -127,7 +128,7 @@ fn entries(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
         let kind = entry.file_type().map_err(unreadable)?;
-        // Links are followed. Asking for the target costs a system call, so only of them.
+        // Links are followed. Only they need a system call to learn what they lead to.
         let is_folder = if kind.is_symlink() { entry.path().is_dir() } else { kind.is_dir() };
         if is_folder { folders.push(entry.path()) } else { files.push(entry.path()) }
     }

@@ -112,7 +112,7 @@ impl PictureFolder {
         self.listing(split).len()
     }
 
-    /// What was left out when the folder was listed.
+    /// Number of pictures and classes that were left out when the folder was listed.
     pub(crate) fn bad_samples(&self) -> usize {
         self.training.bad + self.evaluation.bad
     }
@@ -128,8 +128,8 @@ impl PictureFolder {
     }
 
     /// Fills `out`, `[height, width, 3]`, with a picture as an epoch sees it. A picture that cannot
-    /// be read is replaced by the next of its class, if the options say so. Its label stays right,
-    /// so the rank that loads labels need not know.
+    /// be read is replaced by the next of its class, if the options say so. Its label is the same,
+    /// so the rank that loads labels need not know of the replacement.
     pub(crate) fn fill(&self, split: Split, epoch: u64, index: usize, out: &mut [f32]) -> Result<Filled, DataError> {
         let listing = self.listing(split);
         let mut candidate = index;

@@ -26,7 +26,7 @@ struct Taps {
     weights: Vec<i32>,
 }
 
-/// The weights for resizing `input` positions to `output`, of which those in `wanted` are made.
+/// The weights for resizing `input` positions to `output`, for the output positions in `wanted`.
 fn taps(input: usize, output: usize, wanted: Range<usize>) -> Vec<Taps> {
     let scale = input as f64 / output as f64;
     let support = scale.max(1.0);
@@ -91,8 +91,8 @@ enum OutputLine<'a> {
     Column { source: &'a [u8], weights: &'a [i32] },
 }
 
-/// Runs a pass with the widest instructions that the compiler uses on its own. The results are the
-/// same with and without them: the arithmetic is whole numbers.
+/// Runs a pass with AVX2 if the machine has it. The results are the same without it: the arithmetic
+/// is in integers.
 fn vectorised(pass: OutputLine<'_>, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {

@@ -24,11 +24,11 @@ const HEADER: usize = 64;
 /// Whether a file is a token file, by its first bytes.
 pub(super) fn is_at(path: &Path) -> bool {
     let mut start = [0; MAGIC.len()];
-    // Asked first: opening a named pipe would block.
+    // `regular::open` checks the file's type first: opening a named pipe would block.
     regular::open(path).is_ok_and(|(mut file, _)| file.read_exact(&mut start).is_ok()) && start == MAGIC
 }
 
-/// Opens a token file. Returns with it how many parts were missing or in excess.
+/// Opens a token file. Also returns how many parts were missing or in excess.
 pub(super) fn open(path: &Path, policy: OnBadSample) -> Result<(Shard, usize), DataError> {
     let file = MappedFile::open(path)?;
     let name = path.display().to_string();
@@ -62,7 +62,7 @@ pub(super) fn open(path: &Path, policy: OnBadSample) -> Result<(Shard, usize), D
     Ok((shard, usize::from(!is_whole)))
 }
 
-/// Writes a token file: beside its place first, and there only once it is whole.
+/// Writes a token file, under a temporary name in the same folder until it is complete.
 #[derive(Debug)]
 pub struct TokenFileWriter {
     path: PathBuf,
@@ -122,7 +122,7 @@ impl TokenFileWriter {
         self.width.bytes()
     }
 
-    /// Completes the file and puts it in its place.
+    /// Completes the file and gives it its final name.
     ///
     /// # Errors
     /// If the disk is full.

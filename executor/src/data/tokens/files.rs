@@ -16,14 +16,14 @@ fn ending(path: &Path) -> &str {
     path.extension().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// Opens the file of tokens at `path`; `None` if its name does not say that it is one.
+/// Opens the file of tokens at `path`; `None` if its name is not one of a token file.
 pub(crate) fn open_file(path: &Path, policy: OnBadSample) -> Result<Option<Tokens>, DataError> {
     let mut tokens = Tokens::default();
     Ok(tokens.add(path, policy)?.then_some(tokens))
 }
 
-/// Opens a folder of files of tokens; `None` if it has none. Those that are named `val...` are for
-/// evaluation, and the others for training, in the order of their names.
+/// Opens a folder of files of tokens; `None` if it has none. Files named `val...` are for
+/// evaluation, the others for training, in the order of their names.
 pub(crate) fn open_folder(folder: &Path, policy: OnBadSample) -> Result<Option<Tokens>, DataError> {
     let unreadable = |error: std::io::Error| DataError::io(folder, &error);
     let entries = std::fs::read_dir(folder).map_err(unreadable)?.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
@@ -49,7 +49,7 @@ pub(crate) fn open_folder(folder: &Path, policy: OnBadSample) -> Result<Option<T
 }
 
 impl Tokens {
-    /// Adds the tokens of a file. Returns whether it is one of tokens.
+    /// Adds the tokens of a file. Returns whether it is a file of tokens.
     fn add(&mut self, path: &Path, policy: OnBadSample) -> Result<bool, DataError> {
         let index = path.with_extension("idx");
         let (shard, bad) = if ending(path) == file::ENDING || file::is_at(path) {

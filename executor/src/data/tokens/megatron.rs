@@ -1,4 +1,5 @@
-//! Megatron-LM's pair of files: `.bin` with the tokens and `.idx` with the documents' places in it.
+//! Megatron-LM's pair of files: `.bin` with the tokens, and `.idx` with the positions of documents
+//! in it.
 //!
 //! Format: `megatron/core/datasets/indexed_dataset.py`. The tokens are read as one stream, in the
 //! order of the file, as they are for pre-training.
@@ -13,7 +14,7 @@ const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
 /// Magic number, version, type, number of sequences, number of documents.
 const HEADER: usize = 9 + 8 + 1 + 8 + 8;
 
-/// Opens the pair of `index` and the `.bin` file beside it. Returns with it how many parts were
+/// Opens the pair of `index` and the `.bin` file beside it. Also returns how many parts were
 /// missing.
 pub(super) fn open(index: &Path, policy: OnBadSample) -> Result<(Shard, usize), DataError> {
     let name = index.display().to_string();
@@ -29,7 +30,8 @@ pub(super) fn open(index: &Path, policy: OnBadSample) -> Result<(Shard, usize), 
     if version != 1 {
         return Err(malformed(format!("has version {version}, and only version 1 is known")));
     }
-    // The types of NumPy that hold tokens. Negative numbers are beyond every vocabulary.
+    // The types of NumPy that hold tokens. A negative number becomes a large one, beyond every
+    // vocabulary.
     let width = match header[17] {
         1 => TokenWidth::Byte,
         3 | 8 => TokenWidth::TwoBytes,

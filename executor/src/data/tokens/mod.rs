@@ -25,11 +25,11 @@ use super::{SampleShape, Split};
 /// or three.
 const MIN_TRAINING_WINDOWS: usize = 4096;
 
-/// The most bytes of a shard that are looked through for its highest token when it is opened. In
-/// longer ones a token beyond the vocabulary is found when its window is read.
+/// The most bytes of a shard that are searched for its highest token when it is opened. In a longer
+/// shard, a token beyond the vocabulary is found when its window is read.
 const LOOKED_THROUGH: usize = 64 << 20;
 
-/// How many windows in a row are tried where bad ones are skipped.
+/// The most windows in a row that are tried when bad ones are skipped.
 const MAX_SKIPPED: usize = 1024;
 
 /// The tokens at a path, in shards.
@@ -114,7 +114,8 @@ impl TokenData {
         Ok(data)
     }
 
-    /// Refuses shards with tokens beyond the vocabulary, as far as that is known at once.
+    /// Refuses shards with tokens beyond the vocabulary, as far as that is known without reading
+    /// long shards.
     fn check_vocabulary(&self) -> Result<(), DataError> {
         if self.policy == OnBadSample::Skip {
             return Ok(());

@@ -34,8 +34,8 @@ pub(in crate::interpreter) struct GpuStreams {
     mode: Mutex<StepMode>,
 }
 
-/// The state of one Program. Samples and graphs have two sets, which the Program's runs use in
-/// turn: while one run is in progress, the samples of the next are staged in the other set.
+/// The state of one Program. Samples and graphs have two sets, used by alternate runs of the
+/// Program: while one run is in progress, the samples of the next are staged in the other set.
 struct ProgramState {
     /// Per instruction, the event at its end; `None` if no other stream depends on it.
     ends: Vec<Option<EventHandle>>,
@@ -64,7 +64,7 @@ pub(in crate::interpreter) struct StepMode {
     pub(super) is_timed: bool,
 }
 
-/// Pinned host memory, which the GPU copies from and to.
+/// Pinned host memory, which the GPU can copy from and to directly.
 pub(super) struct Pinned {
     driver: Arc<dyn Driver>,
     pointer: NonNull<u8>,

@@ -54,9 +54,9 @@ impl ControlClient {
         Self::join_with(server, &find_key, rank, announcement, timeout).map(|(client, table, _)| (client, table))
     }
 
-    /// As [`join`](Self::join), with a key that may not be there yet, or that an earlier run may
-    /// have left: `find_key` is called again until the launcher accepts its key or `timeout` has
-    /// passed. Returns that key too.
+    /// As [`join`](Self::join), if the key may not exist yet, or may be one that an earlier run has
+    /// left: `find_key` is called again until the launcher accepts its key or `timeout` has passed.
+    /// Returns that key too.
     pub fn join_with(
         server: SocketAddr,
         find_key: &dyn Fn() -> Result<Option<RunKey>, TransportError>,
@@ -110,7 +110,8 @@ impl ControlClient {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).write(message)
     }
 
-    /// Waits for the launcher's next message, for at most `timeout`; without one, for ever.
+    /// Waits for the launcher's next message, for at most `timeout`, or without limit if it is
+    /// `None`.
     pub fn receive<T: DeserializeOwned>(&self, timeout: Option<Duration>) -> Result<T, TransportError> {
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let mut patience = timeout.map(|timeout| Patience::new(timeout, MOST_GAP, Instant::now()));

@@ -215,7 +215,7 @@ impl ServerState {
                     Err(error) => break error,
                 }
             },
-            // It did not join, and may try again.
+            // The rank had not joined yet, and may connect again.
             Err(TransportError::PeerLost { .. }) => return self.forget(rank),
             Err(error) => error,
         };

@@ -1,9 +1,9 @@
-//! The one place that calls MPI: a lock, and a thread that starts, drives and ends it.
+//! The one module that calls MPI: a lock, and a thread that starts, drives and ends MPI.
 //!
-//! MPI moves long messages only while somebody calls it, and its own waits know no limit. So every
-//! call here returns at once, under one lock (`MPI_THREAD_SERIALIZED`), and a thread calls MPI once
-//! in a while for messages on which nobody waits. That thread also starts and ends MPI, which
-//! block: the caller waits for it no longer than it wants.
+//! MPI moves long messages only while it is called, and its own waits have no time limit. So every
+//! call here returns at once, under one lock (`MPI_THREAD_SERIALIZED`), and a thread calls MPI
+//! regularly for messages that no thread waits for. The same thread starts and ends MPI, since
+//! those calls block; the caller waits for it only up to a time limit.
 
 use super::super::abort_flag::AbortFlag;
 use super::super::endpoint::WaitPolicy;
@@ -14,16 +14,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the thread calls MPI. A segment of 128 KiB a tick would be 131 MB/s; threads that wait
-/// call it far more often.
+/// How often the thread calls MPI. With one segment of 128 KiB a tick this would give 131 MB/s;
+/// threads that wait call MPI far more often.
 const TICK: Duration = Duration::from_millis(1);
 /// A pause while messages end.
 const PAUSE: Duration = Duration::from_micros(200);
-/// MPI promises tags up to 32767. The last is that of a message that nobody sends.
+/// MPI guarantees tags up to 32767. The last one is used for a message that no rank sends.
 pub(super) const MOST_STREAMS: u16 = 32_767;
 const NO_MESSAGE_TAG: c_int = 32_767;
 
-/// A request of MPI's that may be under way.
+/// An MPI request that may be in progress.
 #[derive(Debug)]
 struct Request(Handle);
 
@@ -48,17 +48,17 @@ pub(super) struct Engine {
 }
 
 struct State {
-    /// The ranks of this run, apart from anything else that uses MPI.
+    /// The communicator of this run's ranks, separate from any other use of MPI.
     communicator: Request,
     /// A receive that never completes: testing it makes MPI move all messages.
     never: Request,
-    /// Messages whose channel is gone, and their buffers.
+    /// Unfinished messages of dropped channels, with their buffers.
     orphans: Vec<(Request, Box<[u8]>)>,
     /// Whether MPI may be called.
     is_open: bool,
 }
 
-/// An order to end MPI, with the place for the result.
+/// An order to end MPI: the channel for its result.
 pub(super) type Finish = SyncSender<Result<(), TransportError>>;
 
 impl Engine {
@@ -106,7 +106,7 @@ impl Engine {
             let reason = format!("{} may be called by one thread only", library.version);
             return Err(TransportError::Mpi { reason, hint: "use a build of Open MPI with threads" });
         }
-        // SAFETY: MPI has started; the handles are its own, and the places are writable.
+        // SAFETY: MPI has started; the handles are its own, and the pointers are writable.
         let code = unsafe {
             let setting = (library.comm_set_errhandler)(library.world, library.errors_return);
             setting
@@ -119,7 +119,7 @@ impl Engine {
             let reason = format!("rank {rank} of {world_size} is rank {own} of {size} for MPI");
             return Err(TransportError::Mpi { reason, hint: "start the run with Open MPI's mpirun, one process for each rank" });
         }
-        // SAFETY: the receive has no memory to fill, and `never` is its handle's place.
+        // SAFETY: the receive has no memory to fill, and the pointer to `never` is valid.
         let code = unsafe {
             let setting = (library.comm_set_errhandler)(communicator, library.errors_return);
             let nothing = std::ptr::null_mut();
@@ -148,17 +148,17 @@ impl Engine {
         self.state().is_open = false;
     }
 
-    /// Lets MPI move messages. Returns how many of those whose channels are gone are under way.
+    /// Lets MPI move messages. Returns the number of unfinished messages of dropped channels.
     fn tick(&self) -> usize {
         let mut state = self.state();
         // The request never completes.
         let _ = self.test_request(&mut state.never);
-        // One that failed is over too.
+        // A request that failed is finished too.
         state.orphans.retain_mut(|(request, _)| matches!(self.test_request(request), Ok(None)));
         state.orphans.len()
     }
 
-    /// Ends MPI. All ranks do, and have received what was sent to them.
+    /// Ends MPI. All ranks must call it, after they have received everything that was sent to them.
     fn finish(&self) -> Result<(), TransportError> {
         let started = Instant::now();
         while self.tick() > 0 {
@@ -169,10 +169,10 @@ impl Engine {
             std::thread::sleep(PAUSE);
         }
         let mut state = self.state();
-        // SAFETY: the request is under way.
+        // SAFETY: the request is in progress.
         let code = unsafe { (self.library.cancel)(&mut state.never.0) };
         self.library.check(code, || "end".into())?;
-        // A receive that is cancelled ends at once; the caller waits no longer than it wants.
+        // A cancelled receive ends at once. If it does not, the caller gives up waiting by itself.
         while self.test_request(&mut state.never)?.is_none() {
             std::thread::sleep(PAUSE);
         }
@@ -185,7 +185,7 @@ impl Engine {
     /// Tests a request under the lock: the bytes of its message once it is complete.
     fn test_request(&self, request: &mut Request) -> Result<Option<usize>, TransportError> {
         let (mut is_done, mut count, mut status) = (0, 0, Status::default());
-        // SAFETY: the request is under way, and the places are writable.
+        // SAFETY: the request is in progress, and the pointers are writable.
         let code = unsafe { (self.library.test)(&mut request.0, &mut is_done, &mut status) };
         self.library.check(code, || "pass a message on".into())?;
         if is_done == 0 {
@@ -205,14 +205,14 @@ impl Engine {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state in which MPI may be called.
+    /// The state, if MPI may be called.
     fn open_state(&self) -> Result<MutexGuard<'_, State>, TransportError> {
         self.abort.check()?;
         Some(self.state()).filter(|state| state.is_open).ok_or(TransportError::Aborted)
     }
 }
 
-/// A buffer, and the message in it that may be under way.
+/// A buffer, and its message, if one is in progress.
 pub(super) struct Slot {
     engine: Arc<Engine>,
     direction: Direction,
@@ -221,17 +221,17 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// A slot for messages of at most `bytes`.
+    /// A slot for messages of at most `bytes` bytes.
     pub(super) fn new(engine: &Arc<Engine>, direction: Direction, bytes: usize) -> Self {
         Slot { engine: Arc::clone(engine), direction, request: None, buffer: vec![0; bytes].into() }
     }
 
-    /// The buffer. Use it only while nothing is under way.
+    /// The buffer; `None` while a message is in progress.
     pub(super) fn buffer(&mut self) -> Option<&mut [u8]> {
         self.request.is_none().then_some(&mut *self.buffer)
     }
 
-    /// Starts to send the first `length` bytes of the buffer, or to receive at most as many.
+    /// Starts to send the first `length` bytes of the buffer, or to receive at most that many.
     pub(super) fn begin(&mut self, length: usize, peer: usize, stream: StreamNumber) -> Result<(), TransportError> {
         let Slot { engine, direction, request, buffer } = self;
         let state = engine.open_state()?;
@@ -246,7 +246,7 @@ impl Slot {
         let (pointer, communicator) = (buffer.as_mut_ptr().cast(), state.communicator.0);
         let mut begun = std::ptr::null_mut();
         debug_assert!(request.is_none(), "one message at a time is under way");
-        // SAFETY: the buffer has `length` bytes. Nobody touches or frees it before the request is
+        // SAFETY: the buffer has `length` bytes. Nothing touches or frees it before the request is
         // complete: `buffer` refuses, and `drop` hands it to the engine.
         let code = unsafe { begin(pointer, length, library.byte, other, stream.0.into(), communicator, &mut begun) };
         library.check(code, || format!("{doing} rank {peer} on {stream}"))?;
@@ -254,14 +254,14 @@ impl Slot {
         Ok(())
     }
 
-    /// Whether [`Self::complete`] has something to say: no message is under way any more, or MPI
-    /// cannot be asked.
+    /// Whether [`Self::complete`] would return a result or an error: no message is in progress, or
+    /// MPI may not be called.
     pub(super) fn is_ready(&self) -> bool {
         let Some(request) = &self.request else { return true };
-        // Trying says why MPI may not be called.
+        // [`Self::complete`] then returns the reason.
         let Ok(_state) = self.engine.open_state() else { return true };
         let (mut is_done, mut status) = (0, Status::default());
-        // SAFETY: the request is under way, and the places are writable.
+        // SAFETY: the request is in progress, and the pointers are writable.
         let code = unsafe { (self.engine.library.request_get_status)(request.0, &mut is_done, &mut status) };
         code != 0 || is_done != 0
     }
@@ -291,12 +291,12 @@ impl Drop for Slot {
         let Some(mut request) = self.request.take() else { return };
         let buffer = std::mem::take(&mut self.buffer);
         let Ok(mut state) = self.engine.open_state() else {
-            // MPI may still use the memory, and may not be asked.
+            // MPI may still use the memory, but may not be called any more.
             std::mem::forget(buffer);
             return;
         };
         if self.direction == Direction::Receive {
-            // SAFETY: the request is under way.
+            // SAFETY: the request is in progress.
             unsafe { (self.engine.library.cancel)(&mut request.0) };
         }
         state.orphans.push((request, buffer));

@@ -14,10 +14,10 @@ use std::sync::Arc;
 
 /// The most bytes of a segment: one stays in a second-level cache, as with TCP's records.
 const SEGMENT_BYTES: usize = 128 << 10;
-/// Segments under way in one direction: one moves while the other is filled or read.
+/// Segments in transit in one direction: one is transferred while the other is filled or read.
 const SLOTS: usize = 2;
 
-/// What both halves of a channel know.
+/// The state that both halves of a channel share.
 pub(super) struct Line {
     pub(super) peer: usize,
     pub(super) stream: StreamNumber,
@@ -25,7 +25,7 @@ pub(super) struct Line {
     pub(super) engine: Arc<Engine>,
 }
 
-/// The channel over a line. It begins to receive.
+/// Makes the channel over a line. The channel starts to receive at once.
 pub(super) fn channel(line: &Arc<Line>) -> Result<Channel, TransportError> {
     let slots = |direction| [(); SLOTS].map(|()| Slot::new(&line.engine, direction, SEGMENT_BYTES));
     let mut receiving = slots(Direction::Receive);
@@ -38,7 +38,7 @@ pub(super) fn channel(line: &Arc<Line>) -> Result<Channel, TransportError> {
 
 struct MpiHalf {
     line: Arc<Line>,
-    /// Used in turn.
+    /// Used in rotation.
     slots: [Slot; SLOTS],
     /// The slot whose segment is the oldest.
     next: usize,

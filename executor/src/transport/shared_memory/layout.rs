@@ -10,8 +10,8 @@ use super::super::abort_flag::AbortFlag;
 use super::super::doorbell::Doorbell;
 
 pub(super) const PAGE: usize = 4096;
-/// More ranks than a machine has. It bounds the tables and, with the next constant, the whole
-/// segment.
+/// More ranks than a machine has. It bounds the tables and, together with the next constant, the
+/// whole segment.
 const MAX_RANKS: usize = 1024;
 const MAX_RING_BYTES: usize = 1 << 30;
 

@@ -1,10 +1,9 @@
 //! The transport between ranks of one machine: byte rings in a shared memory segment.
 //!
 //! The launcher creates a [`Segment`]. It is an anonymous file that child processes inherit, so
-//! nothing stays behind after a crash. Every rank attaches to it. There is one ring, with one
-//! producer and one consumer, for each source, destination and stream; and one doorbell to sleep on
-//! for each rank and stream. A rank holds a lock on the segment, which shows the others that it
-//! lives.
+//! nothing stays behind after a crash. Every rank attaches to it. Each source, destination and
+//! stream has a ring with one producer and one consumer; each rank and stream has a doorbell to
+//! sleep on. A rank holds a lock on the segment, which shows the others that it lives.
 
 mod layout;
 mod liveness;

@@ -80,7 +80,7 @@ pub(super) struct State {
     pub(super) partition: (usize, Duration),
     /// The ranks that faults hit which may end a run.
     pub(super) hit: BTreeSet<usize>,
-    /// How often each fault happened.
+    /// How many times each fault happened.
     pub(super) injected: BTreeMap<Fault, usize>,
 }
 

@@ -88,7 +88,7 @@ impl Connection {
 struct SocketSender {
     connection: Arc<Connection>,
     sealer: Sealer,
-    /// Sealed bytes. Empty unless a message is under way.
+    /// Sealed bytes. Empty unless a message is being sent.
     buffer: Vec<u8>,
     /// How many bytes of `buffer` the socket has taken.
     flushed: usize,
@@ -97,7 +97,8 @@ struct SocketSender {
 }
 
 impl SocketSender {
-    /// Seals the next record of `message` into the empty buffer; at its start the length too.
+    /// Seals the next record of `message` into the empty buffer; before the first one, also the
+    /// record with the message's length.
     fn seal_next(&mut self, message: &Outgoing<'_>) -> Result<(), TransportError> {
         let Self { sealer, buffer, covered, .. } = self;
         *covered = 0;
@@ -136,7 +137,8 @@ impl SendHalf for SocketSender {
     }
 }
 
-/// The place for the next `length` bytes of a message's payload: their own, or `buffer`.
+/// The memory for the next `length` bytes of a message's payload: the message's destination if it
+/// can be read into directly, else `buffer`.
 fn record_of<'a>(message: &'a mut Incoming<'_>, buffer: &'a mut [u8], length: usize) -> &'a mut [u8] {
     match message.vacant() {
         Some([_, payload]) => &mut payload[..length],
@@ -154,7 +156,8 @@ struct SocketReceiver {
     tag: [u8; RECORD_TAG_BYTES],
     /// How much of the payload's next record has arrived, tag included.
     record_filled: usize,
-    /// For payloads that cannot be read straight into their place. Empty until the first one.
+    /// Holds payloads that cannot be read straight into their destination. Empty until the first
+    /// one.
     buffer: Vec<u8>,
 }
 

@@ -1,5 +1,5 @@
-//! What a fine-tuning job trains and with which kernels, as the settings that TRL's scripts have
-//! beside `TrainingArguments`.
+//! What a fine-tuning job trains and with which kernels, as the settings that TRL's scripts add to
+//! `TrainingArguments`.
 
 use super::super::nearest::Nearest;
 use foretell_program::{AttentionKernel, Lora, LossKernel, MomentFormat, NamePatterns, Optimizer, Plan, PlannedWorkload};
@@ -12,7 +12,7 @@ pub(in super::super) struct Method {
     workload: PlannedWorkload,
 }
 
-/// Takes the method out of a plan, and leaves what no setting expresses.
+/// Separates a plan into a plan without the method, and the method.
 pub(in super::super) fn taken_out(plan: &Plan) -> (Plan, Method) {
     let mut rest = plan.clone();
     let method = Method { lora: rest.training.lora.take(), workload: plan.workload.clone() };
@@ -25,7 +25,8 @@ pub(in super::super) fn taken_out(plan: &Plan) -> (Plan, Method) {
     (rest, method)
 }
 
-/// Puts the method back into the nearest plan, and says what the settings lack.
+/// Puts the method back into the nearest plan. Records each part that the settings cannot express
+/// as a difference.
 pub(in super::super) fn put_back(method: Method, nearest: &mut Nearest) {
     let Method { lora, workload } = method;
     let lora = lora.filter(|lora| {
@@ -41,14 +42,14 @@ pub(in super::super) fn put_back(method: Method, nearest: &mut Nearest) {
     plan.workload.base_bits = workload.base_bits.filter(|_| has_adapters);
     plan.workload.adapter_dropout = workload.adapter_dropout && has_adapters;
     plan.workload.loss = workload.loss;
-    // PyTorch's own is what the libraries take.
+    // PyTorch's own kernel is the libraries' default.
     plan.workload.attention = workload.attention.filter(|kernel| *kernel != AttentionKernel::Sdpa);
     plan.workload.moments = workload.moments;
     if workload.moments == MomentFormat::Half || (workload.moments != MomentFormat::Single && plan.optimizer == Optimizer::Sgd) {
         nearest.plan.workload.moments = MomentFormat::Single;
         nearest.differences.push("the optimizer's moments are in single precision".into());
     }
-    // Of optimizers with pages, that of eight bits is written.
+    // Of the paged optimizers, only the one of eight bits can be written.
     let is_paged = workload.paged_moments && nearest.plan.workload.moments == MomentFormat::EightBit;
     nearest.plan.workload.paged_moments = is_paged;
     if workload.paged_moments != is_paged {
@@ -61,7 +62,8 @@ pub(in super::super) fn put_back(method: Method, nearest: &mut Nearest) {
     }
 }
 
-/// The names within patterns that begin and end so. `None` if a pattern has another form.
+/// The names within patterns that start with one of `begins` and end with one of `ends`. `None` if
+/// a pattern has another form.
 fn names_of(patterns: &NamePatterns, begins: &[&str], ends: &[&str]) -> Option<Vec<String>> {
     let Value::Array(patterns) = serde_json::to_value(patterns).ok()? else { return None };
     let name = |pattern: &Value| {
@@ -87,7 +89,7 @@ pub(super) fn settings(plan: &Plan) -> Map<String, Value> {
         set("lora_alpha", json!(lora.alpha));
         set("lora_dropout", json!(if workload.adapter_dropout { 0.05 } else { 0.0 }));
         let targets = names_of(&lora.targets, &["*"], &[""]).unwrap_or_default();
-        // peft takes this word alone, and not within a list.
+        // peft accepts this word alone, and not within a list.
         let is_all = targets.iter().any(|name| name == "all-linear");
         set("lora_target_modules", if is_all { json!("all-linear") } else { json!(targets) });
         if !lora.also_train.is_empty() {

@@ -1,5 +1,5 @@
-//! Plans from Accelerate's configuration. It has layout and precision; batch, model and optimizer
-//! are the training script's.
+//! Plans from Accelerate's configuration. It states layout and precision; batch, model and
+//! optimizer are in the training script.
 
 use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::super::fsdp::{self, Sharding};
@@ -70,7 +70,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     Ok(ImportedPlan::new(plan, stated.finish()?))
 }
 
-/// Refuses processes and machines that the topology does not have.
+/// Refuses numbers of processes and machines that differ from the topology's.
 fn check_ranks(stated: &mut Stated, kind: &str, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
     let Surroundings { ranks, devices_per_node, device, .. } = *surroundings;
     let nodes = ranks / devices_per_node.max(1);
@@ -100,7 +100,7 @@ fn check_ranks(stated: &mut Stated, kind: &str, surroundings: &Surroundings<'_>)
     Err(FrameworkError::Form { reason: format!("{stated_sizes}, and the topology has {ranks} devices on {nodes} nodes"), hint })
 }
 
-/// The precision; `None` if it is not on.
+/// The precision; `None` if mixed precision is off.
 fn read_precision(stated: &mut Stated) -> Result<Option<DataType>, FrameworkError> {
     match stated.word("mixed_precision")?.as_deref() {
         Some("bf16") => Ok(Some(DataType::Bf16)),
@@ -116,7 +116,7 @@ fn assumed_precision(stated: &mut Stated) -> DataType {
     DataType::Fp32
 }
 
-/// Reads what PyTorch itself distributes: DDP, FSDP, and further axes.
+/// Reads the parallelism of PyTorch: DDP, FSDP, and further axes.
 fn read_pytorch_part(
     stated: &mut Stated,
     surroundings: &Surroundings<'_>,
@@ -157,8 +157,8 @@ const SHORT: [(&str, &str); 5] = [
     ("offload_param_nvme_path", "zero_optimization.offload_param.nvme_path"),
 ];
 
-/// Reads `deepspeed_config`: DeepSpeed's settings in place or in a file, or Accelerate's short
-/// names of them.
+/// Reads `deepspeed_config`: DeepSpeed's settings, in place, in a file, or by Accelerate's short
+/// names.
 fn read_deepspeed_part(
     stated: &mut Stated,
     surroundings: &Surroundings<'_>,

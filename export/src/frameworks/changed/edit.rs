@@ -1,4 +1,4 @@
-//! Changes of single settings in a text, where it has them: YAML and TOML by lines, JSON by its
+//! Changes single settings in a text, at the line that has them: YAML and TOML by lines, JSON by
 //! values. It must not know frameworks.
 
 use super::{Edit, json_text};
@@ -14,7 +14,7 @@ pub(super) enum Notation {
     Toml,
 }
 
-/// The settings of a text, nested ones under dotted paths.
+/// The settings of a text. Nested settings have paths with dots.
 pub(super) fn settings(text: &str, notation: Notation) -> Result<BTreeMap<String, Value>, String> {
     let value: Value = match notation {
         Notation::Json => serde_json::from_str(text).map_err(|error| error.to_string())?,
@@ -30,8 +30,7 @@ pub(super) fn settings(text: &str, notation: Notation) -> Result<BTreeMap<String
     Ok(all)
 }
 
-/// Changes the setting that has one of these paths. A path that is not there is added under its
-/// first name.
+/// Changes the setting that has one of these paths. If there is none, adds it under the first path.
 pub(super) fn apply<'a>(
     text: &str,
     notation: Notation,
@@ -66,14 +65,14 @@ impl Lines {
     const YAML: Self = Self { separator: ':', has_headers: false };
     const TOML: Self = Self { separator: '=', has_headers: true };
 
-    /// A setting's line.
+    /// The line of a setting.
     fn line(self, indent: &str, name: &str, value: &Value) -> String {
         let text = written(value);
         if self.has_headers { format!("{indent}{name} = {text}") } else { format!("{indent}{name}: {text}") }
     }
 }
 
-/// A value as both notations read it. Numbers have no exponent, which PyYAML takes for a text.
+/// A value as YAML and TOML both read it. Numbers have no exponent, which PyYAML reads as text.
 fn written(value: &Value) -> String {
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -89,14 +88,14 @@ fn indent_of(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
-/// The name that a line states. `None` for comments and blank lines.
+/// The name of the setting that a line states. `None` for comments and blank lines.
 fn name_of(line: &str, separator: char) -> Option<&str> {
     let (name, _) = line.trim_start().split_once(separator)?;
     let name = name.trim().trim_matches(['"', '\'']);
     (!name.is_empty() && !name.starts_with('#') && !name.starts_with('-')).then_some(name)
 }
 
-/// Where the comment of a line begins.
+/// Returns the comment at the end of a line.
 fn comment_of(line: &str) -> Option<&str> {
     let mut quote = None;
     for (place, letter) in line.char_indices() {
@@ -136,7 +135,7 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
                     drop(all.drain(line..last));
                 }
                 (None, Edit::Set(value)) => {
-                    // Behind the section's last line that is not blank.
+                    // After the section's last line that is not blank.
                     let last = (first..end).rev().find(|&line| !all[line].trim().is_empty()).map_or(first, |line| line + 1);
                     all.insert(last, form.line(&blank, name, value));
                 }
@@ -161,7 +160,8 @@ fn lines(text: &str, parts: &[&str], edit: Edit<'_>, form: Lines) -> String {
     all.join("\n") + end
 }
 
-/// Rewrites a top-level mapping of YAML in braces, with one value changed. Its comments are lost.
+/// Rewrites a top-level mapping of YAML in one line of JSON, with one value changed. Its comments
+/// are lost.
 fn rewrite(text: &str, all: &mut Vec<String>, parts: &[&str], edit: Edit<'_>) {
     let [top, inner @ .., name] = parts else { return };
     let mut whole: serde_json::Map<String, Value> =
@@ -184,7 +184,7 @@ fn rewrite(text: &str, all: &mut Vec<String>, parts: &[&str], edit: Edit<'_>) {
     }
 }
 
-/// The object that a value is, or becomes.
+/// The value as an object. Replaces a value that is none.
 fn object(value: &mut Value) -> &mut serde_json::Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(serde_json::Map::new());
@@ -192,13 +192,13 @@ fn object(value: &mut Value) -> &mut serde_json::Map<String, Value> {
     value.as_object_mut().expect("invariant: it is an object now")
 }
 
-/// Where the settings of a section are.
+/// Where a section's settings are.
 enum Section {
-    /// In these lines, with so many blanks before them.
+    /// In these lines, each indented by `indent` blanks.
     Lines { first: usize, end: usize, indent: usize },
-    /// In braces, or deeper within a mapping that lacks it.
+    /// In braces, or in a section that must be created within an existing mapping.
     Elsewhere,
-    /// There is none.
+    /// Nowhere.
     Missing,
 }
 
@@ -236,8 +236,8 @@ fn of_mapping<'a>(all: &[String], parts: impl Iterator<Item = &'a str>) -> Secti
     Section::Lines { first, end, indent }
 }
 
-/// The line behind a setting's value: lists and deeper lines belong to it, and brackets that are
-/// still open.
+/// The line after a setting's value, which includes lists, more deeply indented lines, and lines up
+/// to the closing bracket.
 fn end_of_value(all: &[String], line: usize, end: usize) -> usize {
     let indent = indent_of(&all[line]);
     let open = |text: &str| text.matches(['[', '{']).count() as isize - text.matches([']', '}']).count() as isize;

@@ -1,4 +1,4 @@
-//! Changes of single values in the text of a JSON object, which stays as it is written around them.
+//! Changes single values in the text of a JSON object. The text around them stays as written.
 
 use super::Edit;
 use serde_json::Value;
@@ -39,7 +39,7 @@ pub(super) fn change(text: &str, parts: &[&str], edit: Edit<'_>) -> Result<Strin
             format!("{}{value}{}", &text[..start], &text[end..])
         }
         (Some(index), Edit::Remove) => {
-            // With the comma before it, or after it for the first member.
+            // Remove the comma before the member as well; for the first member, the one after it.
             let (start, end) = match (index.checked_sub(1).map(|before| &inside[before]), inside.get(index + 1)) {
                 (Some(before), _) => (before.value.end, inside[index].value.end),
                 (None, Some(after)) => (inside[index].start, after.start),
@@ -52,12 +52,12 @@ pub(super) fn change(text: &str, parts: &[&str], edit: Edit<'_>) -> Result<Strin
     })
 }
 
-/// The text with one more member at the end of an object, laid out as the last one.
+/// The text with one more member at the end of an object, formatted as the last one.
 fn added(text: &str, object: Range<usize>, inside: &[Member], name: &str, value: &Value) -> String {
     let key = Value::from(name);
     match inside.last() {
         Some(last) => {
-            // On a line of its own, if the last one is.
+            // On a new line if the last member is.
             let line = text[..last.start].rfind('\n').unwrap_or(last.start);
             let between = &text[line..last.start];
             let gap = if between.is_empty() || !between.trim().is_empty() { " " } else { between };
@@ -67,7 +67,7 @@ fn added(text: &str, object: Range<usize>, inside: &[Member], name: &str, value:
     }
 }
 
-/// The members of the object in a range. The text is sound JSON.
+/// The members of the object in a range. The text must be valid JSON.
 fn members(text: &str, object: Range<usize>) -> Result<Vec<Member>, String> {
     let bytes = text.as_bytes();
     let mut members = Vec::new();

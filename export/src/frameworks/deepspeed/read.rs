@@ -1,4 +1,4 @@
-//! Plans from DeepSpeed's configuration, alone or inside a Trainer's arguments.
+//! Reads plans from DeepSpeed's configuration, alone or inside a Trainer's arguments.
 
 use super::super::nearest::bucket_of;
 use super::super::stated::Stated;
@@ -7,7 +7,7 @@ use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Training
 use foretell_units::DataType;
 use serde_json::json;
 
-/// Sections of the configuration, one of which a file has.
+/// Sections of the configuration. Every file has at least one of them.
 const KNOWN: [&str; 14] = [
     "zero_optimization",
     "train_batch_size",
@@ -93,7 +93,7 @@ const NEUTRAL: [&str; 64] = [
     "activation_checkpointing.profile",
 ];
 
-/// Settings that no plan expresses, and why.
+/// Settings that no plan expresses, with the reason.
 const REFUSED: [(&str, &str); 21] = [
     ("bf16.bf16_optimizer_states", "no plan keeps the optimizer's state in 16 bits"),
     ("bf16.bf16_master_weights_and_grads", "no plan goes without parameters in single precision"),
@@ -118,7 +118,7 @@ const REFUSED: [(&str, &str); 21] = [
     ("zero_optimization.zenflow", "its order of updates is not planned"),
 ];
 
-/// What a Trainer fills in where the configuration says `"auto"`.
+/// The Trainer's values for settings that the configuration leaves to it (`"auto"`).
 pub(in super::super) struct Trainer {
     /// Samples of a micro-batch, with their source.
     pub(in super::super) micro_batch: (usize, &'static str),
@@ -128,16 +128,16 @@ pub(in super::super) struct Trainer {
     pub(in super::super) precision: (DataType, &'static str),
     /// The optimizer.
     pub(in super::super) optimizer: Optimizer,
-    /// Its numbers.
+    /// The optimizer's hyperparameters.
     pub(in super::super) training: Training,
-    /// Ranks that share a sequence, and how they attend.
+    /// Ranks that share a sequence, and the method of their attention.
     pub(in super::super) context: (usize, ContextMethod),
-    /// Whether the arguments are there, so that values from them need no note.
+    /// `true` if the Trainer's arguments are known, so that values from them need no note.
     pub(in super::super) is_stated: bool,
 }
 
 impl Trainer {
-    /// The Trainer's own defaults, and bf16 as most models are trained.
+    /// The Trainer's defaults, and bf16, in which most models are trained.
     pub(in super::super) fn usual(surroundings: &Surroundings<'_>) -> Self {
         let training = Training { learning_rate: Some(5e-5), weight_decay: 0.0, clip_norm: Some(1.0), ..Training::default() };
         let micro_batch = match surroundings.micro_batch {
@@ -177,14 +177,14 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     Ok(ImportedPlan::new(plan, stated.finish()?))
 }
 
-/// Reads the configuration. Its caller finishes the settings.
+/// Reads the configuration. The caller finishes `stated`.
 pub(in super::super) fn read_config(
     stated: &mut Stated,
     surroundings: &Surroundings<'_>,
     trainer: &Trainer,
 ) -> Result<Plan, FrameworkError> {
     stated.rename("bfloat16.enabled", "bf16.enabled")?;
-    // The Trainer turns what is `auto` here off.
+    // The Trainer switches sections off that are `auto` here.
     stated.usual("amp.enabled", &json!("auto"));
     for (name, why) in REFUSED {
         if stated.has_section(name) && !stated.has(&format!("{name}.enabled")) {
@@ -222,8 +222,8 @@ pub(in super::super) fn read_config(
     Ok(plan)
 }
 
-/// The ranks that operators are sharded over, and those that share a sequence. DeepSpeed's own
-/// exchange parts of it for heads (Ulysses).
+/// The number of ranks that operators are sharded over; the number that shares a sequence, and its
+/// method. DeepSpeed's method exchanges parts of the sequence for heads (Ulysses).
 fn read_degrees(stated: &mut Stated, ranks: usize, trainer: &Trainer) -> Result<(usize, (usize, ContextMethod)), FrameworkError> {
     const CONTEXT: &str = "sequence_parallel_size";
     let tensor = stated.size("tensor_parallel.autotp_size")?.unwrap_or(1);
@@ -255,7 +255,8 @@ fn read_degrees(stated: &mut Stated, ranks: usize, trainer: &Trainer) -> Result<
     Ok((tensor, (context, method)))
 }
 
-/// Micro-batch and global batch, which DeepSpeed's triangle joins.
+/// The micro-batch and the global batch. DeepSpeed requires global batch = micro-batch ×
+/// accumulation steps × data-parallel ranks.
 fn read_batch(stated: &mut Stated, data: usize, trainer: &Trainer) -> Result<(usize, usize), FrameworkError> {
     const MICRO: &str = "train_micro_batch_size_per_gpu";
     const STEPS: &str = "gradient_accumulation_steps";
@@ -296,7 +297,7 @@ fn read_zero(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkEr
     if layout.zero > 3 {
         return Err(stated.wrong(STAGE, "a stage of ZeRO, which are 0 to 3"));
     }
-    // The name before offload_optimizer.
+    // The name before `offload_optimizer` existed.
     if stated.is_on("zero_optimization.cpu_offload")? {
         layout.offload = Offload::Optimizer;
     }
@@ -346,7 +347,8 @@ fn read_precision(stated: &mut Stated, plan: &mut Plan, trainer: &Trainer) -> Re
         }
         (Some(true), _) => DataType::Bf16,
         (_, Some(true)) => DataType::Fp16,
-        // A Trainer fills in what is there: without a section `bf16` the job is in fp16 or fp32.
+        // A Trainer fills in only sections that exist: without a section `bf16` the job is in fp16
+        // or fp32.
         (None, None) if fp16_is_open && !bf16_is_open && !trainer.is_stated => {
             stated.assume("`precision` fp16: the file leaves `fp16` to the Trainer (`\"auto\"`), and has no `bf16` that a Trainer could fill in");
             DataType::Fp16
@@ -435,7 +437,7 @@ fn read_optimizer(stated: &mut Stated, plan: &mut Plan, trainer: &Trainer) -> Re
         "optimizer.legacy_fusion",
     ]);
     let is_decoupled = stated.flag("optimizer.params.adam_w_mode")?.unwrap_or(true);
-    // DeepSpeed's Adam decouples the decay as AdamW does.
+    // DeepSpeed's Adam decouples weight decay, as AdamW does.
     if plan.optimizer == Optimizer::Adam && training.weight_decay != 0.0 && is_decoupled {
         plan.optimizer = Optimizer::AdamW;
     }

@@ -1,9 +1,9 @@
-//! What the words of `accelerate launch` say of a job: a configuration in a file, flags that
-//! replace its settings, or flags alone.
+//! What `accelerate launch` states about a job: a configuration in a file, flags that replace its
+//! settings, or only flags.
 
 use serde_json::{Map, Value};
 
-/// Flags of Accelerate's parts. Those of FSDP's begin with `fsdp_`.
+/// Flags of DeepSpeed. Those of FSDP start with `fsdp_`.
 const OF_DEEPSPEED: [&str; 12] = [
     "zero_stage",
     "offload_optimizer_device",
@@ -19,10 +19,11 @@ const OF_DEEPSPEED: [&str; 12] = [
     "deepspeed_moe_layer_cls_names",
 ];
 
-/// Switches that choose what shards a job.
+/// Switches that choose what shards a job, and the type that they choose.
 const KINDS: [(&str, &str); 3] = [("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")];
 
-/// Flags that are the launch's alone, or whose part is known otherwise: ranks are the topology's.
+/// Flags that concern only the launch, or whose value is known otherwise: the topology gives the
+/// ranks.
 const OF_LAUNCH: [&str; 12] = [
     "config_file",
     "num_processes",
@@ -43,12 +44,12 @@ const OF_LAUNCH: [&str; 12] = [
 pub(super) struct AccelerateLaunch {
     /// The file of `--config_file`.
     pub(super) file: Option<String>,
-    /// Settings by flags, as a configuration has them.
+    /// The settings that flags give, by their names in a configuration.
     pub(super) settings: Map<String, Value>,
 }
 
 impl AccelerateLaunch {
-    /// Reads a launcher's words; `None` if they say nothing of the job.
+    /// Reads a launcher's words; `None` if they state nothing about the job.
     pub(super) fn of_words(words: &[String]) -> Option<Self> {
         let by_command = words.windows(2).position(|pair| pair[0].ends_with("accelerate") && pair[1] == "launch");
         let names = ["accelerate-launch", "accelerate.commands.launch"];
@@ -87,7 +88,7 @@ impl AccelerateLaunch {
         }
     }
 
-    /// The configuration as text: that of the file, with the flags' settings in place of its own.
+    /// The configuration as text: the file's settings, replaced by the flags' where both exist.
     pub(super) fn text(&self, of_file: Map<String, Value>) -> String {
         let mut whole = of_file;
         if whole.is_empty() {
@@ -103,7 +104,7 @@ impl AccelerateLaunch {
     }
 }
 
-/// The flags of a command up to its first word that is no flag's.
+/// The flags of a command with their values. Words that belong to no flag are ignored.
 fn flags(words: &[String]) -> Vec<(String, Option<String>)> {
     let mut found: Vec<(String, Option<String>)> = Vec::new();
     for word in words {

@@ -1,4 +1,4 @@
-//! The optimizer of a Trainer, and the number formats in which parameters and moments are kept.
+//! The optimizer of a Trainer, and the formats in which parameters and moments are kept.
 
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};
@@ -7,18 +7,18 @@ use foretell_program::{MomentFormat, Optimizer, Plan, Training};
 use foretell_units::DataType;
 use serde_json::Value;
 
-/// In which format a model is loaded, and whether kernels compute in it without autocast.
+/// The format in which a model is loaded, and whether kernels compute in it without autocast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loaded {
-    /// In single precision, or it is not known.
+    /// In single precision, or in an unknown format.
     Single,
-    /// In bf16, and the Trainer computes under autocast beside that.
+    /// In bf16, and the Trainer uses autocast.
     Narrow,
-    /// In bf16, and nothing keeps a wider copy.
+    /// In bf16, without autocast.
     Pure,
 }
 
-/// Reads the precision of kernels, and in which format the model is loaded.
+/// Reads the precision of kernels, and the format in which the model is loaded.
 pub(super) fn read_precision(
     stated: &mut Stated,
     tool: Tool,
@@ -63,19 +63,19 @@ pub(super) fn read_precision(
     }
 }
 
-/// The precision, and whether it is mixed.
+/// The precision, and whether the Trainer uses autocast.
 fn read_mixed(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -> Result<(DataType, bool), FrameworkError> {
     if tool == Tool::Trl && !stated.has("bf16") && !stated.is_on("fp16")? {
         stated.assume("`precision` bf16: TRL's default where `fp16` is off");
         stated.provide("bf16", Value::Bool(true));
     }
     let has_tf32 = stated.is_on("tf32")?;
-    // Axolotl's `auto` takes what the devices have.
+    // Axolotl's `auto` uses the best precision of the devices.
     if stated.is_auto("bf16") {
         stated.assume(format!("`precision` {}: the file says `bf16: auto`", surroundings.precision));
         return Ok((surroundings.precision, true));
     }
-    // Axolotl's names for a model in that format, without autocast.
+    // Axolotl's settings for a model in that format without autocast.
     let [is_bfloat16, is_float16] = [stated.is_on("bfloat16")?, stated.is_on("float16")?];
     if is_bfloat16 || is_float16 {
         return Ok((if is_bfloat16 { DataType::Bf16 } else { DataType::Fp16 }, false));
@@ -94,7 +94,7 @@ fn read_mixed(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) 
 
 pub(super) fn read_optimizer(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
     let usual = Training::default();
-    // A Trainer's own defaults.
+    // The Trainer's defaults.
     let weight_decay = stated.number("weight_decay")?.unwrap_or(0.0);
     let clip = stated.number("max_grad_norm")?.unwrap_or(1.0);
     plan.training = Training {

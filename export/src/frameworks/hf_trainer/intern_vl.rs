@@ -1,5 +1,5 @@
 //! Settings of InternVL's training scripts that a Trainer does not have: those of its images, and
-//! its own name for recomputation.
+//! its name for recomputation.
 
 use super::super::FrameworkError;
 use super::super::stated::Stated;
@@ -21,11 +21,11 @@ const NEUTRAL: [&str; 12] = [
     "neftune_alpha",
 ];
 
-/// Settings that say how many tokens an image becomes.
+/// Settings that decide the number of tokens of an image.
 const OF_IMAGES: [&str; 6] =
     ["force_image_size", "down_sample_ratio", "dynamic_image_size", "max_dynamic_patch", "min_dynamic_patch", "use_thumbnail"];
 
-/// Reads what these scripts have of their own, if the settings are one's.
+/// Reads the settings that only these scripts have, if they are among the stated ones.
 pub(super) fn read(stated: &mut Stated) -> Result<(), FrameworkError> {
     if !["force_image_size", "down_sample_ratio", "conv_style"].iter().any(|name| stated.has(name)) {
         return Ok(());

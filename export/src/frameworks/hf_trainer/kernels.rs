@@ -1,4 +1,4 @@
-//! The kernels that users of Hugging Face's libraries choose: of attention, and of the loss over
+//! The kernels that users of Hugging Face's libraries choose: for attention, and for the loss over
 //! the vocabulary.
 
 use super::super::FrameworkError;
@@ -6,7 +6,7 @@ use super::super::stated::Stated;
 use foretell_program::{AttentionKernel, LossKernel, Plan};
 use serde_json::Value;
 
-/// Liger's kernels beside its loss.
+/// Liger's kernels other than its loss.
 const PARTS_OF_LIGER: [&str; 7] = [
     "liger_rms_norm",
     "liger_rope",
@@ -24,11 +24,11 @@ pub(super) fn read(stated: &mut Stated, plan: &mut Plan) -> Result<(), Framework
     Ok(())
 }
 
-/// The attention kernel, if it is another than the usual one of the stack, PyTorch's own.
+/// The attention kernel. `None` for the stacks' default, PyTorch's own.
 fn read_attention(stated: &mut Stated) -> Result<Option<AttentionKernel>, FrameworkError> {
     let is_eager = stated.is_on("eager_attention")?;
     stated.neutral(&["sdp_attention", "xformers_attention", "flash_attn_*"]);
-    // Axolotl has switches, LLaMA-Factory a setting of its own.
+    // Axolotl has switches; LLaMA-Factory has its own setting.
     let mut names = Vec::new();
     for setting in ["attn_implementation", "model_init_kwargs.attn_implementation", "flash_attn", "flash_attention"] {
         match stated.take(setting) {
@@ -58,8 +58,8 @@ fn read_attention(stated: &mut Stated) -> Result<Option<AttentionKernel>, Framew
     Ok(found)
 }
 
-/// Reads the loss over the vocabulary. Training on preferences has losses of its own under the same
-/// name.
+/// Reads the kernel of the loss over the vocabulary. Training on preferences has other losses under
+/// the same name.
 fn read_loss(stated: &mut Stated, has_preference: bool) -> Result<LossKernel, FrameworkError> {
     let mut is_liger = false;
     for switch in ["use_liger_kernel", "enable_liger_kernel", "use_liger", "liger_fused_linear_cross_entropy"] {

@@ -1,5 +1,5 @@
-//! Accelerate's configuration as the launch of a Trainer's script states it: the layout is there,
-//! and all else in the script's arguments.
+//! Accelerate's configuration that launches a Trainer's script: it states the layout, and the
+//! script's arguments state everything else.
 
 use super::super::stated::{Stated, object_of};
 use super::super::{FrameworkError, ImportedPlan, Surroundings, accelerate};
@@ -8,13 +8,13 @@ use foretell_program::{ContextMethod, Layout, Plan, Recompute};
 use foretell_units::DataType;
 use serde_json::{Map, Value};
 
-/// The plan of a launch's configuration, and whether DeepSpeed shards it.
+/// The plan that a launch's configuration states, and whether DeepSpeed shards it.
 pub(super) struct Launched {
     imported: ImportedPlan,
     is_deepspeed: bool,
 }
 
-/// Reads the launch's configuration, and states its precision where the arguments state none.
+/// Reads the launch's configuration. Its precision counts if the arguments state none.
 pub(super) fn follow(
     launch: &AccelerateLaunch,
     stated: &mut Stated,
@@ -40,7 +40,7 @@ pub(super) fn follow(
         match launched.plan.precision {
             DataType::Bf16 => stated.provide("bf16", Value::Bool(true)),
             DataType::Fp16 => stated.provide("fp16", Value::Bool(true)),
-            // A Trainer's arguments have no such switch.
+            // A Trainer has no argument for fp8.
             DataType::Fp8 => launched.unread.push("mixed_precision".into()),
             DataType::Fp32 | DataType::Tf32 => {}
             DataType::Fp64 | DataType::Int8 | DataType::Int32 => unreachable!("invariant: Accelerate has no such precision"),
@@ -49,7 +49,7 @@ pub(super) fn follow(
     Ok(Launched { imported: launched, is_deepspeed })
 }
 
-/// Puts the launch's layout into the plan of the arguments. Returns whether DeepSpeed shards it.
+/// Puts the launch's layout into the arguments' plan. Returns whether DeepSpeed shards it.
 pub(super) fn put(launched: Launched, stated: &mut Stated, plan: &mut Plan) -> Result<bool, FrameworkError> {
     if plan.layout.zero > 0 {
         return Err(FrameworkError::Form {
@@ -63,7 +63,7 @@ pub(super) fn put(launched: Launched, stated: &mut Stated, plan: &mut Plan) -> R
     let (others, launched_others) = ([own.tensor, own.context], [launched.plan.layout.tensor, launched.plan.layout.context]);
     let mut layout = launched.plan.layout;
     if others != [1, 1] && others != launched_others {
-        // A script that shards sequences by heads itself.
+        // The script shards sequences by heads itself.
         let is_by_heads = own.context_method == ContextMethod::AllToAll && others[0] == 1 && launched_others == [1, 1];
         if !is_by_heads || !layout.data.is_multiple_of(own.context) {
             return Err(FrameworkError::Form {

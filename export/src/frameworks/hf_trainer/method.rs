@@ -1,5 +1,5 @@
-//! The trained parameters of a fine-tuning job: all, or adapters beside frozen weights, as TRL,
-//! Axolotl and LLaMA-Factory state it with peft's and bitsandbytes' words.
+//! The trained parameters of a fine-tuning job: all, or adapters next to frozen weights. TRL,
+//! Axolotl and LLaMA-Factory state them with peft's and bitsandbytes' names.
 
 use super::super::FrameworkError;
 use super::super::stated::Stated;
@@ -7,7 +7,7 @@ use super::Tool;
 use foretell_program::{Lora, NamePatterns, Plan};
 use serde_json::{Value, json};
 
-/// Names of one setting in the files of the three tools.
+/// Other names of the same settings in the files of the three tools.
 const RENAMED: [(&str, &str); 14] = [
     ("lora_rank", "lora_r"),
     ("lora_target", "lora_target_modules"),
@@ -25,7 +25,8 @@ const RENAMED: [(&str, &str); 14] = [
     ("use_peft_lora", "use_lora"),
 ];
 
-/// Settings that change how adapters begin or are scaled, or which constants four bits have.
+/// Settings that change the initial values or the scale of adapters, or the constants of four-bit
+/// weights.
 const NEUTRAL: [&str; 28] = [
     "lora_alpha",
     "lora_r",
@@ -59,7 +60,7 @@ const NEUTRAL: [&str; 28] = [
 
 /// Reads the method of training.
 pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
-    // InternVL's 0 is none.
+    // In InternVL a rank of 0 means no adapters.
     stated.usual("use_llm_lora", &json!(0));
     stated.usual("use_llm_lora", &json!("0"));
     if !stated.is_taken("use_llm_lora") {
@@ -68,7 +69,7 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
     }
-    // Words of the scripts of Chinese-LLaMA and of QLoRA.
+    // Names in the scripts of Chinese-LLaMA and of QLoRA.
     if stated.has("lora_r") && !stated.has("lora_target_modules") {
         stated.rename("trainable", "lora_target_modules")?;
     }
@@ -115,7 +116,7 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(
     Ok(())
 }
 
-/// Refuses settings of unknown names whose values say that adapters are trained.
+/// Refuses unknown settings whose values suggest that adapters are trained.
 fn refuse_other_words(stated: &Stated) -> Result<(), FrameworkError> {
     let may_say =
         |name: &&String| ["tun", "train", "peft", "adapt", "method", "mode", "type"].iter().any(|part| name.contains(part));
@@ -128,7 +129,7 @@ fn refuse_other_words(stated: &Stated) -> Result<(), FrameworkError> {
     }
 }
 
-/// Reads switches for adapters and bits in the scripts of others.
+/// Reads switches for adapters and bits in scripts of other authors.
 fn read_switches(stated: &mut Stated) -> Result<(), FrameworkError> {
     stated.refuse_with(
         &["low_rank_training"],
@@ -156,7 +157,7 @@ fn read_switches(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// The bits of frozen weights that are quantised.
+/// The bits of quantised frozen weights.
 fn frozen_bits(stated: &mut Stated) -> Result<Option<u8>, FrameworkError> {
     let has_four = stated.is_on("load_in_4bit")?;
     let has_eight = stated.is_on("load_in_8bit")?;
@@ -172,7 +173,7 @@ fn frozen_bits(stated: &mut Stated) -> Result<Option<u8>, FrameworkError> {
     }
 }
 
-/// The bits of a published model whose name says that its weights are quantised.
+/// The bits of a published model whose name says that it is quantised.
 fn bits_of_name(stated: &mut Stated) -> Option<u8> {
     let name = stated.peek("model_name_or_path")?.as_str()?.to_ascii_lowercase();
     let kind = ["gptq", "awq"].into_iter().find(|kind| name.split(['-', '_', '/']).any(|word| word == *kind))?;
@@ -183,7 +184,7 @@ fn bits_of_name(stated: &mut Stated) -> Option<u8> {
     Some(bits)
 }
 
-/// Whether adapters are trained beside frozen weights.
+/// Whether adapters are trained next to frozen weights.
 fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<bool, FrameworkError> {
     match stated.text("adapter")?.as_deref() {
         None => {}
@@ -199,8 +200,8 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
         Some("lora") => return Ok(true),
         Some(_) => return Err(stated.unknown("finetuning_type", "types: full, lora")),
     }
-    // TRL loads weights of four bits only with adapters.
-    // Switches of scripts of others, whose ranks are not known unless they are stated.
+    // TRL loads four-bit weights only with adapters. The switches are those of other authors'
+    // scripts: without a stated rank, theirs is not known.
     let has_rank = stated.has("lora_r");
     let mut is_switched_on = stated.is_on("use_peft")? || (tool == Tool::Trl && is_quantised && has_rank);
     for switch in OF_OTHERS {
@@ -209,7 +210,8 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
     if is_switched_on {
         return Ok(true);
     }
-    // Scripts of others (FastChat's `train_lora.py`) have no switch: a rank means adapters.
+    // Some scripts of other authors (FastChat's `train_lora.py`) have no switch: a rank means
+    // adapters.
     let says_neither = ["use_peft"].iter().chain(&OF_OTHERS).all(|switch| stated.peek(switch).is_none());
     let is_meant =
         tool == Tool::Trainer && says_neither && stated.stated_of(&["lora_r"]).len() == 1 && !stated.is_taken("lora_r");
@@ -222,13 +224,13 @@ fn has_adapters(stated: &mut Stated, tool: Tool, is_quantised: bool) -> Result<b
     Ok(is_meant)
 }
 
-/// Names of one switch for adapters in the scripts of others.
+/// Names of the switch for adapters in scripts of other authors.
 const OF_OTHERS: [&str; 2] = ["use_lora", "lora_enable"];
 
-/// Parameters of the part of a model that sees images.
+/// The pattern of the parameters of a model's vision tower.
 const VISION: &str = "vision*";
 
-/// Settings that say whether that part is trained, and which value freezes it.
+/// Settings that decide whether the vision tower is trained, with the value that freezes it.
 const FREEZES_VISION: [(&str, bool); 5] = [
     ("freeze_vision_tower", true),
     ("freeze_vision_modules", true),
@@ -237,8 +239,8 @@ const FREEZES_VISION: [(&str, bool); 5] = [
     ("tune_vision_tower", false),
 ];
 
-/// Settings that say whether the layers between images and text are trained. They are few, and
-/// frozen with the tower or not at all.
+/// Settings that decide whether the layers between vision tower and text model are trained. They
+/// are few, and are frozen together with the tower or not at all.
 const OF_PROJECTOR: [&str; 7] = [
     "freeze_merger",
     "freeze_mlp",
@@ -249,7 +251,7 @@ const OF_PROJECTOR: [&str; 7] = [
     "freeze_aligner",
 ];
 
-/// Settings that freeze the language model, and the value that does.
+/// Settings that freeze the language model, with the value that does.
 const FREEZES_TEXT: [(&str, bool); 5] = [
     ("freeze_language_model", true),
     ("freeze_llm", true),
@@ -260,7 +262,7 @@ const FREEZES_TEXT: [(&str, bool); 5] = [
 
 /// Reads which parts of a model of images and text are trained.
 pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> Result<(), FrameworkError> {
-    // Beside adapters all else is frozen. InternVL's backbone is the part that sees images.
+    // Next to adapters everything else is frozen. InternVL's backbone is the vision tower.
     let has_adapters = plan.training.lora.is_some();
     let is_of_vision = |name: &str| name == "freeze_backbone" && stated.peek("freeze_llm").is_some();
     let of_text: Vec<(&str, bool)> = FREEZES_TEXT.into_iter().filter(|(name, _)| !is_of_vision(name)).collect();
@@ -269,10 +271,10 @@ pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> R
             return Err(stated.frozen_text(name));
         }
     }
-    // LLaMA-Factory freezes the tower and the projector unless it is told otherwise.
+    // LLaMA-Factory freezes the tower and the projector by default.
     let sees = ["image_max_pixels", "video_max_pixels", "image_resolution", "freeze_multi_modal_projector", "media_dir"];
     let mut is_usual = tool == Tool::LlamaFactory && sees.iter().any(|name| stated.peek(name).is_some());
-    // So does ms-swift, whose settings of images say that the model has such a part.
+    // So does ms-swift. Its settings of images tell that the model has a vision tower.
     let of_swift = ["max_pixels", "vit_lr", "aligner_lr", "vit_gradient_checkpointing", "freeze_aligner"];
     is_usual |= tool == Tool::Swift && of_swift.iter().any(|name| stated.peek(name).is_some());
     let mut freezes = is_usual.then_some(true);
@@ -300,7 +302,7 @@ pub(super) fn read_frozen(stated: &mut Stated, tool: Tool, plan: &mut Plan) -> R
     Ok(())
 }
 
-/// Peft's targets of adapters where none are stated, and the family whose they are
+/// Peft's default targets of adapters, and the family that has them
 /// (`TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING` in `peft/utils/constants.py`).
 fn usual_targets(model: &str) -> (&'static [&'static str], &'static str) {
     const OF_FAMILIES: [(&[&str], &[&str], &str); 4] = [
@@ -311,7 +313,7 @@ fn usual_targets(model: &str) -> (&'static [&'static str], &'static str) {
     ];
     let name = model.to_ascii_lowercase();
     let name = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-    // Later Falcons have the layers of Llama and of Mamba.
+    // These later Falcons have other layers, those of Llama or of Mamba.
     let is_later = ["falcon3", "falcon-h", "falcon-mamba", "falcon-e"].iter().any(|part| name.contains(part));
     let found = OF_FAMILIES.iter().find(|(parts, ..)| parts.iter().any(|part| name.contains(part)));
     match found.filter(|_| !is_later) {
@@ -320,8 +322,8 @@ fn usual_targets(model: &str) -> (&'static [&'static str], &'static str) {
     }
 }
 
-/// The layers of our decoders that a module of some framework's models is made of: those keep the
-/// weights of queries, keys and values in one.
+/// The layers of our decoders that a module of some framework corresponds to: some frameworks keep
+/// the weights of queries, keys and values in one.
 fn parts_of(module: &str) -> Vec<&str> {
     match module {
         "query_key_value" | "qkv_proj" | "W_pack" => vec!["q_proj", "k_proj", "v_proj"],
@@ -345,7 +347,7 @@ fn read_adapters(stated: &mut Stated, tool: Tool, model: &str) -> Result<Lora, F
     }
     let targets = read_names(stated, "lora_target_modules")?;
     let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
-    // A count of modules from the end, of which -1 is all.
+    // A number of modules, counted from the end; -1 means all.
     let is_all = targets.is_empty() && stated.peek("num_lora_modules").is_some_and(|count| count == "-1" || count == -1);
     if !is_all && stated.peek("num_lora_modules").is_some_and(|count| count != "-1" && count != -1) {
         return Err(FrameworkError::Form {
@@ -370,13 +372,13 @@ fn read_adapters(stated: &mut Stated, tool: Tool, model: &str) -> Result<Lora, F
     Ok(Lora { rank, alpha, targets, also_train: also_train.iter().map(|name| format!("*{name}*")).collect::<NamePatterns>() })
 }
 
-/// Names of modules: a list, or a text with commas or blanks between them.
+/// Names of modules: a list, or a text separated by commas or blanks.
 fn read_names(stated: &mut Stated, setting: &str) -> Result<Vec<String>, FrameworkError> {
     let parts = stated.list(setting)?;
     let mut names = Vec::new();
     for part in &parts {
         let Value::String(text) = part else { return Err(stated.wrong(setting, "a list of names")) };
-        // `'[q_proj,v_proj]'`, as Fire's command lines have lists.
+        // `'[q_proj,v_proj]'`: the form of lists on the command lines of the package `fire`.
         let text = text.trim().trim_start_matches('[').trim_end_matches(']');
         let parts = text.split([',', ' ']).map(|name| name.trim_matches(['"', '\'']));
         names.extend(parts.filter(|name| !name.is_empty()).map(String::from));

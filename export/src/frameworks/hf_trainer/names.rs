@@ -130,7 +130,7 @@ pub(super) const NEUTRAL: [&str; 126] = [
     "mm_vision_select_feature",
 ];
 
-/// Switches without effect on a step, behind which no value of their own is usual.
+/// Switches without effect on a step, usually without a value.
 pub(super) const SWITCHES: [&str; 19] = [
     "do_train",
     "do_eval",
@@ -145,7 +145,7 @@ pub(super) const SWITCHES: [&str; 19] = [
     "lazy_preprocess",
     "streaming",
     "logging_first_step",
-    // OpenRLHF's, which take no value.
+    // OpenRLHF's switches, which take no value.
     "apply_chat_template",
     "multiturn",
     "save_hf_ckpt",
@@ -168,7 +168,7 @@ pub(super) const RENAMED: [(&str, &str); 12] = [
     ("block_size", "max_length"),
     // The second name is that of releases before 5.20.
     ("gradient_checkpointing", "activation_checkpointing"),
-    // InternVL's.
+    // InternVL's name.
     ("grad_checkpoint", "activation_checkpointing"),
 ];
 

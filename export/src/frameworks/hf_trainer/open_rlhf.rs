@@ -1,6 +1,6 @@
 //! OpenRLHF's jobs (`openrlhf.cli.train_sft`, `train_dpo`, `train_rm`) as arguments of a Trainer
-//! with a configuration of DeepSpeed: its own names, in the dotted form of newer releases and in
-//! the plain one of older ones, and its own defaults.
+//! with a configuration of DeepSpeed. OpenRLHF has its own defaults and its own names, dotted in
+//! newer releases and plain in older ones.
 
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};
@@ -26,10 +26,10 @@ impl Job {
     }
 }
 
-/// The command that a module or a script is; `None` for others.
+/// The command that a module or a script runs; `None` for other programs.
 ///
 /// # Errors
-/// For commands that train by rewards.
+/// For commands that train by rewards, which are not read.
 pub(super) fn job(script: &str) -> Result<Option<Job>, FrameworkError> {
     let dotted = script.replace('/', ".");
     let Some((_, command)) = dotted.split_once("openrlhf.cli.") else { return Ok(None) };
@@ -45,7 +45,7 @@ pub(super) fn job(script: &str) -> Result<Option<Job>, FrameworkError> {
     }
 }
 
-/// Names of newer and of older releases, and a Trainer's.
+/// Names in newer and older releases, with the Trainer's name.
 const RENAMED: [(&str, &str); 46] = [
     ("train.micro_batch_size", "per_device_train_batch_size"),
     ("micro_train_batch_size", "per_device_train_batch_size"),
@@ -149,7 +149,7 @@ const NEUTRAL: [&str; 50] = [
     "ref_pretrain",
 ];
 
-/// Renames OpenRLHF's settings, states its defaults, and puts DeepSpeed's part into a section.
+/// Renames OpenRLHF's settings, adds its defaults, and moves DeepSpeed's settings into a section.
 pub(super) fn translate(stated: &mut Stated, job: Job, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
     for (own, general) in RENAMED {
         stated.rename(own, general)?;
@@ -201,15 +201,15 @@ pub(super) fn translate(stated: &mut Stated, job: Job, surroundings: &Surroundin
     write_deepspeed(stated)
 }
 
-/// Reads the precision, which older releases have as a switch.
+/// Reads the precision, which is a switch in older releases.
 fn read_precision(stated: &mut Stated) -> Result<(), FrameworkError> {
     let format = stated.text("param_dtype")?;
     match format.as_deref() {
         Some("fp16") => stated.provide("fp16", json!(true)),
         Some("bf16") => stated.provide("bf16", json!(true)),
         Some(_) => return Err(stated.unknown("param_dtype", "formats: bf16, fp16")),
-        // Older releases compute in fp16 without their switch `--bf16`, and newer ones have no such
-        // switch.
+        // Older releases compute in fp16 unless their switch `--bf16` is given; newer ones have no
+        // such switch.
         None if stated.has("bf16") || stated.has("fp16") => {}
         None => {
             stated.assume(
@@ -245,7 +245,7 @@ fn read_adapters(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Reads the micro-batches of a step from its samples, over ranks that have samples of their own.
+/// Computes the micro-batches of a step from its samples, over `data` ranks with different samples.
 fn read_accumulation(stated: &mut Stated, data: usize) -> Result<(), FrameworkError> {
     let micro_batch = stated.size("per_device_train_batch_size")?.unwrap_or(1);
     let global = stated.size("train_batch_size")?.unwrap_or(128);
@@ -263,7 +263,7 @@ fn read_accumulation(stated: &mut Stated, data: usize) -> Result<(), FrameworkEr
     Ok(())
 }
 
-/// Writes what OpenRLHF gives DeepSpeed.
+/// Writes the configuration that OpenRLHF gives DeepSpeed.
 fn write_deepspeed(stated: &mut Stated) -> Result<(), FrameworkError> {
     let stage = stated.count("zero_stage")?.unwrap_or(2);
     let offload = if stated.is_on("adam_offload")? { "cpu" } else { "none" };

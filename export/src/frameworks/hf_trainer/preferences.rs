@@ -6,8 +6,8 @@ use super::super::stated::Stated;
 use super::Tool;
 use foretell_program::Preference;
 
-/// Settings of training on preferences, by rewards or from a teacher, which has other models beside
-/// the trained one and other passes. TRL's, Axolotl's and LLaMA-Factory's names.
+/// Settings, by TRL's, Axolotl's and LLaMA-Factory's names, of training on preferences, by rewards
+/// or from a teacher. Such training has further models and passes.
 const OTHER_MODELS: [&str; 42] = [
     "beta",
     "max_prompt_length",
@@ -53,7 +53,7 @@ const OTHER_MODELS: [&str; 42] = [
     "rpo_alpha",
 ];
 
-/// Of these, settings that change a loss and neither a model nor a pass.
+/// Those of them that change a loss, and neither a model nor a pass.
 const OF_LOSSES: [&str; 17] = [
     "beta",
     "max_prompt_length",
@@ -74,11 +74,12 @@ const OF_LOSSES: [&str; 17] = [
     "cpo_alpha",
 ];
 
-/// Losses that TRL's DPO has and its other trainers have not.
+/// Losses of TRL's DPO that its other trainers lack.
 const LOSSES_OF_DPO: [&str; 11] =
     ["sigmoid", "ipo", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair", "discopop", "apo_zero", "apo_down", "exo_pair"];
 
-/// Words in the names of scripts that say what is trained on. Settings of the first five begin so.
+/// Words in the names of scripts that tell what is trained on. The first five are also prefixes of
+/// settings.
 const OF_WORDS: [(&str, Preference); 7] = [
     ("dpo", Preference::Dpo),
     ("orpo", Preference::Orpo),
@@ -92,7 +93,8 @@ const OF_WORDS: [(&str, Preference); 7] = [
 /// Words in the names of scripts that train by rewards or from a teacher.
 const BY_REWARDS: [&str; 8] = ["grpo", "ppo", "rloo", "gkd", "distill", "distillation", "xpo", "nash"];
 
-/// Reads what is trained on, and whether its reference is computed before: no preference for texts.
+/// Reads the preference, and whether the reference's passes are computed before the training. No
+/// preference means training on texts.
 pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<(Option<Preference>, bool), FrameworkError> {
     let preference = stated_preference(stated, tool, script)?;
     if preference.is_some() {
@@ -112,14 +114,14 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
     {
         stated.neutral(&["dpo_loss"]);
     }
-    // FlagEmbedding's switch; what is beside it has no effect then.
+    // FlagEmbedding's switch. If it is off, the settings of distillation have no effect.
     let is_off = stated.peek("knowledge_distillation").is_some_and(|value| matches!(value.as_str(), Some("False" | "false")));
     if is_off {
         stated.neutral(&["knowledge_distillation", "kd_*"]);
     }
     let mut found = stated.stated_of(&OTHER_MODELS);
     found.retain(|name| !stated.is_taken(name));
-    // Of TRL's trainers, that of texts alone has no such switch.
+    // TRL's trainer on texts alone has no such switch.
     if preference.is_none() && tool == Tool::Trl && stated.has("disable_dropout") {
         found.push("disable_dropout".into());
     }
@@ -146,8 +148,9 @@ pub(super) fn read(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Res
     })
 }
 
-/// Whether a tool leaves the adapters' dropout on. Trainers on preferences switch it off, unless
-/// TRL's `disable_dropout` is off; LLaMA-Factory's of reward models does not.
+/// Whether the adapters' dropout stays on. Training on preferences switches it off, with these
+/// exceptions: TRL with `disable_dropout` off, scripts on a plain Trainer unless `disable_dropout`
+/// is on, and LLaMA-Factory for reward models.
 pub(super) fn keeps_dropout(stated: &mut Stated, tool: Tool, preference: Option<Preference>) -> Result<bool, FrameworkError> {
     let Some(preference) = preference else { return Ok(true) };
     let is_disabled = stated.flag("disable_dropout")?;
@@ -159,7 +162,7 @@ pub(super) fn keeps_dropout(stated: &mut Stated, tool: Tool, preference: Option<
     })
 }
 
-/// The preference that a file or the name of a script states.
+/// The preference that a file or a script's name states.
 fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> Result<Option<Preference>, FrameworkError> {
     let unknown = |stated: &Stated, name: &str| {
         Err(FrameworkError::Form {
@@ -239,13 +242,14 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
             hint: "plan it with `foretell plan --method grpo` or `ppo`".into(),
         });
     }
-    // The script's name says it, or else the names of settings do.
+    // A script's name tells it; otherwise the names of settings do.
     let of_settings = |begin: &str| !stated.stated_of(&[&format!("{begin}_*")]).is_empty();
     let by_name = OF_WORDS.into_iter().find(|(word, _)| words.contains(word)).map(|found| (found, "the script's name says so"));
     let by_settings = || {
         OF_WORDS.into_iter().take(5).find(|(word, _)| of_settings(word)).map(|found| (found, "the names of its settings say so"))
     };
-    // Axolotl states preferences in `rl`. A script named `sft` trains on texts.
+    // Axolotl states preferences in `rl`. Scripts with `sft` or `pretrain` in their name train on
+    // texts.
     let says_other = tool == Tool::Axolotl || words.contains(&"sft") || words.contains(&"pretrain");
     if let Some(((word, preference), why)) = by_name.or_else(|| by_settings().filter(|_| !says_other)) {
         let passes = if matches!(word, "simpo" | "cpo") {
@@ -256,7 +260,7 @@ fn stated_preference(stated: &mut Stated, tool: Tool, script: Option<&str>) -> R
         stated.assume(format!("`workload.preference` {}: {why}{passes}", preference.name()));
         return Ok(Some(preference));
     }
-    // Losses have names of their own. Scripts of others have losses of other kinds.
+    // Losses have names that tell the preference. Scripts of other authors have other losses.
     if script.is_some() && !stated.has("beta") {
         return Ok(None);
     }

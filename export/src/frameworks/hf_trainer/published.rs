@@ -1,5 +1,5 @@
-//! DeepSpeed's configurations that Axolotl and LLaMA-Factory publish beside their examples, as far
-//! as they decide a plan. Jobs name them, and often lie elsewhere.
+//! DeepSpeed's configurations that Axolotl and LLaMA-Factory publish with their examples, as far as
+//! they decide a plan. Jobs name these files, which are often not at hand.
 
 use serde_json::{Value, json};
 
@@ -9,9 +9,9 @@ struct Published {
     path: &'static str,
     /// The stage of ZeRO.
     stage: u8,
-    /// What it keeps in host memory.
+    /// What is kept in host memory.
     offload: Offloaded,
-    /// Elements that are reduced together, if it says.
+    /// Elements that are reduced together, if stated.
     bucket: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ const PUBLISHED: [Published; 12] = [
     published("examples/deepspeed/ds_z3_offload_config.json", 3, Offloaded::All, None),
 ];
 
-/// A configuration of DeepSpeed that shards so and leaves the rest to a Trainer.
+/// A configuration of DeepSpeed with this ZeRO section, which leaves the rest to the Trainer.
 pub(super) fn configuration(zero: Value) -> Value {
     json!({
         "bf16": {"enabled": "auto"},
@@ -60,7 +60,7 @@ pub(super) fn configuration(zero: Value) -> Value {
     })
 }
 
-/// The configuration that a path names, and a sentence on it.
+/// The configuration that a path names, and a sentence about it.
 pub(super) fn of_path(path: &str) -> Option<(Value, String)> {
     let found = PUBLISHED.iter().find(|published| {
         path == published.path || path.strip_suffix(published.path).is_some_and(|before| before.ends_with('/'))

@@ -1,5 +1,5 @@
-//! The settings of a Trainer: those of a JSON or YAML file, or the flags of a script that is
-//! launched (`deepspeed train.py --bf16 True`).
+//! The settings of a Trainer: a JSON or YAML file, or the flags of a script that is launched
+//! (`deepspeed train.py --bf16 True`).
 
 use super::super::arguments::{Spelling, flags_of};
 use super::super::shell;
@@ -7,12 +7,12 @@ use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};
 use super::accelerate_launch::AccelerateLaunch;
 
-/// The settings, and what a script's launcher reads.
+/// The settings, and what the launch tells about them.
 pub(super) struct Given {
     pub(super) stated: Stated,
-    /// The launch by Accelerate, if its words say something of the job.
+    /// The launch by Accelerate, if its words state something about the job.
     pub(super) launch: Option<AccelerateLaunch>,
-    /// The Python script whose flags they are; `None` for a file of settings.
+    /// The Python script that takes the flags; `None` for a file of settings.
     pub(super) script: Option<String>,
 }
 
@@ -37,14 +37,14 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
                     hint: "import it with `foretell import megatron-args`".into(),
                 });
             }
-            // The alignment-handbook's scripts take the recipe as their first word.
+            // The alignment-handbook's scripts take the recipe as their first argument.
             if started.script.is_some() && started.arguments.first().is_some_and(|word| shell::is_recipe(word)) {
                 started.arguments.insert(0, "--config".into());
             }
             if !started.arguments.is_empty() {
                 let (launch, script) = (AccelerateLaunch::of_words(&started.launcher), started.script.clone());
                 let mut stated = flags_of(started, surroundings.ranks, Spelling::Underscores)?;
-                // DeepSpeed's own flags are a switch, and the file beside it.
+                // DeepSpeed's own flags are the switch `--deepspeed`, and a file next to it.
                 stated.drop_switch("deepspeed");
                 stated.rename("deepspeed_config", "deepspeed")?;
                 return Ok(Given { stated: with_recipe(stated, surroundings)?, launch, script });
@@ -58,7 +58,7 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
                     });
                 };
                 let stated = Stated::parse(&text, "the settings as YAML")?;
-                // The other tools' files say themselves whose they are.
+                // Other tools' files identify their tool themselves.
                 let script = started.script.filter(|script| script.starts_with("swift-"));
                 return Ok(Given { stated, launch: None, script });
             }
@@ -83,20 +83,20 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Given,
     }
 }
 
-/// Whether a text that YAML takes for a mapping is a command:
-/// `torchrun train.py --kwargs '{"a": 1}'`.
+/// Whether a text that parses as a mapping of YAML is in fact a command: `torchrun train.py
+/// --kwargs '{"a": 1}'`.
 fn is_command(text: &str) -> bool {
     let first = text.lines().find(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#')).unwrap_or_default();
     first.contains(".py ") && first.contains(" --")
 }
 
-/// Whether a text without a `#!` line is a script all the same.
+/// Whether a text without a `#!` line is nevertheless a script.
 fn looks_like_shell(text: &str) -> bool {
     text.lines().any(|line| line.trim_end().ends_with('\\') || line.trim_start().starts_with("export "))
 }
 
-/// The flags with the settings of the file that `--config` names, as TRL's and the
-/// alignment-handbook's scripts read it: a flag replaces what the file says.
+/// The flags, with the settings of the file that `--config` names, which TRL's and the
+/// alignment-handbook's scripts read. A flag has precedence.
 fn with_recipe(mut flags: Stated, surroundings: &Surroundings<'_>) -> Result<Stated, FrameworkError> {
     let is_file = |name: &str| [".yaml", ".yml", ".json"].iter().any(|end| name.ends_with(end));
     let Some(name) = flags.peek("config").and_then(|name| name.as_str()).filter(|name| is_file(name)).map(str::to_owned) else {

@@ -6,7 +6,7 @@ use super::super::{FrameworkError, Surroundings};
 use super::Tool;
 use serde_json::{Value, json};
 
-/// Defaults of `qlora.py` (github.com/artidoro/qlora), which trains adapters of all linear layers.
+/// Defaults of `qlora.py` (github.com/artidoro/qlora), which trains adapters on all linear layers.
 fn defaults_of_qlora() -> [(&'static str, Value); 9] {
     [
         ("lora_r", json!(64)),
@@ -37,10 +37,10 @@ fn defaults_of_alpaca_lora() -> [(&'static str, Value); 9] {
     ]
 }
 
-/// Pairs of names for the tokens of a prompt and of its answer.
+/// Pairs of names for the lengths of a prompt and of its answer, in tokens.
 const TWO_LENGTHS: [[&str; 2]; 2] = [["source_max_len", "target_max_len"], ["max_source_length", "max_target_length"]];
 
-/// Writes the flags of such a script, and what it does without them, as the Trainer's.
+/// Translates the flags of such a script, and its defaults, to the Trainer's.
 pub(super) fn translate(
     stated: &mut Stated,
     script: Option<&str>,
@@ -73,7 +73,7 @@ pub(super) fn translate(
     )
 }
 
-/// The tokens of a prompt and of its answer, which make one sequence of a decoder.
+/// Adds the lengths of a prompt and of its answer, which form one sequence of a decoder.
 fn read_two_lengths(stated: &mut Stated) -> Result<(), FrameworkError> {
     let has_total = ["max_length", "max_seq_length", "model_max_length", "cutoff_len"].iter().any(|name| stated.has(name));
     for [source, target] in TWO_LENGTHS {
@@ -90,7 +90,7 @@ fn read_two_lengths(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Adapters in a file of their own (BELLE's `--use_lora --lora_config FILE`).
+/// Reads adapters in a file of their own (BELLE's `--use_lora --lora_config FILE`).
 fn read_adapters_file(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
     let Some(name) = stated.peek("lora_config").and_then(Value::as_str).filter(|name| name.ends_with(".json")) else {
         return Ok(());
@@ -107,7 +107,7 @@ fn read_adapters_file(stated: &mut Stated, surroundings: &Surroundings<'_>) -> R
     Ok(())
 }
 
-/// The batch of a step of scripts like alpaca-lora's, whose micro-batch stands beside it.
+/// Reads the batch of a step of scripts like alpaca-lora's, which also state the micro-batch.
 fn read_batch(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
     if !stated.has("micro_batch_size") || stated.has("gradient_accumulation_steps") {
         return Ok(());
@@ -140,7 +140,7 @@ fn read_qlora(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// States a script's defaults where it is not told otherwise, and notes them. `others` are stated
+/// Adds a script's defaults for settings that are not stated, and notes them. `others` are stated
 /// under other names.
 fn provide_all(stated: &mut Stated, whose: &str, defaults: &[(&str, Value)], others: &[&str]) {
     let mut taken = Vec::new();
@@ -155,7 +155,7 @@ fn provide_all(stated: &mut Stated, whose: &str, defaults: &[(&str, Value)], oth
     }
 }
 
-/// Firefly's word for the method, whose adapters are on all linear layers.
+/// Reads Firefly's name of the method. Its adapters are on all linear layers.
 fn read_firefly(stated: &mut Stated) -> Result<(), FrameworkError> {
     let mode = stated.text("train_mode")?;
     match mode.as_deref() {

@@ -1,12 +1,12 @@
-//! ms-swift's jobs (`swift sft`, `swift pt`, `swift rlhf`) as arguments of a Trainer: its own
-//! names, its own defaults, and the configurations of DeepSpeed and FSDP that come with it.
+//! ms-swift's jobs (`swift sft`, `swift pt`, `swift rlhf`) as arguments of a Trainer: their names,
+//! their defaults, and the configurations of DeepSpeed and FSDP that ms-swift includes.
 
 use super::super::stated::Stated;
 use super::super::{FrameworkError, Surroundings};
 use super::published;
 use serde_json::{Value, json};
 
-/// Names of the same settings in this and older releases.
+/// Names of the same settings in this and older releases, with the Trainer's name.
 const RENAMED: [(&str, &str); 13] = [
     ("train_type", "tuner_type"),
     ("sft_type", "tuner_type"),
@@ -67,8 +67,8 @@ const NEUTRAL: [&str; 40] = [
     "max_shard_size",
 ];
 
-/// DeepSpeed's configurations that come with ms-swift, by the names that `--deepspeed` takes: the
-/// stage, and whether the optimizer's state and the parameters lie in host memory.
+/// DeepSpeed's configurations that ms-swift includes, by the names that `--deepspeed` takes: the
+/// stage, and whether the optimizer's state and the parameters are in host memory.
 const ZERO: [(&str, u8, bool); 7] = [
     ("zero0", 0, false),
     ("zero1", 1, false),
@@ -76,17 +76,17 @@ const ZERO: [(&str, u8, bool); 7] = [
     ("zero3", 3, false),
     ("zero2_offload", 2, true),
     ("zero3_offload", 3, true),
-    // The names of releases before 3.
+    // Names of releases before 3.
     ("default-zero2", 2, false),
 ];
 
-/// The command of ms-swift that a script is: `sft`, `pt` or `rlhf`.
+/// The command of ms-swift that a script runs: `sft`, `pt` or `rlhf`.
 pub(super) fn job(script: &str) -> Option<&str> {
     let of_package = || script.split("swift/cli/").nth(1)?.strip_suffix(".py");
     script.strip_prefix("swift-").or_else(of_package).filter(|job| ["sft", "pt", "rlhf"].contains(job))
 }
 
-/// Renames ms-swift's settings, and states its defaults.
+/// Renames ms-swift's settings, and adds its defaults.
 pub(super) fn translate(stated: &mut Stated, job: &str, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
     for (own, general) in RENAMED {
         stated.rename(own, general)?;
@@ -126,7 +126,7 @@ pub(super) fn translate(stated: &mut Stated, job: &str, surroundings: &Surroundi
     Ok(())
 }
 
-/// Reads what is trained. Returns whether adapters are.
+/// Reads what is trained. Returns whether that is adapters.
 fn read_tuner(stated: &mut Stated) -> Result<bool, FrameworkError> {
     if !stated.has("tuner_type") {
         stated.assume("`training.lora`: ms-swift's default of `tuner_type` is lora");
@@ -152,14 +152,14 @@ fn read_tuner(stated: &mut Stated) -> Result<bool, FrameworkError> {
             stated.assume(format!("{what}, ms-swift's default"));
         }
     }
-    // Older releases' word.
+    // The word of older releases.
     if stated.peek("lora_target_modules").and_then(Value::as_str) == Some("ALL") {
         stated.set("lora_target_modules", json!("all-linear"));
     }
     Ok(true)
 }
 
-/// Reads the format of a checkpoint, which decides the precision.
+/// Reads the format of the checkpoint, which decides the precision.
 fn read_format(stated: &mut Stated) -> Result<(), FrameworkError> {
     stated.rename("dtype", "torch_dtype")?;
     if ["bf16", "fp16"].iter().any(|name| stated.has(name)) {
@@ -189,7 +189,7 @@ fn read_bits(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Writes the configurations that come with ms-swift out.
+/// Writes out the configurations that ms-swift includes.
 fn read_shards(stated: &mut Stated) {
     let named = stated.peek("deepspeed").and_then(Value::as_str).map(str::to_owned);
     if let Some(name) = named
@@ -204,7 +204,7 @@ fn read_shards(stated: &mut Stated) {
     }
 }
 
-/// A configuration of DeepSpeed as ms-swift has it, as far as it decides a plan.
+/// A configuration of DeepSpeed as in ms-swift, as far as it decides a plan.
 fn zero(stage: u8, offloads: bool) -> Value {
     let device = if offloads { "cpu" } else { "none" };
     let mut zero = json!({"stage": stage, "overlap_comm": false, "offload_optimizer": {"device": device}});

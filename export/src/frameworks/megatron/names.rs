@@ -168,7 +168,7 @@ pub(super) const REFUSED: [&str; 15] = [
     "fine-grained-activation-offloading",
 ];
 
-/// Names of settings in Megatron-DeepSpeed and older releases.
+/// Names of settings in Megatron-DeepSpeed and in older releases, with the current names.
 pub(super) const RENAMED: [(&str, &str); 6] = [
     ("model-parallel-size", "tensor-model-parallel-size"),
     ("activations-checkpoint-method", "recompute-method"),
@@ -178,7 +178,8 @@ pub(super) const RENAMED: [(&str, &str); 6] = [
     ("batch-size", "micro-batch-size"),
 ];
 
-/// Parts of the names of Megatron's scripts that train other models than `pretrain_gpt.py`.
+/// Parts of the names of Megatron's scripts that train models other than those of
+/// `pretrain_gpt.py`.
 pub(super) const OTHER_MODELS: [&str; 14] = [
     "bert",
     "t5",

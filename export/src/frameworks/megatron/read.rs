@@ -22,7 +22,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     let mut stated = flags_of(started, ranks, Spelling::Dashes)?;
     let job = script.as_deref().and_then(swift::job);
     let unknown_model = job.map(|job| swift::translate(&mut stated, job)).transpose()?.flatten();
-    // Without a description of the model its length is a sample's alone.
+    // Arguments that do not describe the model state the sequence length of a sample only.
     let sequence = if job.is_some() { stated.size("seq-length")? } else { None };
     for (older, newer) in RENAMED {
         stated.rename(older, newer)?;
@@ -38,7 +38,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     }
     stated.neutral(&NEUTRAL_SWITCHES);
     stated.noted(&["overlap-moe-expert-parallel-comm", "batch-p2p-communication", "delay-wgrad-compute", "tp-comm-overlap"]);
-    // Each is said to decide something only where it differs from the default.
+    // These decide something only where they differ from the default.
     for name in ["main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"] {
         stated.usual(name, &json!("fp32"));
     }
@@ -57,7 +57,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     Ok(ImportedPlan { model, unknown_model, sequence, ..ImportedPlan::new(plan, stated.finish()?) })
 }
 
-/// Refuses a text without arguments of Megatron-LM's GPT, and says what it has.
+/// Refuses a text without arguments of Megatron-LM's GPT, and says what it has instead.
 fn check_script(started: &Started) -> Result<(), FrameworkError> {
     let name = started.script.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
     if let Some(other) = OTHER_MODELS.iter().find(|other| name.split(['_', '.', '-']).any(|word| word == **other)) {
@@ -70,7 +70,7 @@ fn check_script(started: &Started) -> Result<(), FrameworkError> {
                     .into(),
         });
     }
-    // `tasks/main.py` of every fork.
+    // `tasks/main.py`, which every fork has.
     if let (true, Some(at)) = (name == "main.py", started.arguments.iter().position(|word| word == "--task")) {
         let task = started.arguments.get(at + 1).map(String::as_str).unwrap_or_default();
         return Err(FrameworkError::Form {
@@ -108,7 +108,8 @@ fn check_script(started: &Started) -> Result<(), FrameworkError> {
 fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkError> {
     let tensor = stated.size("tensor-model-parallel-size")?.unwrap_or(1);
     let pipeline = stated.size("pipeline-model-parallel-size")?.unwrap_or(1);
-    // Megatron-DeepSpeed's name of the ranks that exchange parts of a sequence for heads.
+    // Megatron-DeepSpeed's name for the number of ranks that exchange parts of a sequence for
+    // heads.
     let heads = stated.size("ds-sequence-parallel-size")?.filter(|&size| size > 1);
     let stated_context = stated.size("context-parallel-size")?;
     if heads.is_some() && stated_context.is_some_and(|context| context > 1) {
@@ -122,8 +123,8 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
             format!("{ranks} ranks are no multiple of tensor x pipeline x context, which is {tensor} x {pipeline} x {context}");
         return Err(impossible(reason, "say the cluster with `--topology` and `--nodes`"));
     }
-    // Without experts their sizes lay out nothing. A model that is named, and not described, may
-    // have some.
+    // Without experts, the sizes of expert parallelism have no effect. A model that is named but
+    // not described may have experts.
     let is_described = stated.has("num-layers") || stated.has("hidden-size");
     let has_experts = stated.has("num-experts") || !is_described;
     let expert_tensor = stated.size("expert-tensor-parallel-size")?.filter(|_| has_experts).unwrap_or(tensor);
@@ -173,7 +174,7 @@ fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkErr
     Ok(layout)
 }
 
-/// Reads what the ranks of data shard, and what lies in the host's memory.
+/// Reads what the data-parallel ranks shard, and what is kept in host memory.
 fn read_sharding(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkError> {
     stated.rename("use-custom-fsdp", "use-megatron-fsdp")?;
     let is_optimizer_distributed = stated.is_on("use-distributed-optimizer")?;
@@ -218,7 +219,7 @@ fn read_recompute(stated: &mut Stated) -> Result<Recompute, FrameworkError> {
     let modules = stated.list("recompute-modules")?;
     // An older name of the selective granularity.
     let is_selective = stated.is_on("recompute-activations")?;
-    // Names of Megatron before granularities.
+    // Names that Megatron had before `recompute-granularity`.
     let is_full = stated.is_on("checkpoint-activations")? || (granularity.is_none() && method.is_some() && !is_selective);
     if is_full && granularity.is_none() {
         let method = if stated.has("recompute-method") { method } else { Some("uniform".into()) };
@@ -244,7 +245,7 @@ fn recompute_fully(stated: &mut Stated, method: Option<&str>, layers: Option<usi
     match method {
         Some("block") => Ok(Recompute::full_layers(vec![layers.unwrap_or(1)])),
         Some("uniform") => {
-            // One input is kept for each group of layers, and ours are groups of one.
+            // Megatron keeps one input for each group of layers; our groups have one layer.
             if layers.is_some_and(|layers| layers > 1) {
                 stated.in_part("recompute-num-layers");
             }
@@ -282,7 +283,7 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     let mut plan = Plan::new(Layout { micro_batch, ..layout }, global_batch);
     plan.stack = Stack::new(STACK);
     let mut training = Training { learning_rate: stated.number("lr")?, ..usual.clone() };
-    // Megatron's own defaults differ from ours.
+    // Megatron's defaults differ from ours.
     training.weight_decay = stated.number("weight-decay")?.unwrap_or(0.01);
     training.clip_norm = Some(stated.number("clip-grad")?.unwrap_or(1.0f32)).filter(|&norm| norm > 0.0);
     plan.optimizer = match stated.text("optimizer")?.as_deref() {
@@ -313,8 +314,8 @@ fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surrounding
     Ok(plan)
 }
 
-/// Reads the configuration with which Megatron-DeepSpeed starts DeepSpeed's engine: it says what
-/// ZeRO shards, and what lies in host memory.
+/// Reads the configuration with which Megatron-DeepSpeed starts DeepSpeed's engine: what ZeRO
+/// shards, and what is kept in host memory.
 fn follow_deepspeed(stated: &mut Stated, plan: &mut Plan, surroundings: &Surroundings<'_>) -> Result<(), FrameworkError> {
     if !stated.is_on("deepspeed")? {
         stated.refuse_with(
@@ -375,7 +376,8 @@ fn follow_deepspeed(stated: &mut Stated, plan: &mut Plan, surroundings: &Surroun
     }
     (plan.optimizer, plan.training) = (followed.optimizer, followed.training);
     stated.absorb(account);
-    // The file's stage counts, and there is no pipeline to leave out.
+    // The file's stage has precedence, and without a pipeline `no-pipeline-parallel` changes
+    // nothing.
     stated.neutral(&["zero-stage"]);
     if plan.layout.pipeline == 1 {
         stated.neutral(&["no-pipeline-parallel"]);
@@ -389,12 +391,12 @@ fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {
     if is_bf16 && is_fp16 {
         return Err(impossible("`--bf16` beside `--fp16`".into(), "keep one of them, as Megatron demands"));
     }
-    // Older names of the two formats.
+    // Older names of fp8 formats.
     let is_older = stated.is_on("fp8-hybrid")? | stated.is_on("fp8-e4m3")?;
     let format = stated.text("fp8-format")?;
     let has_eight_bits = is_older || format.is_some_and(|format| matches!(format.as_str(), "hybrid" | "e4m3"));
     if has_eight_bits {
-        // How eight bits are scaled is the stack's.
+        // The stack decides how fp8 numbers are scaled.
         stated.neutral(&["fp8-recipe", "fp8-margin", "fp8-interval", "fp8-amax-*", "no-fp8-wgrad"]);
     }
     Ok(match (is_bf16, is_fp16) {
@@ -408,7 +410,8 @@ fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {
     })
 }
 
-/// Reads how Megatron runs Muon, as far as a plan differs from it.
+/// Reads Megatron's settings of Muon: refuses values that no plan expresses, and notes others that
+/// differ from the plan.
 fn read_muon(stated: &mut Stated) -> Result<(), FrameworkError> {
     if stated.size("muon-num-ns-steps")?.is_some_and(|steps| steps != NEWTON_SCHULZ_STEPS) {
         return Err(stated.wrong("muon-num-ns-steps", "5: a plan's Muon makes five steps of Newton and Schulz"));

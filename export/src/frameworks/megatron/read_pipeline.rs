@@ -1,5 +1,6 @@
-//! Stages of Megatron's pipelines, read from its arguments. Megatron gives every chunk as many
-//! layers, or what the first and last stage are told; it refuses numbers that do not divide.
+//! Stages of Megatron's pipelines, read from its arguments. Megatron gives every chunk the same
+//! number of layers, except where arguments give the first or the last stage another number; it
+//! refuses numbers that do not divide.
 
 use super::super::FrameworkError;
 use super::super::stated::Stated;
@@ -25,7 +26,7 @@ pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<()
         loss: stated.is_on("account-for-loss-in-pipeline-split")?,
     };
     if let Some(list) = stated.text("num-layer-list")? {
-        // MindSpeed's own.
+        // MindSpeed's setting.
         if first.or(last).or(per_chunk).or(virtual_stages).is_some() || counted.any() {
             let reason = "`--num-layer-list` beside another choice of the stages' layers".into();
             return Err(impossible(reason, "keep one of them"));
@@ -100,7 +101,7 @@ impl Counted {
     }
 }
 
-/// The layers of each stage. The embedding and the loss count as layers where the arguments say so.
+/// The layers of each stage. The embedding and the loss count as layers if `counted` says so.
 fn layers_of_stages(
     layers: usize,
     stages: usize,
@@ -132,7 +133,8 @@ fn layers_of_stages(
     Ok((0..stages).map(of_stage).collect())
 }
 
-/// The blocks of each chunk, in the order of the layers. The embedding and the loss are blocks.
+/// The blocks of each chunk, in the order of the layers. The embedding and the loss are blocks,
+/// too.
 fn cuts(of_stages: &[usize], virtual_stages: usize, counted: Counted) -> Result<Vec<usize>, FrameworkError> {
     if let Some(layers) = of_stages.iter().find(|layers| !layers.is_multiple_of(virtual_stages)) {
         let reason = format!("{layers} layers of a stage cannot be divided by {virtual_stages} chunks");
@@ -180,7 +182,8 @@ fn read_layout(text: &str) -> Result<Vec<usize>, FrameworkError> {
         .collect()
 }
 
-/// The layout with its brackets written out: `(tt|)*2` is `tt|tt|`. `None` if one is not closed.
+/// The layout with its repetitions written out: `(tt|)*2` becomes `tt|tt|`. `None` if a bracket is
+/// not closed.
 fn repeated(text: &str) -> Option<String> {
     // Longer than the layout of any model.
     const LONGEST: usize = 1 << 16;

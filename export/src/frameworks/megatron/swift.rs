@@ -1,11 +1,11 @@
-//! ms-swift's jobs on Megatron-Core (`megatron sft`, `megatron pt`): Megatron's settings beside a
-//! model that is named and not described, with ms-swift's defaults.
+//! ms-swift's jobs on Megatron-Core (`megatron sft`, `megatron pt`): Megatron's settings, a model
+//! that is named and not described, and ms-swift's defaults.
 
 use super::super::FrameworkError;
 use super::super::stated::Stated;
 use serde_json::{Value, json};
 
-/// Names of ms-swift, and Megatron-LM's.
+/// ms-swift's names, and Megatron-LM's.
 const RENAMED: [(&str, &str); 5] = [
     ("max-length", "seq-length"),
     ("optimizer-cpu-offload-fraction", "optimizer-offload-fraction"),
@@ -76,7 +76,7 @@ pub(super) fn job(script: &str) -> Option<&str> {
     script.strip_prefix("megatron-").or_else(of_package)
 }
 
-/// Renames ms-swift's settings, states its defaults, and returns the model's name.
+/// Renames ms-swift's settings, adds its defaults, and returns the model's name.
 pub(super) fn translate(stated: &mut Stated, job: &str) -> Result<Option<String>, FrameworkError> {
     if !["sft", "pt"].contains(&job) {
         return Err(FrameworkError::Form {
@@ -132,11 +132,11 @@ pub(super) fn translate(stated: &mut Stated, job: &str) -> Result<Option<String>
     stated.name("model")
 }
 
-/// Parts of the names of models that have experts.
+/// Parts of the names of models with experts.
 const OF_EXPERTS: [&str; 10] =
     ["moe", "mixtral", "deepseek-v2", "deepseek-v3", "deepseek-r1", "gpt-oss", "glm-4.5", "kimi-k2", "dbrx", "llama-4"];
 
-/// Returns `true` if the model has experts, by a setting of experts or by its name
+/// Returns `true` if the model has experts, judged by a setting of experts or by its name
 /// (`Qwen3-30B-A3B`, `8x7B`).
 fn has_experts(stated: &Stated) -> bool {
     let sizes = ["num-experts", "expert-model-parallel-size"];
@@ -156,7 +156,7 @@ fn has_experts(stated: &Stated) -> bool {
         || name.split(['-', '_', '/']).any(|word| is_active(word) || is_product(word))
 }
 
-/// The format of a checkpoint decides the precision.
+/// Reads the format of the checkpoint, which decides the precision.
 fn read_format(stated: &mut Stated) -> Result<(), FrameworkError> {
     let format = stated.text("torch-dtype")?;
     if ["bf16", "fp16"].iter().any(|name| stated.has(name)) {

@@ -4,10 +4,10 @@ use super::super::deciding::may_decide;
 use super::Script;
 use super::branches::Taken;
 
-/// Letters of the longest value of a variable.
+/// The longest value of a variable, in bytes.
 const LONGEST_VALUE: usize = 1 << 17;
 
-/// What a variable is assigned.
+/// What is assigned to a variable.
 pub(super) enum Assigned {
     Text(String),
     /// `(...)`
@@ -33,7 +33,7 @@ impl Script<'_> {
                 return;
             }
             Taken::Unknown => {
-                // `CMD="$CMD --more"` adds, too.
+                // `CMD="$CMD --more"` appends, too.
                 let rest = match (&value, before) {
                     (Assigned::Text(longer), Some([text])) if !adds && !text.is_empty() => longer.strip_prefix(text.as_str()),
                     _ => None,
@@ -54,7 +54,7 @@ impl Script<'_> {
             (Assigned::Text(more), Some([text])) => vec![format!("{text}{more}")],
             (value, before) => [before.unwrap_or_default(), &value.elements()].concat(),
         };
-        // `A="$A$A"` in a loop: no command line is so long.
+        // `A="$A$A"` in a loop: no command line is that long.
         if value.iter().map(String::len).sum::<usize>() > LONGEST_VALUE {
             self.variables.remove(name);
             self.unexpanded.insert(name.into(), format!("is longer than {LONGEST_VALUE} letters"));
@@ -67,8 +67,8 @@ impl Script<'_> {
         }
     }
 
-    /// Takes note of an assignment that may not be run. What is added is left out if it decides
-    /// nothing.
+    /// Records an assignment that may not be run. Flags that it appends are left out if none
+    /// decides what is planned; otherwise the variable is no longer expanded.
     fn assign_perhaps(&mut self, name: &str, value: &[String], adds: bool) {
         let words = value.iter().flat_map(|text| text.split_whitespace());
         let flags: Vec<&str> = words.filter(|word| word.starts_with("--")).collect();

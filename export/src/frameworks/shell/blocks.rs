@@ -1,4 +1,4 @@
-//! Blocks of a script that are run as often as it says: loops over words, and functions.
+//! Blocks of a script that may run several times: loops over words, and functions.
 
 use super::MOST_ROUNDS;
 use super::lexer::{Token, Word};
@@ -11,7 +11,7 @@ pub(super) struct Loop<'a> {
 }
 
 impl<'a> Loop<'a> {
-    /// The loop that tokens begin with, and what is behind it.
+    /// The loop that `tokens` start with, and the tokens after it.
     pub(super) fn begin(tokens: &'a [Token]) -> Option<(Self, &'a [Token])> {
         let literal = |token: &'a Token| if let Token::Word(word) = token { word.literal() } else { None };
         let [first, name, within, rest @ ..] = tokens else { return None };
@@ -26,7 +26,7 @@ impl<'a> Loop<'a> {
         if literal(&rest[start]) != Some("do") {
             return None;
         }
-        // Keywords count at the beginning of a command alone.
+        // Keywords count only at the beginning of a command.
         let (mut depth, mut begins) = (1, true);
         for (at, token) in rest.iter().enumerate().skip(start + 1) {
             let word = literal(token).filter(|_| begins);
@@ -44,7 +44,7 @@ impl<'a> Loop<'a> {
     }
 }
 
-/// The words of `{1..8}` or `{a,b}`; any other word alone.
+/// The words of `{1..8}` or `{a,b}`; any other word is returned as it is.
 pub(super) fn in_braces(word: &str) -> Vec<String> {
     let alone = || vec![word.to_owned()];
     let Some(inside) = word.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else { return alone() };
@@ -59,7 +59,7 @@ pub(super) fn in_braces(word: &str) -> Vec<String> {
     }
 }
 
-/// The function whose definition tokens begin with: its name, its body, and what is behind it.
+/// The function whose definition `tokens` start with: its name, its body, and the tokens after it.
 pub(super) fn definition(tokens: &[Token]) -> Option<(String, &[Token], &[Token])> {
     let literal = |token: &'_ Token| if let Token::Word(word) = token { word.literal().map(str::to_owned) } else { None };
     let (name, rest) = match tokens {

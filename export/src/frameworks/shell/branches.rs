@@ -1,5 +1,5 @@
-//! Which branches of a script are taken, as far as its own variables decide. Tests of what lies
-//! outside of the script (files, the environment, other commands) stay unknown.
+//! Which branches of a script are taken, as far as the script's own variables decide. Tests of
+//! anything outside the script (files, the environment, other commands) are unknown.
 
 /// Whether commands are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl From<bool> for Taken {
     }
 }
 
-/// How a command follows the one before it.
+/// How a command is joined to the previous one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Joined {
     /// After `;`, a line's end or a pipe.
@@ -49,26 +49,26 @@ pub(super) enum Joined {
     Or,
 }
 
-/// An `if` or a loop that is open.
+/// An open `if`, `case` or loop.
 #[derive(Clone, Debug)]
 struct Branch {
     taken: Taken,
-    /// Whether an arm before this one was taken.
+    /// Whether an earlier arm was taken.
     earlier: Taken,
     /// Whether the next command belongs to a condition.
     is_testing: bool,
     /// `true` for the body of a `while` or `until` loop.
     is_loop: bool,
-    /// `true` for `until`, whose loop runs as long as its condition fails.
+    /// `true` for `until`, whose body runs as long as the condition fails.
     is_until: bool,
-    /// The word that the arms of a `case` are for; `None` of others.
+    /// The word that the arms of a `case` are compared with; `None` for other branches.
     subject: Option<String>,
     /// The condition so far.
     condition: Taken,
 }
 
 impl Branch {
-    /// A branch whose first commands are run or not.
+    /// A branch that starts with this value of `taken`.
     fn of(taken: Taken) -> Self {
         Self {
             taken,
@@ -87,12 +87,12 @@ impl Branch {
 pub(super) struct Branches(Vec<Branch>);
 
 impl Branches {
-    /// Whether the commands of the innermost branch are run.
+    /// Whether commands here are run, by all open branches.
     pub(super) fn taken(&self) -> Taken {
         self.0.iter().filter(|branch| !branch.is_testing).map(|branch| branch.taken).fold(Taken::Yes, Taken::and)
     }
 
-    /// Takes note of a word at the beginning of a command. Returns whether it is a keyword.
+    /// Interprets a word at the beginning of a command. Returns whether it is a keyword.
     pub(super) fn keyword(&mut self, word: &str) -> bool {
         let unknown = Branch::of(Taken::Unknown);
         match word {
@@ -122,7 +122,7 @@ impl Branches {
         true
     }
 
-    /// Takes note of `case SUBJECT in`. Arms follow.
+    /// Begins a `case SUBJECT in`. Its arms follow.
     pub(super) fn case(&mut self, subject: String) {
         self.0.push(Branch { subject: Some(subject), ..Branch::of(Taken::No) });
     }
@@ -132,7 +132,7 @@ impl Branches {
         self.0.last().is_some_and(|branch| branch.subject.is_some())
     }
 
-    /// Begins the arm of some patterns.
+    /// Begins the arm with these patterns.
     pub(super) fn arm(&mut self, patterns: &[String]) {
         let Some(subject) = self.0.last().and_then(|branch| branch.subject.as_deref()) else { return };
         let is_open = |text: &str| text.contains(['$', '*', '?', '[', '`']);
@@ -153,14 +153,14 @@ impl Branches {
         }
     }
 
-    /// The result of a loop's condition that ends the loop at once, if the next command belongs to
-    /// one.
+    /// The result of a condition that ends the innermost loop at once. `None` unless the next
+    /// command belongs to a loop's condition.
     pub(super) fn ends_loop(&self) -> Option<Taken> {
         let branch = self.0.last().filter(|branch| branch.is_loop && branch.is_testing)?;
         Some(if branch.is_until { Taken::Yes } else { Taken::No })
     }
 
-    /// Takes note of the result of a command, which may be a condition's.
+    /// Records the result of a command, if it belongs to a condition.
     pub(super) fn result(&mut self, result: Taken) {
         if let Some(branch) = self.0.last_mut().filter(|branch| branch.is_testing) {
             branch.condition = result;
@@ -168,7 +168,7 @@ impl Branches {
     }
 }
 
-/// The result of a command, if its words decide it: a test of expanded words, `true` or `false`.
+/// The result of a command whose words decide it: a test of expanded words, `true` or `false`.
 /// `None` for other commands.
 pub(super) fn result(words: &[String]) -> Option<Taken> {
     let (first, rest) = words.split_first()?;
@@ -189,7 +189,7 @@ fn test(words: &[&str]) -> Taken {
     let number = |text: &str| text.trim().parse::<i64>().ok();
     match *words {
         ["!", ref rest @ ..] => test(rest).not(),
-        // A quoted variable without a value is no word here.
+        // A variable without a value is dropped here even if it is quoted.
         ["-z"] => Taken::Yes,
         ["-n"] => Taken::No,
         ["-z", text] => text.is_empty().into(),

@@ -1,15 +1,15 @@
-//! The words that a script's words become: variables, sums and arguments are put in their place. It
-//! must not know which commands are run.
+//! Expands a script's words: replaces variables, sums and arguments by their values. It must not
+//! know which commands are run.
 
 use super::Script;
 use super::lexer::{self, Piece, Token, Word};
 
-/// A command or sum whose value is not known: one word, wherever it is used.
+/// The text of a command or sum of unknown value, without blanks: so it stays one word.
 fn without_blanks(text: &str) -> String {
     text.split_whitespace().collect()
 }
 
-/// The variable that the next command assigns, behind `then` or not.
+/// The variable that the next command assigns, after an optional `then`.
 pub(super) fn assigned_next(tokens: &[Token]) -> Option<String> {
     let mut words = tokens.iter().skip_while(|token| match token {
         Token::End => true,
@@ -24,7 +24,7 @@ pub(super) fn assigned_next(tokens: &[Token]) -> Option<String> {
 
 impl Script<'_> {
     /// The values of a positional parameter of the innermost call: `$1`, or all of them (`$@`). The
-    /// script's own arguments are none.
+    /// script itself has no arguments.
     fn positional(&self, name: &str) -> Option<Vec<String>> {
         let arguments = self.calls.last();
         if name == "@" || name == "*" {
@@ -37,9 +37,9 @@ impl Script<'_> {
         arguments?.get(place).map(|argument| vec![argument.clone()])
     }
 
-    /// The words of a test whether a variable has a value. Arguments of the script's own are taken
-    /// to have none, and so is a variable that gets its default behind the test
-    /// (`[ -z "$X" ] && X=1`), as where one follows it (`${X:-1}`).
+    /// The words of a test whether a variable has a value. These are assumed to have none: missing
+    /// arguments, and a variable that gets its default after the test (`[ -z "$X" ] && X=1`), as
+    /// with `${X:-1}`.
     pub(super) fn without_surroundings(&mut self, mut words: Vec<String>) -> Vec<String> {
         if !matches!(words.first().map(String::as_str), Some("[" | "[[" | "test")) {
             return words;
@@ -68,7 +68,7 @@ impl Script<'_> {
         expanded.collect::<Vec<_>>().join("")
     }
 
-    /// The words that a word becomes.
+    /// The words that a word expands to.
     pub(super) fn expand(&self, word: &Word) -> Vec<String> {
         let mut done: Vec<String> = Vec::new();
         let mut current: Option<String> = word.is_quoted.then(String::new);
@@ -104,7 +104,8 @@ impl Script<'_> {
                 }
             }
         }
-        // `"${ALL[@]}"` of an empty list is no word.
+        // If all variables of a word are empty it expands to no word, as `"${ALL[@]}"` of an empty
+        // list does.
         let is_nothing = word.pieces.iter().all(|piece| matches!(piece, Piece::Variable { .. })) && !word.pieces.is_empty();
         done.extend(current.filter(|text| !(is_nothing && text.is_empty())));
         done

@@ -1,12 +1,12 @@
-//! Commands that start jobs: Python scripts behind a launcher, and tools with a command of their
+//! Commands that start jobs: Python scripts after a launcher, and tools with a command of their
 //! own. It must not know how a script's variables are expanded.
 
 use super::{Script, Started, is_flags, words_of};
 
-/// Where TRL's scripts lie in its package.
+/// The module path of TRL's scripts.
 const TRL_MODULES: &str = "trl.scripts.";
 
-/// Launchers with a command of their own, and the first word of it.
+/// Whether a launcher with its first word starts a job that names no Python script.
 fn is_foreign(launcher: &str, command: &str) -> bool {
     let launcher = launcher.rsplit('/').next().unwrap_or(launcher);
     match launcher {
@@ -30,17 +30,17 @@ pub(in super::super) fn is_recipe(word: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Launch {
     pub(super) script: String,
-    /// The words before it.
+    /// The words before the script.
     pub(super) launcher: Vec<String>,
     pub(super) arguments: Vec<String>,
-    /// The devices that it may see, if the script says them.
+    /// The visible devices, if the script sets them.
     pub(super) visible: Option<String>,
-    /// `true` if it stands in a script that the first one runs with a shell.
+    /// `true` if the command is in a script that the first one runs with a shell.
     pub(super) is_inner: bool,
 }
 
-/// Where the module stands that `python -m` or `deepspeed --module` starts, beside modules that are
-/// launchers themselves.
+/// The position of the module that `python -m` or `deepspeed --module` starts, except modules that
+/// are launchers.
 fn module_of(words: &[String]) -> Option<usize> {
     let is_launcher = |name: &str| name.starts_with("torch.") || name.starts_with("accelerate.");
     let is_module = |pair: &[String]| {
@@ -51,14 +51,14 @@ fn module_of(words: &[String]) -> Option<usize> {
 }
 
 impl Script<'_> {
-    /// What a script without a launch is: a list of arguments, or variables that hold them.
+    /// The job of a script without a launch: a list of arguments, or variables that have them.
     pub(super) fn without_launch(mut self) -> Started {
         if self.arguments.is_empty() {
             let begins = |name: &&String| self.variables.get(*name).is_some_and(|values| is_flags(values));
             let holders: Vec<String> = self.order.iter().filter(begins).cloned().collect();
             for name in &holders {
                 let values = self.variables.get(name).into_iter().flatten();
-                // Text of several words is split where it is used without quotes.
+                // A text of several words is split, as where it is used without quotes.
                 let words = values
                     .flat_map(|value| if value.trim_start().starts_with("--") { words_of(value) } else { vec![value.clone()] });
                 self.arguments.extend(words);
@@ -78,9 +78,9 @@ impl Script<'_> {
         self.launches.push(Launch { script, launcher, arguments, visible, is_inner: self.is_inner });
     }
 
-    /// Notes the job that a command starts, if it starts one.
+    /// Records the job that a command starts, if it starts one.
     pub(super) fn start(&mut self, words: Vec<String>) {
-        // A command in one word.
+        // The command may be one word.
         let words: Vec<String> =
             words.into_iter().flat_map(|word| if word.contains(".py ") { words_of(&word) } else { vec![word] }).collect();
         // `python tool.py --option -- accelerate launch train.py --bf16`: the tool starts the

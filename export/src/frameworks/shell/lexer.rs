@@ -1,4 +1,4 @@
-//! The words of a shell script, with its variables not yet expanded.
+//! Splits a shell script into words. Variables are not yet expanded.
 
 /// A part of a script.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,9 +20,9 @@ pub(super) enum Token {
 /// A word.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Word {
-    /// What it consists of.
+    /// Its parts.
     pub(super) pieces: Vec<Piece>,
-    /// Whether a part is in quotes, so that it is a word even if empty.
+    /// Whether a part is in quotes, so that an empty word counts, too.
     pub(super) is_quoted: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) enum Piece {
 }
 
 impl Word {
-    /// The text, if nothing is to be expanded.
+    /// The text, if it has nothing to expand.
     pub(super) fn literal(&self) -> Option<&str> {
         match &self.pieces[..] {
             [Piece::Literal(text)] => Some(text),
@@ -46,7 +46,7 @@ impl Word {
         }
     }
 
-    /// The variable that the word assigns to, and whether it adds to it.
+    /// The variable that the word assigns, and whether it appends to it.
     pub(super) fn assigned(&self) -> Option<(&str, bool)> {
         let Some(Piece::Literal(text)) = self.pieces.first() else { return None };
         let (name, _) = text.split_once('=')?;
@@ -55,12 +55,12 @@ impl Word {
         (begins && name.chars().all(is_name)).then_some((name, adds))
     }
 
-    /// Whether nothing follows the `=`.
+    /// Whether nothing comes after the `=`.
     pub(super) fn is_bare_assignment(&self) -> bool {
         !self.is_quoted && self.literal().is_some_and(|text| text.ends_with('='))
     }
 
-    /// What follows the `=`.
+    /// What comes after the `=`.
     pub(super) fn value(&self) -> Word {
         let mut value = self.clone();
         if let Some(Piece::Literal(text)) = value.pieces.first_mut() {
@@ -137,7 +137,7 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
                 characters = rest;
             }
             (None, '>' | '<') => {
-                // A redirection, with the number before it and the file behind it.
+                // A redirection, with the number before it and the file after it.
                 if word.as_ref().and_then(Word::literal).is_some_and(|text| text.chars().all(|digit| digit.is_ascii_digit())) {
                     word = None;
                 }
@@ -172,8 +172,8 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
     tokens
 }
 
-/// The words of `<PATH TO DATA>`, which stands for what the reader is to write there. `None` of a
-/// redirection, behind whose file a blank or the line's end follows.
+/// The text of a placeholder such as `<PATH TO DATA>`, which the reader should replace. `None` for
+/// a redirection, whose file ends with a blank or the line.
 fn placeholder(behind: &Characters<'_>) -> Option<String> {
     let line: String = behind.clone().take_while(|&next| next != '\n').collect();
     let (text, _) = line.split_once('>')?;
@@ -182,8 +182,8 @@ fn placeholder(behind: &Characters<'_>) -> Option<String> {
     (is_text && begins && !text.ends_with(' ')).then(|| text.to_owned())
 }
 
-/// The assignment that `read NAME <<END` makes, and the script behind the text's end. The
-/// assignment is empty for other commands. `None` where no text begins.
+/// The assignment that `read NAME <<END` makes, and the script after the text. The assignment is
+/// empty for other commands. `None` if no such text begins here.
 fn document<'a>(before: &[Token], last: Option<&Word>, behind: &Characters<'a>) -> Option<(String, Characters<'a>)> {
     let mut rest = behind.clone();
     rest.next_if_eq(&'<')?;
@@ -215,7 +215,7 @@ fn document<'a>(before: &[Token], last: Option<&Word>, behind: &Characters<'a>) 
     Some((assignment, rest))
 }
 
-/// Reads what follows a `$`. `None` if it stands for itself.
+/// Reads what follows a `$`. `None` if it is a plain dollar sign.
 fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
     let plain = |name: String| Piece::Variable { name, default: None, is_quoted, is_all: true };
     match characters.peek().copied()? {
@@ -223,7 +223,7 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
             let inner = until_closed(characters, '(', ')');
             match inner.strip_prefix('(').and_then(|inner| inner.strip_suffix(')')) {
                 Some(sum) => Some(Piece::Sum(sum.trim().into())),
-                // Of commands, `expr` has an output that is known.
+                // `expr` is the only command whose output is known.
                 None => match inner.trim_start().strip_prefix("expr ") {
                     Some(sum) => Some(Piece::Sum(sum.trim().replace(['\\', '"', '\''], ""))),
                     None if is_own_folder(&inner) => Some(Piece::Literal(".".into())),
@@ -271,8 +271,8 @@ fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
     }
 }
 
-/// Whether a command prints the folder of the script or that in which it runs, beside which other
-/// files are looked for: `pwd`, `dirname "$0"`, `cd "$(dirname "$0")" && pwd`.
+/// Whether a command prints the folder of the script or the current folder, in which other files
+/// are looked for: `pwd`, `dirname "$0"`, `cd "$(dirname "$0")" && pwd`.
 fn is_own_folder(command: &str) -> bool {
     let plain =
         command.replace(['"', '\'', '$', '{', '}', '(', ')'], " ").replace("[0]", "").replace("&&", " ").replace(';', " ");
@@ -313,7 +313,8 @@ fn until_closed(characters: &mut Characters<'_>, open: char, close: char) -> Str
     inner
 }
 
-/// The value of a sum of whole numbers and variables. `None` if it has other parts.
+/// The value of an arithmetic expression of whole numbers and variables. `None` if it has other
+/// parts.
 pub(super) fn sum(text: &str, value: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
     let spaced: String = text.chars().filter(|letter| !matches!(letter, '$' | '{' | '}')).collect();
     let mut parser = Sum { rest: spaced.trim(), value };

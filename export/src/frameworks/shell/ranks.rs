@@ -1,23 +1,23 @@
-//! How many ranks a launch starts: by its launcher's words, by variables of its environment, or by
-//! what it asks Slurm for.
+//! The number of ranks that a launch starts: by the launcher's words, by environment variables, or
+//! by what is requested from Slurm.
 
 use super::Script;
 use super::launches::Launch;
 
-/// Launchers of their own ranks.
+/// Launchers that start ranks themselves.
 const LAUNCHERS: [&str; 6] =
     ["torchrun", "deepspeed", "accelerate", "llamafactory-cli", "torch.distributed.launch", "torch.distributed.run"];
 
 impl Script<'_> {
-    /// The ranks of a launch, if its words or the script say them. `text` is the whole script, in
-    /// which comments ask Slurm for nodes and tasks.
+    /// The ranks of a launch, if its words or the script tell. `text` is the complete script, whose
+    /// comments may request nodes and tasks from Slurm.
     pub(super) fn ranks(&self, text: &str, launch: &Launch) -> Option<usize> {
         let words = &launch.launcher;
         let by_launcher = by_launcher(words).or_else(|| self.by_environment(&launch.script));
         by_launcher.or_else(|| by_tasks(text, words)).or_else(|| by_devices(launch))
     }
 
-    /// The ranks that ms-swift's commands start: its variables say so.
+    /// The ranks that ms-swift's commands start, which environment variables tell.
     fn by_environment(&self, script: &str) -> Option<usize> {
         let is_of_swift = ["swift-", "megatron-"].iter().any(|start| script.starts_with(start));
         self.number("NPROC_PER_NODE").filter(|_| is_of_swift)?.checked_mul(self.number("NNODES").unwrap_or(1))
@@ -28,8 +28,8 @@ impl Script<'_> {
     }
 }
 
-/// The devices that a launch may see, where its launcher starts a rank on each: `deepspeed` and
-/// `accelerate` do, on one node, and one device has one rank under any.
+/// The number of visible devices, if the launch starts one rank on each: `deepspeed` and
+/// `accelerate` do on one node, and with one device every launcher does.
 fn by_devices(launch: &Launch) -> Option<usize> {
     let is_of_several =
         |word: &String| ["nnodes", "num_nodes", "num_machines", "hostfile"].iter().any(|name| word.contains(name));
@@ -47,7 +47,7 @@ fn count_of(list: &str) -> Option<usize> {
     (are_numbers && !devices.is_empty()).then_some(devices.len())
 }
 
-/// The value of the first of some flags that stands among words.
+/// The value of the first word that is one of these flags.
 fn value_of<'a>(words: &'a [String], names: &[&str]) -> Option<&'a str> {
     let normal = |word: &str| word.trim_start_matches('-').replace('_', "-");
     let place = words.iter().position(|word| {
@@ -56,10 +56,10 @@ fn value_of<'a>(words: &'a [String], names: &[&str]) -> Option<&'a str> {
     words[place].split_once('=').map_or_else(|| words.get(place + 1).map(String::as_str), |(_, value)| Some(value))
 }
 
-/// The ranks that the words of `torchrun`, `deepspeed`, `accelerate launch` or `mpirun` ask for.
+/// The ranks that the words of `torchrun`, `deepspeed`, `accelerate launch` or `mpirun` request.
 fn by_launcher(words: &[String]) -> Option<usize> {
     let number = |names: &[&str]| value_of(words, names)?.parse::<usize>().ok();
-    // The number of all ranks.
+    // The total number of ranks.
     if let Some(all) = number(&["num-processes"]) {
         return Some(all);
     }
@@ -80,7 +80,7 @@ fn by_launcher(words: &[String]) -> Option<usize> {
     number(&["nproc-per-node"]).or_else(|| number(&["num-gpus"])).or_else(listed)?.checked_mul(nodes)
 }
 
-/// The tasks that `srun` starts, each a rank, where no launcher stands between.
+/// The tasks that `srun` starts. Each is a rank, unless another launcher is in between.
 fn by_tasks(text: &str, words: &[String]) -> Option<usize> {
     let begins = words.iter().position(|word| word.rsplit('/').next() == Some("srun"))?;
     if words.iter().any(|word| LAUNCHERS.iter().any(|launcher| word.rsplit('/').next() == Some(launcher))) {
@@ -93,7 +93,7 @@ fn by_tasks(text: &str, words: &[String]) -> Option<usize> {
         .collect();
     let own = &words[begins..];
     let number = |names: &[&str]| value_of(own, names).or_else(|| value_of(&asked, names))?.parse::<usize>().ok();
-    // Slurm starts one task on each node unless it is told otherwise.
+    // Slurm starts one task on each node by default.
     let nodes = number(&["nodes", "N"]);
     let of_node = number(&["ntasks-per-node"]).or(nodes.map(|_| 1));
     number(&["ntasks", "n"]).or_else(|| of_node?.checked_mul(nodes.unwrap_or(1)))

@@ -2,12 +2,12 @@
 
 use super::{MOST_CALLS, Script, lexer};
 
-/// Ends of the names of files that are sourced for a machine's or Python's set-up.
+/// Ends of the names of files that only set up a machine or Python.
 const ENVIRONMENTS: [&str; 6] = ["activate", "bashrc", "profile", "conda.sh", "setvars.sh", "modules.sh"];
 
 impl Script<'_> {
-    /// Runs another script with its arguments. It sees what is exported, and changes nothing of
-    /// this one.
+    /// Runs another script with its arguments. The script sees exported variables, and does not
+    /// change this script's.
     pub(super) fn run_script(&mut self, path: &str, arguments: Vec<String>) {
         let Some(text) = self.beside(path) else {
             self.foreign.get_or_insert(format!("`{path}`, a script that does not lie beside this one,"));
@@ -29,11 +29,11 @@ impl Script<'_> {
         (self.unexpanded, self.undone) = (unexpanded, undone);
     }
 
-    /// Reads a script that this one sources. What is in a directory that is not known
-    /// (`$DIR/job.sh`) is looked for beside the script.
+    /// Reads a script that this one sources. If its folder is not known (`$DIR/job.sh`), the file
+    /// is looked for in this script's folder.
     pub(super) fn source(&mut self, path: &str) {
         let name = path.rsplit('/').next().unwrap_or(path);
-        // They set up a machine or Python, and no job.
+        // These set up a machine or Python, and start no job.
         if ENVIRONMENTS.iter().any(|end| name.ends_with(end)) {
             return;
         }
@@ -50,7 +50,7 @@ impl Script<'_> {
         }
     }
 
-    /// A file beside the script. Files of this machine under an absolute path are not those of the
+    /// A file in the script's folder. Absolute paths are not read: this machine's files are not the
     /// job's.
     fn beside(&self, path: &str) -> Option<String> {
         let path = path.strip_prefix("./").map_or(path, |rest| rest.trim_start_matches('/'));

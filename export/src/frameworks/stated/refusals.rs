@@ -1,4 +1,4 @@
-//! What is said of settings that no plan expresses.
+//! Errors for settings that no plan expresses.
 
 use super::super::FrameworkError;
 use super::values::unexpanded_in;
@@ -11,7 +11,7 @@ impl Stated {
         self.refuse_with(names, why, "leave it out of the file to plan the job without it")
     }
 
-    /// Refuses settings as [`Self::refuse`] does, with another way forward.
+    /// As [`Self::refuse`], with another hint.
     pub(in super::super) fn refuse_with(&mut self, names: &[&str], why: &str, hint: &str) -> Result<(), FrameworkError> {
         match self.stated_of(names).iter().find(|name| !self.taken.contains(*name)) {
             None => Ok(()),
@@ -19,7 +19,7 @@ impl Stated {
         }
     }
 
-    /// The error for a setting that freezes the text model, whose parameters have no one name.
+    /// The error for a setting that freezes the text model, whose parameters have no common name.
     pub(in super::super) fn frozen_text(&self, name: &str) -> FrameworkError {
         FrameworkError::Form {
             reason: format!("{}: the language model is frozen, whose parameters have no one name", self.written(name)),
@@ -27,7 +27,7 @@ impl Stated {
         }
     }
 
-    /// The error for a value of another kind.
+    /// The error for a value of the wrong kind.
     pub(in super::super) fn wrong(&self, name: &str, expected: &str) -> FrameworkError {
         let value = self.settings.get(name).unwrap_or(&Value::Null);
         let hint = match self.notation {
@@ -48,7 +48,7 @@ impl Stated {
         }
     }
 
-    /// The error for a word that no plan has.
+    /// The error for a word that no plan has a value for.
     pub(in super::super) fn unknown(&self, name: &str, known: &str) -> FrameworkError {
         FrameworkError::Form { reason: format!("{} is not one of those that a plan has", self.written(name)), hint: known.into() }
     }

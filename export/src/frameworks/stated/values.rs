@@ -1,9 +1,9 @@
-//! Values of settings, and texts about them. It must not know what became of a setting.
+//! Values of settings, and texts about them. It must not know how settings are handled.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The error of the YAML parser without words of its options.
+/// The YAML parser's error, without its advice on parser options.
 pub(super) fn yaml_error(text: &str) -> String {
     let line = text.lines().next().unwrap_or("it is no YAML");
     let end = [", set ", "; set ", " (set ", ". Set "].iter().filter_map(|mark| line.find(mark)).min().unwrap_or(line.len());
@@ -11,7 +11,7 @@ pub(super) fn yaml_error(text: &str) -> String {
     format!("{}{}", line.get(..end).unwrap_or(line), place.unwrap_or_default())
 }
 
-/// Puts the leaves of a value under their paths. Empty objects and lists are leaves.
+/// Inserts the leaves of a value by their paths. Empty objects and lists are leaves.
 pub(in super::super) fn flatten(path: String, value: Value, settings: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(object) if !object.is_empty() => {
@@ -23,7 +23,7 @@ pub(in super::super) fn flatten(path: String, value: Value, settings: &mut BTree
     }
 }
 
-/// Whether a value means that a setting is not used.
+/// Whether a value switches a setting off.
 pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -38,7 +38,7 @@ pub(super) fn is_off(value: &Value) -> bool {
     }
 }
 
-/// Why the first variable in a text was not expanded, if that is known.
+/// The reason why the first variable in a text was not expanded, if it is known.
 pub(in super::super) fn unexpanded_in(text: &str, unexpanded: &BTreeMap<String, String>) -> Option<String> {
     let names = text.split('$').skip(1);
     let name = |rest: &str| {
@@ -49,7 +49,7 @@ pub(in super::super) fn unexpanded_in(text: &str, unexpanded: &BTreeMap<String, 
     names.filter_map(name).find_map(|name| unexpanded.get(&name).map(|why| format!("`${name}` {why}")))
 }
 
-/// A number as it is written in decimal, so that it reads back the same.
+/// A number as its shortest decimal, which reads back the same.
 pub(in super::super) fn decimal(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }

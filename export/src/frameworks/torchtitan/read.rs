@@ -50,7 +50,7 @@ const NEUTRAL: [&str; 38] = [
     "memory_estimation.*",
 ];
 
-/// Older names of settings, with their place today.
+/// Older names of settings, with the current ones.
 const RENAMED: [(&str, &str); 22] = [
     ("training.batch_size", "training.local_batch_size"),
     ("training.data_parallel_degree", "parallelism.data_parallel_shard_degree"),
@@ -114,7 +114,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     Ok(ImportedPlan { model, unknown_model, ..ImportedPlan::new(plan, account) })
 }
 
-/// Accounts for what is left. A switched-off section has no effect.
+/// Accounts for the remaining settings. Settings of a section that is switched off have no effect.
 fn finish(mut stated: Stated) -> Result<Account, FrameworkError> {
     for (switch, rest) in [("float8.enable_float8_linear", "float8.*"), ("memory_estimation.enabled", "memory_estimation.*")] {
         if stated.has(switch) && !stated.is_on(switch)? {
@@ -128,7 +128,7 @@ fn finish(mut stated: Stated) -> Result<Account, FrameworkError> {
     stated.finish()
 }
 
-/// A TOML value as JSON. A date is its text.
+/// A TOML value as JSON. A date becomes a text.
 fn json(value: toml::Value) -> Value {
     match value {
         toml::Value::Table(table) => Value::Object(table.into_iter().map(|(name, value)| (name, json(value))).collect()),
@@ -141,7 +141,7 @@ fn json(value: toml::Value) -> Value {
     }
 }
 
-/// The model, or its name if it is not known.
+/// The model, or its name if it is unknown.
 fn read_model(stated: &mut Stated) -> Result<(Option<Model>, Option<String>), FrameworkError> {
     let module = stated.text("model.name")?.unwrap_or_default();
     let config = stated.text("model.config")?;
@@ -156,7 +156,7 @@ fn read_model(stated: &mut Stated) -> Result<(Option<Model>, Option<String>), Fr
         let name = format!("{module} {}", config.or(flavor).unwrap_or_default());
         return Ok((None, Some(name.trim().to_string()).filter(|name| !name.is_empty())));
     };
-    // torchtitan's own default.
+    // torchtitan's default.
     let model = model.with_sequence(sequence.unwrap_or(2048)).unwrap_or(model);
     Ok((Some(model), None))
 }
@@ -186,11 +186,11 @@ fn read_layout(stated: &mut Stated, ranks: usize, blocks: Option<usize>) -> Resu
     if product != ranks {
         return Err(wrong(format!("the degrees make {product} ranks of {ranks}")));
     }
-    // Ranks of a sequence shard parameters too (`ParallelDims.fsdp_enabled`).
+    // Context-parallel ranks shard parameters as well (`ParallelDims.fsdp_enabled`).
     let zero = match (shard.saturating_mul(context), stated.text("parallelism.fsdp_reshard_after_forward")?.as_deref()) {
         (1, _) => 0,
         (_, Some("never")) => 2,
-        // By default a pipeline keeps parameters gathered.
+        // By default, a pipeline does not free gathered parameters.
         (_, None | Some("default")) => {
             if pipeline > 1 {
                 2
@@ -201,7 +201,7 @@ fn read_layout(stated: &mut Stated, ranks: usize, blocks: Option<usize>) -> Resu
         (_, Some("always")) => 3,
         (_, Some(_)) => return Err(stated.unknown("parallelism.fsdp_reshard_after_forward", "policies: default, always, never")),
     };
-    // Experts lie on the ranks that shard parameters.
+    // Experts are distributed over the ranks that shard parameters.
     if !shard.is_multiple_of(experts) {
         return Err(FrameworkError::Form {
             reason: format!("`expert_parallel_degree = {experts}` does not divide the {shard} ranks that shard parameters"),
@@ -274,8 +274,7 @@ fn read_pipeline(stated: &mut Stated, layout: &mut Layout, blocks: Option<usize>
     };
     let from_layers = per_stage.and_then(|per_stage| Some(blocks?.div_ceil(per_stage)));
     let chunks = layout.cuts.as_ref().map(Vec::len).or(from_layers);
-    // torchtitan gives schedules of several chunks two on each stage, where the file states no
-    // other number.
+    // By default, torchtitan gives each stage two chunks under a schedule of several chunks.
     let usual = *layout.schedule.chunks().start();
     let Some(chunks) = chunks else {
         layout.virtual_stages = usual;
@@ -291,7 +290,7 @@ fn read_pipeline(stated: &mut Stated, layout: &mut Layout, blocks: Option<usize>
     Ok(())
 }
 
-/// The blocks of each chunk, from lists of modules. The last norm and the head are one block.
+/// The blocks of each chunk, from lists of modules. The final norm and the head are one block.
 fn read_parts(stated: &mut Stated) -> Result<Option<Vec<usize>>, FrameworkError> {
     const NAME: &str = "parallelism.module_fqns_per_model_part";
     let lists = stated.list(NAME)?;
@@ -303,7 +302,7 @@ fn read_parts(stated: &mut Stated) -> Result<Option<Vec<usize>>, FrameworkError>
     blocks.collect::<Option<Vec<usize>>>().map(Some).ok_or_else(|| stated.wrong(NAME, "a list of lists"))
 }
 
-/// The blocks of each chunk, from the layers with which chunks begin.
+/// The blocks of each chunk, from the layers that chunks begin with.
 fn split(stated: &Stated, points: &[Value], blocks: Option<usize>) -> Result<Vec<usize>, FrameworkError> {
     const NAME: &str = "parallelism.pipeline_parallel_split_points";
     let layer = |point: &Value| point.as_str()?.strip_prefix("layers.")?.parse::<usize>().ok();
@@ -384,11 +383,11 @@ fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {
         });
     }
     if older || !converters.is_empty() {
-        // How eight bits are scaled and gathered is the stack's.
+        // The stack decides how fp8 numbers are scaled and gathered.
         stated.neutral(&["float8.*", "quantize.linear.float8.*"]);
         return Ok(DataType::Fp8);
     }
-    // Without a converter their settings configure nothing.
+    // Without a converter, these settings have no effect.
     stated.neutral(&["float8.*", "quantize.*", "mx.*"]);
     match stated.text("training.mixed_precision_param")?.as_deref() {
         Some("float32") => Ok(DataType::Fp32),

@@ -1,12 +1,12 @@
 //! A recipe as it is launched: `tune run RECIPE --config FILE key=value`, where `key=value`
-//! replaces what the file says.
+//! overwrites a setting of the file.
 
 use super::super::shell;
 use super::super::stated::{Notation, Stated};
 use super::super::{FrameworkError, Surroundings};
 use serde_json::{Map, Value};
 
-/// Reads a recipe's file, or the command that runs one with its changes.
+/// Reads a recipe's file, or the command that runs a recipe with changes.
 pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Stated, FrameworkError> {
     const WHAT: &str = "a recipe of torchtune (`tune cp`), or the command that runs one";
     let parsed = Stated::parse(text, WHAT);
@@ -44,14 +44,14 @@ pub(super) fn read(text: &str, surroundings: &Surroundings<'_>) -> Result<Stated
 /// A change of a recipe's setting.
 struct Change {
     path: String,
-    /// The new value; `None` if the setting is left out (`~path`).
+    /// The new value; `None` if the setting is removed (`~path`).
     value: Option<Value>,
 }
 
 impl Change {
     fn apply(self, stated: &mut Stated) -> Result<(), FrameworkError> {
         let Self { path, value } = self;
-        // A component's name alone stands for the component.
+        // The name of a component without `._component_` means the component.
         let component = format!("{path}._component_");
         let path = if stated.has(&component) && value.as_ref().is_some_and(Value::is_string) { component } else { path };
         let Some(value) = value else {

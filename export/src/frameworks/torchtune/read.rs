@@ -88,7 +88,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         None | Some("fp32") => DataType::Fp32,
         Some(_) => return Err(stated.unknown("dtype", "formats: bf16, fp32")),
     };
-    // Parameters, gradients and moments are in the one format.
+    // Parameters, gradients and moments all have this format.
     plan.workload.no_master_copy = plan.precision == DataType::Bf16;
     read_adapters(&mut stated, method, &mut plan)?;
     plan.workload.loss = match stated.text("loss._component_")?.as_deref() {
@@ -127,7 +127,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     Ok(ImportedPlan { model, unknown_model, sequence, ..ImportedPlan::new(plan, stated.finish()?) })
 }
 
-/// Reads what the recipes of DPO have beside the others.
+/// Reads the settings that only recipes for DPO have.
 fn read_preference(stated: &mut Stated, plan: &mut Plan) {
     plan.workload.preference = Some(Preference::Dpo);
     stated.neutral(&["loss.beta", "loss.label_smoothing", "loss.gamma"]);
@@ -207,7 +207,7 @@ fn read_optimizer(stated: &mut Stated, plan: &mut Plan) -> Result<(), FrameworkE
     let usual = Training::default();
     let component = stated.text("optimizer._component_")?.unwrap_or_else(|| "torch.optim.AdamW".into());
     let kind = component.rsplit('.').next().unwrap_or_default();
-    // PyTorch's own defaults.
+    // PyTorch's defaults.
     let usual_decay = if kind.starts_with("AdamW") || kind.starts_with("PagedAdamW") { 0.01 } else { 0.0 };
     let weight_decay = stated.number("optimizer.weight_decay")?.unwrap_or(usual_decay);
     let betas = stated.list("optimizer.betas")?;
@@ -253,7 +253,8 @@ fn read_optimizer(stated: &mut Stated, plan: &mut Plan) -> Result<(), FrameworkE
     Ok(())
 }
 
-/// Reads adapters. `method`: whether weights have four bits; `None` without adapters.
+/// Reads adapters. `method` tells whether the frozen weights have four bits; `None` without
+/// adapters.
 fn read_adapters(stated: &mut Stated, method: Option<bool>, plan: &mut Plan) -> Result<(), FrameworkError> {
     let Some(is_quantised) = method else { return Ok(()) };
     let attention = stated.list("model.lora_attn_modules")?;
@@ -280,7 +281,7 @@ fn read_adapters(stated: &mut Stated, method: Option<bool>, plan: &mut Plan) -> 
     Ok(())
 }
 
-/// A builder's name as the hub would write it: `qwen2.5-7b` of `qwen2_5_7b`.
+/// A builder's name as the Hugging Face Hub writes it: `qwen2.5-7b` for `qwen2_5_7b`.
 fn hub_name(builder: &str) -> String {
     let mut name = String::new();
     for part in builder.split('_') {

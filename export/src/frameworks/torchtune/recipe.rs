@@ -1,4 +1,4 @@
-//! torchtune's recipes: which one trains a plan, and how it is started.
+//! torchtune's recipes: which one trains a plan, and the command that starts it.
 
 use super::{FRAMEWORK, VERSION};
 use crate::frameworks::{FrameworkError, Job};
@@ -8,7 +8,7 @@ use foretell_program::{Plan, Preference};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
     name: &'static str,
-    /// Whether `torchrun` starts the recipe. `tune run` refuses its flags for others.
+    /// Whether `torchrun` starts the recipe. `tune run` refuses its flags for other recipes.
     is_distributed: bool,
 }
 
@@ -23,13 +23,13 @@ impl Recipe {
             (None, false, _) => ("full_finetune_distributed", true),
             (Some(_), true, 1) => ("lora_dpo_single_device", false),
             (Some(_), true, _) => ("lora_dpo_distributed", true),
-            // It has no other for one device, and takes a world of one rank.
+            // There is no recipe for one device, and this one accepts a single rank.
             (Some(_), false, _) => ("full_dpo_distributed", true),
         };
         Self { name, is_distributed }
     }
 
-    /// The script that starts it.
+    /// The script that starts the recipe.
     pub(super) fn script(self, job: &Job<'_>) -> Result<String, FrameworkError> {
         let [nodes, per_node] = job.nodes()?;
         let Self { name, is_distributed } = self;

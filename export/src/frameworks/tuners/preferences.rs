@@ -1,5 +1,6 @@
-//! Training on preferences and of reward models, as TRL, Axolotl and LLaMA-Factory name it. All
-//! three make the reference model themselves: a frozen copy, or the model with its adapters off.
+//! Training on preferences and of reward models, by the names of TRL, Axolotl and LLaMA-Factory.
+//! All three tools make the reference model themselves: a frozen copy, or the model without its
+//! adapters.
 
 use super::super::FrameworkError;
 use super::super::nearest::Nearest;
@@ -7,10 +8,11 @@ use super::Tuner;
 use foretell_program::{LossKernel, Plan, Preference};
 use serde_json::{Map, Value, json};
 
-/// TRL's, Axolotl's and LLaMA-Factory's default of beta, stated so that a file names its method.
+/// Beta's default in TRL, Axolotl and LLaMA-Factory. It is stated so that the file tells its
+/// method.
 const BETA: f64 = 0.1;
 
-/// TRL's module of a method's script. `None` for ORPO, whose trainer has no script of its own.
+/// The name of TRL's script for a method. `None` for ORPO, whose trainer has no script.
 pub(super) const fn trl_script(preference: Option<Preference>) -> Option<&'static str> {
     match preference {
         None => Some("sft"),
@@ -21,13 +23,14 @@ pub(super) const fn trl_script(preference: Option<Preference>) -> Option<&'stati
     }
 }
 
-/// Replaces what a tool lacks under a preference.
+/// Replaces settings that a tool lacks when it trains on a preference.
 ///
 /// # Errors
-/// [`FrameworkError::Refused`] if the tool ends the job at its start.
+/// [`FrameworkError::Refused`] if the tool would refuse the job when it starts.
 pub(super) fn restrict(preference: Preference, nearest: &mut Nearest, tuner: Tuner, is_zero: bool) -> Result<(), FrameworkError> {
     let refuse = |reason: &str, hint| Err(FrameworkError::Refused { framework: tuner.framework(), reason: reason.into(), hint });
-    // `KTOTrainer` raises, whatever the accumulation. LLaMA-Factory's own trainer does not ask.
+    // `KTOTrainer` raises an error for one sample, with any accumulation. LLaMA-Factory's trainer
+    // does not check it.
     if preference == Preference::Kto && tuner != Tuner::LlamaFactory && nearest.plan.layout.micro_batch < 2 {
         return refuse(
             "KTO compares samples of a micro-batch, so that needs 2 at least",
@@ -43,7 +46,7 @@ pub(super) fn restrict(preference: Preference, nearest: &mut Nearest, tuner: Tun
             "plan it with `--fix zero=0`, or without `--base-bits`, or export it `--to trl`",
         );
     }
-    // LLaMA-Factory has no such setting, and Axolotl none for KTO.
+    // LLaMA-Factory has no setting for a precomputed reference, and Axolotl has none for KTO.
     if tuner == Tuner::LlamaFactory || tuner == Tuner::Axolotl && preference == Preference::Kto {
         let what = "the reference's log-probabilities are computed in each step";
         nearest.replace(|plan| &mut plan.workload.precomputed_reference, false, what);
@@ -57,8 +60,8 @@ pub(super) fn restrict(preference: Preference, nearest: &mut Nearest, tuner: Tun
 }
 
 impl Tuner {
-    /// Whether dropout can be on. The trainers of all tools switch it off unless `disable_dropout`
-    /// is off, which TRL's files alone state.
+    /// Whether dropout can be on: with TRL, whose files can set `disable_dropout`, and with
+    /// LLaMA-Factory for reward models. In all other cases the trainers switch it off.
     fn keeps_dropout(self, preference: Preference) -> bool {
         match self {
             Self::Trl => true,
@@ -68,7 +71,7 @@ impl Tuner {
     }
 }
 
-/// States the method in a tool's words.
+/// States the method by a tool's names.
 pub(super) fn state(plan: &Plan, preference: Preference, tuner: Tuner, settings: &mut Map<String, Value>) {
     let has_beta = preference != Preference::Reward;
     let mut set = |name: &str, value: Value| _ = settings.insert(name.into(), value);
@@ -81,7 +84,7 @@ pub(super) fn state(plan: &Plan, preference: Preference, tuner: Tuner, settings:
             if has_beta {
                 set("beta", json!(BETA));
             } else if plan.training.lora.is_some() {
-                // Else peft looks for a head over the vocabulary.
+                // Otherwise peft looks for a head over the vocabulary.
                 set("lora_task_type", json!("SEQ_CLS"));
             }
         }
@@ -90,7 +93,7 @@ pub(super) fn state(plan: &Plan, preference: Preference, tuner: Tuner, settings:
             set("rl_beta", json!(BETA));
             match preference {
                 Preference::Dpo => set("precompute_ref_log_probs", json!(plan.workload.precomputed_reference)),
-                // Axolotl demands it.
+                // Axolotl requires it.
                 Preference::Kto => set("remove_unused_columns", json!(false)),
                 Preference::Orpo | Preference::Reward => {}
             }
@@ -114,7 +117,7 @@ pub(super) fn state(plan: &Plan, preference: Preference, tuner: Tuner, settings:
     }
 }
 
-/// A comment on what the file's counts and the tool's defaults mean.
+/// A comment that explains the file's counts and the tool's defaults.
 pub(super) fn comment(plan: &Plan, preference: Preference) -> String {
     let sample = match preference.sequences() {
         2 => "A sample of the batch is two sequences: a chosen and a rejected answer.",
@@ -129,8 +132,8 @@ pub(super) fn comment(plan: &Plan, preference: Preference) -> String {
     format!("# {sample} {reference}\n")
 }
 
-/// A script for TRL's ORPO, whose trainer is experimental and comes without one. It reads what
-/// TRL's own scripts read.
+/// A script for TRL's ORPO, whose trainer is experimental and has no script. It reads the same
+/// arguments as TRL's own scripts.
 pub(super) const ORPO_SCRIPT: &str = r#""""Trains by ORPO with TRL's experimental trainer: orpo.py --config trl.yaml --model_name_or_path ... --dataset_name ..."""
 
 import torch

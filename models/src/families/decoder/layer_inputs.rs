@@ -1,5 +1,5 @@
-//! What layers of Gemma 3n and Gemma 4 have beside the usual parts: an embedding of their own, keys
-//! and values of another layer, and other heads where they see all positions.
+//! Parts that layers of Gemma 3n and Gemma 4 have in addition to the usual ones: an embedding of
+//! their own, keys and values of another layer, and other heads in layers that see all positions.
 
 use super::super::Check;
 use super::Decoder;
@@ -11,28 +11,28 @@ use crate::graph::TensorId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Attention in layers that see all positions although there is a window, where it differs from
-/// that of the others.
+/// Attention in layers that see all positions although there is a window, if it differs from that
+/// of the other layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FullAttention {
-    /// Features of a head. `None`: as in the others.
+    /// Features of a head. `None`: as in the other layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dimension: Option<usize>,
-    /// Heads of keys and values. `None`: as in the others.
+    /// Heads of keys and values. `None`: as in the other layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_heads: Option<usize>,
-    /// Whether one product makes keys and values.
+    /// Whether one product computes both keys and values.
     #[serde(default, skip_serializing_if = "is_false")]
     pub keys_as_values: bool,
 }
 
-/// Layers that use the keys and values of another: of the last layer before them that has its own
-/// and that sees all positions if they do.
+/// Layers that reuse keys and values of an earlier layer. Of the layers that have their own, they
+/// take the last one that sees all positions if they do, or has a window if they have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SharedKeys {
-    /// How many of the last layers do.
+    /// Number of such layers: the last ones of the decoder.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub layers: usize,
     /// Inner width of their feed-forward networks. `None`: `ffn`.
@@ -41,7 +41,8 @@ pub struct SharedKeys {
 }
 
 /// A second embedding, which has features for each layer. A product of the first is added to it.
-/// After its feed-forward network a layer adds a product of its features, weighed by a gate.
+/// After its feed-forward network, each layer adds a product of its own features, weighed by a
+/// gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LayerInputs {
@@ -58,7 +59,7 @@ impl Decoder {
         self.full_attention_every.is_some_and(|every| (layer + 1).is_multiple_of(every))
     }
 
-    /// What attention of a layer has of its own.
+    /// The sizes of a layer's attention that differ from other layers'; `None` if it has a window.
     fn full_attention_of(&self, layer: usize) -> Option<FullAttention> {
         self.full_attention.filter(|_| self.is_full(layer))
     }
@@ -74,12 +75,12 @@ impl Decoder {
         own.or(self.kv_heads).unwrap_or(self.heads)
     }
 
-    /// Whether one product makes the keys and values of a layer.
+    /// Whether one product computes both keys and values of a layer.
     pub(super) fn has_keys_as_values(&self, layer: usize) -> bool {
         self.full_attention_of(layer).is_some_and(|full| full.keys_as_values)
     }
 
-    /// What a layer shares, if it has no keys of its own.
+    /// The sharing of keys, if the layer has none of its own; else `None`.
     fn shared_keys_of(&self, layer: usize) -> Option<SharedKeys> {
         self.shared_keys.filter(|shared| layer < self.layers && layer + shared.layers >= self.layers)
     }
@@ -131,7 +132,7 @@ impl Decoder {
 }
 
 impl Layers<'_> {
-    /// The keys and values that a layer uses of another.
+    /// The keys and values of an earlier layer that a layer uses; `None` if it has its own.
     pub(super) fn shared_keys(&self, layer: usize) -> Option<[TensorId; 2]> {
         self.sizes.shared_keys_of(layer)?;
         self.keys[usize::from(self.sizes.is_full(layer))]
@@ -163,13 +164,13 @@ impl Layers<'_> {
         self.builder.scale("model.per_layer_inputs.scale", sum, 2)
     }
 
-    /// Adds what a layer makes of its features to the residual stream.
+    /// Adds the product of a layer's own features to the residual stream.
     pub(super) fn add_layer_input(&mut self, layer: usize, x: TensorId, all: TensorId) -> TensorId {
         let y = self.layer_input(layer, x, all);
         self.builder.add(&format!("model.layers.{layer}.per_layer_input.residual"), x, y)
     }
 
-    /// Adds what a layer makes of its features, weighed by a gate made of x.
+    /// Adds the product of a layer's own features, weighed by a gate made of x.
     pub(super) fn layer_input(&mut self, layer: usize, x: TensorId, all: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let own = self.builder.without_layers(&name("per_layer_input"), all);

@@ -171,7 +171,7 @@ impl Layers<'_> {
         }
     }
 
-    /// Adds attention and the feed-forward network, or what a layer has in their place.
+    /// Adds attention and the feed-forward network, or the parts that the layer's kind has instead.
     pub(super) fn usual_parts(&mut self, layer: usize, x: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let kind = self.sizes.kind_of(layer);
@@ -224,7 +224,7 @@ impl Layers<'_> {
         if self.sizes.no_input_norms { x } else { self.norm(name, x) }
     }
 
-    /// Adds what is done to a part's output before it is added to the residual stream.
+    /// Adds the norm and the dropout of a part's output, before it is added to the residual stream.
     fn added(&mut self, module: &str, norm: &str, y: TensorId) -> TensorId {
         let y = if self.sizes.output_norms { self.norm(&format!("{module}.{norm}"), y) } else { y };
         self.builder.dropout(&format!("{module}.dropout"), y, self.sizes.dropout)

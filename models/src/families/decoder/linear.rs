@@ -7,8 +7,8 @@ use crate::kernel::ScanRule;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a layer is made of. Layers without a word for it have a feed-forward network, dense or a
-/// mixture, after the rest.
+/// The parts of a layer. Kinds whose name does not end in `Alone` also have a feed-forward network,
+/// dense or a mixture, after the named parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerKind {
@@ -16,7 +16,7 @@ pub enum LayerKind {
     Attention,
     /// Linear attention.
     Linear,
-    /// Both side by side, after one norm, as in Falcon-H1.
+    /// Both in parallel, after one norm, as in Falcon-H1.
     AttentionAndLinear,
     /// Attention, without a feed-forward network, as in Nemotron-H.
     AttentionAlone,
@@ -39,7 +39,7 @@ impl LayerKind {
         matches!(self, Self::Linear | Self::AttentionAndLinear | Self::LinearAlone)
     }
 
-    /// Whether it has one part alone.
+    /// Whether the layer consists of a single part.
     pub(crate) fn is_alone(self) -> bool {
         matches!(self, Self::AttentionAlone | Self::LinearAlone | Self::DenseAlone | Self::MixtureAlone)
     }
@@ -85,14 +85,14 @@ pub struct LinearAttention {
     /// Whether the products have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
-    /// Features between the two products that the gate is made by, and the two that the decays of
-    /// `kimi_delta` are made by. `None`: each is made by one product.
+    /// Features between the two products that make the gate, and between those that make the decays
+    /// of `kimi_delta`. `None`: one product makes each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
     /// Norm before the last product.
     #[serde(default)]
     pub norm: LinearNorm,
-    /// Positions of a chunk, within which all keys meet all queries.
+    /// Positions of a chunk, within which every query meets every key.
     pub chunk: usize,
 }
 

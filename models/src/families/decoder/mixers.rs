@@ -7,8 +7,8 @@ use crate::graph::{Dimension, TensorId};
 use crate::kernel::ScanRule;
 
 impl Layers<'_> {
-    /// Adds linear attention. Transformers makes gate, keys, values and controls by one product or
-    /// by four. Here they are four, so that `tensor` can shard each by heads.
+    /// Adds linear attention. Transformers computes gate, keys, values and controls in one product
+    /// or in four. Here they are four, so that `tensor` can shard each by heads.
     pub(super) fn linear_attention(&mut self, layer: usize, x: TensorId, sizes: &LinearAttention) -> TensorId {
         let part = match sizes.rule {
             ScanRule::StateSpace => "mamba",
@@ -44,8 +44,8 @@ impl Layers<'_> {
         let chunk = sizes.chunk.min(self.sizes.sequence);
         let y = self.builder.scan(&name("scan"), [keys, values], [controls, strengths], sizes.rule, chunk, WEIGHTS);
         let epsilon = self.sizes.norm_epsilon.epsilon();
-        // Mamba-2 norms what the gate has weighed, the delta rule weighs what is normed: as much
-        // work.
+        // Mamba-2 normalises the gated output, the delta rule gates the normalised output. The work
+        // is the same.
         let y = match sizes.norm {
             LinearNorm::Heads => self.builder.rms_norm(&name("norm"), y, epsilon),
             LinearNorm::None | LinearNorm::Whole | LinearNorm::Groups => y,
@@ -63,7 +63,7 @@ impl Layers<'_> {
         self.linear(&name("out_proj"), y, 3, &hidden, sizes.bias)
     }
 
-    /// Adds a product, or two with few features between them.
+    /// Adds one product, or two with `rank` features between them.
     fn by_rank(&mut self, name: &str, x: TensorId, sizes: &LinearAttention, outputs: &[Dimension]) -> TensorId {
         let x = match sizes.rank {
             Some(rank) => self.linear(&format!("{name}.a"), x, 1, &[dimension("rank", rank)], sizes.bias),

@@ -65,7 +65,7 @@ impl From<NormEpsilon> for f64 {
     }
 }
 
-/// How a position is known.
+/// How the model knows positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionKind {
@@ -76,7 +76,7 @@ pub enum PositionKind {
     Learned,
     /// Scores fall with the distance (Press et al. 2022).
     Alibi,
-    /// It is not known.
+    /// Not at all.
     None,
 }
 
@@ -110,7 +110,7 @@ impl FeedForward {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ParallelBlock {
-    /// The feed-forward network reads what attention has added to.
+    /// In sequence: the feed-forward network reads the residual stream after attention.
     #[default]
     None,
     /// Both read one norm of the layer's input, as in Phi and Falcon 7B.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResidualStreams {
-    /// Streams, the active one among them.
+    /// Number of streams, including the active one.
     pub streams: usize,
     /// Features between the two products beside attention.
     pub rank: usize,
@@ -70,7 +70,7 @@ impl Layers<'_> {
         let others = [dimension("streams", streams.streams - 1), dimension("hidden", self.sizes.hidden)];
         let name = "model.altup_projections";
         let made = self.linear(name, x, 1, &others, false);
-        // They are made as long as the embedding.
+        // Each is scaled to the length of the embedding.
         let made = self.builder.scale(&format!("{name}.magnitude"), made, 1);
         self.builder.stacked("model.streams", x, made)
     }
@@ -89,7 +89,7 @@ impl Layers<'_> {
         self.builder.scale("model.streams.mean", sum, streams.streams * streams.streams)
     }
 
-    /// Adds weights for each stream `[batch, sequence, streams]`, made of the active one.
+    /// Adds weights for each stream `[batch, sequence, streams]`, computed from the active one.
     fn modalities(&mut self, name: &str, x: TensorId, router: &Router) -> TensorId {
         let epsilon = self.sizes.norm_epsilon.epsilon();
         let normed = self.builder.rms_norm_with(&format!("{name}.norm"), x, epsilon, router.norm);
@@ -132,8 +132,7 @@ impl Layers<'_> {
         }
     }
 
-    /// Adds what the low-rank product makes of a layer's normed input to the stream behind
-    /// attention.
+    /// Adds the low-rank product of a layer's normed input to the stream after attention.
     pub(super) fn beside_attention(&mut self, layer: usize, x: TensorId, normed: TensorId, streams: ResidualStreams) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.laurel.{part}");
         let y = self.linear(&name("linear_left"), normed, 1, &[dimension("rank", streams.rank)], false);

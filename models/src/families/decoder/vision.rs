@@ -1,5 +1,5 @@
-//! The part of a decoder that sees images: an encoder over patches, and a projector that makes
-//! tokens of what it sees. The tokens take places of the text's.
+//! The part of a decoder that sees images: an encoder over patches, and a projector that turns its
+//! output into tokens. These tokens replace some of the text's.
 
 use super::layers::{Layers, WEIGHTS};
 use super::{Decoder, NormEpsilon, NormKind};
@@ -33,7 +33,7 @@ pub struct VisionTower {
     /// Patches that become one token.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub patches_of_token: usize,
-    /// How they do.
+    /// How patches become one token.
     #[serde(default)]
     pub joined: JoinedPatches,
     /// Kind of the norms.
@@ -60,8 +60,8 @@ pub struct VisionTower {
     /// Whether patches are normed after the last layer.
     #[serde(default, skip_serializing_if = "is_false")]
     pub norm_after: bool,
-    /// Patches of a window that attention stays within, but for every eighth layer. 0: it sees the
-    /// whole image.
+    /// Patches of a window that attention is limited to, except in every eighth layer. 0: attention
+    /// sees the whole image.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub window: usize,
     /// Products from joined patches to the decoder's features: one, or two with a GELU between.
@@ -177,7 +177,8 @@ impl Layers<'_> {
         let tokens = self.projected("projector", x, tower, NormPlace::BeforeJoining);
         (0..tower.further_projectors).fold(tokens, |tokens, index| {
             let more = self.projected(&format!("projector.{}", index + 1), x, tower, NormPlace::AfterJoining);
-            // Each is added to the decoder's positions of the image in one of its layers.
+            // In the model, each result is added to the image's positions in one of the decoder's
+            // lower layers. Planned as a sum of tokens.
             self.builder.add(&format!("projector.{}.sum", index + 1), tokens, more)
         })
     }

@@ -1,8 +1,7 @@
 //! The graph of a network.
 //!
-//! Images have their channels last in the graph, and first in the network's shapes. Where an
-//! operation wants other dimensions than its operand's tensor has, a change of shape comes between,
-//! which costs nothing.
+//! Images have their channels last in the graph, and first in the network's shapes. If an operation
+//! needs other dimensions than its operand has, a reshape is inserted, which costs nothing.
 
 use super::operation::{NetworkOperation, NetworkWork};
 use super::{Network, NetworkLayer, NetworkStorage};
@@ -16,10 +15,10 @@ use std::collections::BTreeSet;
 /// Initial values of weights. They are not those of the traced step.
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
-/// Epsilon of norms. Costs do not depend on it.
+/// Epsilon of norms. Costs do not depend on its value.
 const EPSILON: Epsilon = Epsilon::new(5);
 
-/// Names of the dimensions behind the batch.
+/// Names of the dimensions after the batch.
 const AXES: [&str; 6] = ["first", "second", "third", "fourth", "fifth", "sixth"];
 
 /// A layer's result.
@@ -58,8 +57,8 @@ pub(super) fn graph(network: &Network, name: &str, options: &GraphOptions) -> Gr
     layers.builder.finish(predictions, is_text.then_some(predictions))
 }
 
-/// The places of parameters that are both a table of embeddings and the weight of a product. Both
-/// would shard them in different ways, so ranks of `tensor` keep them whole.
+/// The indices of parameters that are both a table of embeddings and the weight of a product. The
+/// two uses would shard them differently, so `tensor` does not shard them.
 fn tied_tables(network: &Network) -> BTreeSet<usize> {
     let reads = |is_wanted: fn(NetworkOperation) -> bool| {
         let layers = network.layers.iter().filter(move |layer| is_wanted(layer.operation));
@@ -69,9 +68,10 @@ fn tied_tables(network: &Network) -> BTreeSet<usize> {
     &tables & &reads(|operation| operation == NetworkOperation::Product { transposed: true })
 }
 
-/// For a network that names no blocks, whether a block begins with each layer, and whether that is
-/// recomputable: only the result of the layer before is read from here on, the block before has
-/// weights, and the layer does not belong to the one before.
+/// For a network that names no blocks: `Some` for each layer that begins a block, with whether that
+/// block is recomputable (all but the last are). A layer begins a block if neither it nor a later
+/// layer reads anything older than the previous layer's result, if the block before it has weights,
+/// and if it does not belong to the previous layer. All `None` if the network names blocks.
 fn block_starts(network: &Network) -> Vec<Option<bool>> {
     let layers = &network.layers;
     let mut starts = vec![None; layers.len()];
@@ -91,7 +91,7 @@ fn block_starts(network: &Network) -> Vec<Option<bool>> {
         if layer.operation == NetworkOperation::Parameter {
             continue;
         }
-        // Whether something older than the result of the layer before is still read.
+        // `longest` is the last use of any value older than the previous layer's result.
         if longest <= index && has_weights && !layer.operation.follows() {
             starts[index] = Some(true);
             has_weights = false;
@@ -118,8 +118,7 @@ struct Layers {
 }
 
 impl Layers {
-    /// Dimensions of a result. The first ones are merged if there are more than have
-    /// names.
+    /// Dimensions of a result. If there are more than there are names, the first ones are merged.
     fn plain(&self, shape: &[usize], shared: bool) -> Vec<Dimension> {
         let merged = shape.len().saturating_sub(AXES.len() - 1).max(1);
         let (outer, inner) = shape.split_at(merged.min(shape.len()));
@@ -150,8 +149,9 @@ impl Layers {
         Value { tensor: self.builder.input(kind, dimensions), shape: shape.to_vec(), shared: false }
     }
 
-    /// Adds work of no kernel. Ranks may shard the batch, and all dimensions if each operand has
-    /// those of the result. `steps`: multiply-adds for one sample.
+    /// Adds work that no backend has a kernel for. Ranks may shard the batch; for element-wise work
+    /// whose operands have the dimensions of the result, they may shard all dimensions. `steps`:
+    /// multiply-adds for one sample.
     fn planned(
         &mut self,
         name: &str,
@@ -195,7 +195,7 @@ impl Layers {
         self.builder.planned_as(name, kind, loops, inputs, (dimensions, axes), storage)
     }
 
-    /// The value with these dimensions.
+    /// The value with these dimensions, reshaped if necessary.
     fn arranged(&mut self, name: &str, value: &Value, dimensions: Vec<Dimension>) -> TensorId {
         let own = self.builder.dimensions(value.tensor);
         if own.iter().map(|dimension| dimension.extent).eq(dimensions.iter().map(|dimension| dimension.extent)) {
@@ -220,7 +220,7 @@ impl Layers {
 
     fn parameter(&mut self, name: &str, shape: &[usize]) -> TensorId {
         let dimensions = match *shape {
-            // A convolution's, with channels last.
+            // The weight of a convolution, with channels last.
             [out, inputs, rows, columns] if rows == columns => {
                 let window = dimension("window", rows);
                 let dimensions = vec![dimension("out_channels", out), window, window, dimension("in_channels", inputs)];
@@ -297,8 +297,8 @@ impl Layers {
         }
     }
 
-    /// Adds a sum or a product of two alike tensors, which have kernels. The gradient of such a sum
-    /// is that of both.
+    /// Adds a sum or a product of two tensors of equal dimensions, for which there are kernels;
+    /// `None` for other work. Both operands of such a sum share its gradient.
     fn usual(&mut self, name: &str, kind: NetworkWork, reads: &[TensorId], storage: NetworkStorage) -> Option<TensorId> {
         let &[x, y] = reads else { return None };
         let usual = [x, y].map(|tensor| self.builder.storage(tensor)) == [Storage::Precision; 2];
@@ -312,8 +312,8 @@ impl Layers {
         }
     }
 
-    /// The dimensions of work's result: those of an operand of the same shape, so that an image
-    /// stays one.
+    /// The dimensions and the storage of the work's result. If an operand has the same shape, its
+    /// dimensions are used, so that an image keeps its layout.
     fn result(&self, layer: &NetworkLayer, kind: NetworkWork, x: &Value, others: &[Value]) -> (Vec<Dimension>, Storage) {
         let mut reads = std::iter::once(x).chain(others);
         let keeps = kind.is_elementwise() || matches!(kind, NetworkWork::Norm | NetworkWork::Softmax);

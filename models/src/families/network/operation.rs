@@ -34,7 +34,7 @@ pub enum NetworkWork {
     Function,
     /// A softmax.
     Softmax,
-    /// A sum, or a product with constants: its gradient reads nothing else.
+    /// A sum, or a product with constants: its gradient reads nothing but the result's gradient.
     Sum,
     /// A product or a quotient, element by element.
     Combination,
@@ -42,7 +42,7 @@ pub enum NetworkWork {
     Move,
     /// Sums, means or maxima of dimensions or windows.
     Reduce,
-    /// A norm over a part of the dimensions, with or without weights.
+    /// A norm over some of the dimensions, with or without weights.
     Norm,
     /// Matrix products of two results.
     MatrixProduct,
@@ -102,7 +102,7 @@ pub enum NetworkOperation {
     RmsNorm,
     /// Batch normalisation of an image's channels, with two parameters.
     BatchNorm,
-    /// A look-up of whole numbers in a parameter.
+    /// A look-up of integers in a parameter.
     Embedding,
     /// The maximum of each window.
     MaxPool(NetworkWindow),
@@ -123,12 +123,12 @@ pub enum NetworkOperation {
 }
 
 impl NetworkOperation {
-    /// Whether it reads a parameter that a pipeline would want on another stage.
+    /// Whether the layer has weights that a pipeline should be able to place on another stage.
     pub(super) fn has_weights(self) -> bool {
         matches!(self, Self::Product { .. } | Self::Convolution(_) | Self::Embedding)
     }
 
-    /// Whether it belongs to the layer before it: an activation, a norm, a pooling.
+    /// Whether the layer belongs to the previous one: an activation, a norm, a pooling.
     pub(super) fn follows(self) -> bool {
         !matches!(
             self,

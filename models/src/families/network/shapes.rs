@@ -18,8 +18,8 @@ fn elements(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// Refuses a layer that does not fit what it reads. `is_integer`: whether its first operand is of
-/// whole numbers.
+/// Refuses a layer that does not fit what it reads. `is_integer`: whether its first operand
+/// consists of integers.
 pub(super) fn check(layer: &NetworkLayer, reads: &[Read<'_>], is_integer: bool) -> Result<(), String> {
     let (shape, operation) = (&layer.shape[..], layer.operation);
     let wanted = match operation {

@@ -6,7 +6,7 @@ use crate::attention::{Attention, RingStep, Rope};
 #[inline(always)]
 fn extents(sizes: &Attention) -> [usize; 7] {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, .. } = *sizes;
-    // One size stands for both: time follows their mean.
+    // One size stands for both head dimensions: the time follows their mean.
     let features = (head_dimension + sizes.value_features()) / 2;
     // All query-key pairs over those that are not masked.
     let masking = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;

@@ -1,4 +1,4 @@
-//! The memory of a page: a curve for each shown rank, and the tensors that hold its peak.
+//! The memory chart of a page: a curve for each shown rank, and the tensors in memory at its peak.
 
 use crate::residency::Residency;
 use crate::shown::shown_lists;
@@ -6,18 +6,18 @@ use foretell_program::{BufferRole, Program, Rank, Timeline};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use serde::Serialize;
 
-/// Most curves of a chart.
+/// The most curves of a chart.
 const MOST_CURVES: usize = 8;
-/// Most points of a curve: more than a screen has pixels.
+/// The most points of a curve: more than a screen has pixels.
 const MOST_POINTS: usize = 6_000;
-/// Tensors that are listed by name.
+/// The most tensors that are listed by name.
 const MOST_HOLDERS: usize = 14;
 
 /// The document.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryChart {
     step_seconds: f64,
-    /// Bytes that a device has.
+    /// The memory of a device.
     limit: Option<u64>,
     curves: Vec<Curve>,
     /// What the chart leaves out.
@@ -28,11 +28,11 @@ pub struct MemoryChart {
 struct Curve {
     rank: usize,
     stage: usize,
-    /// Bytes that are allocated.
+    /// Allocated bytes.
     arena: u64,
     /// The time of each change in seconds.
     times: Vec<f64>,
-    /// Bytes from then on.
+    /// Bytes in use from each of these times on.
     bytes: Vec<u64>,
     peak_seconds: f64,
     peak_bytes: u64,
@@ -96,7 +96,7 @@ const fn purpose(role: BufferRole) -> &'static str {
     }
 }
 
-/// Leaves the largest of every few changes, so that the peak stays.
+/// Keeps the largest of every few changes, so that the peak is kept.
 fn thinned(curve: &[(Picoseconds, Bytes)]) -> Vec<(Picoseconds, Bytes)> {
     let every = curve.len().div_ceil(MOST_POINTS).max(1);
     curve.chunks(every).filter_map(|changes| changes.iter().copied().max_by_key(|(_, bytes)| *bytes)).collect()

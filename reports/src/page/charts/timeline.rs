@@ -1,5 +1,5 @@
-//! The timeline of a page: for each rank a row that says how its step was spent, and a row a
-//! stream. It must not know layouts: instructions and their spans say everything.
+//! The timeline of a page: for each rank a row that shows how its step was spent, and a row for
+//! each stream. It must not know layouts: everything follows from the instructions and their spans.
 
 use crate::activity::Activity;
 use crate::attribute::{Communications, Piece, Reason, attribute};
@@ -10,11 +10,12 @@ use foretell_units::{Picoseconds, Seconds};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// Most ranks of a chart.
+/// The most ranks of a chart.
 const MOST_RANKS: usize = 16;
-/// Most spans of a chart: about 3 MB of text, which browsers draw at once.
+/// The most spans of a chart: about 3 MB of text, which browsers draw at once.
 const MOST_SPANS: usize = 120_000;
-/// Of a step, the finest detail that a merged chart tells apart at first; coarser ones halve it.
+/// A merged chart first distinguishes times that differ by the step divided by this number. If that
+/// leaves too many spans, the number is halved.
 const FINEST_SHARE: u64 = 65_536;
 
 /// The document.
@@ -36,7 +37,7 @@ struct Row {
     rank: usize,
     stage: usize,
     origin: &'static str,
-    /// The stream; `None` for the row that says how the step was spent.
+    /// The stream; `None` for the row that shows how the step was spent.
     stream: Option<String>,
     #[serde(serialize_with = "flat")]
     spans: Vec<Span>,
@@ -115,7 +116,7 @@ impl Names {
     }
 }
 
-/// The row of a rank that says how its step was spent: kernels, and why none ran.
+/// The row of a rank that shows how its step was spent: kernels, and the reasons why none ran.
 fn spent(program: &Program, communications: &Communications, timeline: &Timeline, rank: Rank, names: &mut Names) -> Row {
     let list = program.list_of(rank);
     let mut pieces = attribute(program, communications, timeline, rank);
@@ -182,12 +183,12 @@ fn kind_of(instruction: &Instruction) -> usize {
     Activity::ALL.iter().position(|listed| *listed == activity).unwrap_or(HOST)
 }
 
-/// Rounds down: half a nanosecond is invisible, and ends meet the starts that follow.
+/// Rounds down: half a nanosecond is invisible, and ends then equal the starts that follow.
 fn nanoseconds(time: Picoseconds) -> u64 {
     time.0 / 1000
 }
 
-/// Merges neighbours until few enough spans are left. Says so if it merged any.
+/// Merges neighbours until at most [`MOST_SPANS`] are left. Returns a sentence if it merged any.
 fn coarsened(rows: &mut [Row], step: u64, names: &mut Names) -> Option<String> {
     let count = |rows: &[Row]| rows.iter().map(|row| row.spans.len()).sum::<usize>();
     let mut share = FINEST_SHARE;
@@ -206,8 +207,9 @@ fn coarsened(rows: &mut [Row], step: u64, names: &mut Names) -> Option<String> {
     Some(format!("neighbours of one kind closer than {} are merged", Seconds::new(detail as f64 * 1e-9)))
 }
 
-/// Joins each span with the one before it if both are of one kind and less than `detail` apart, and
-/// leaves out those of another kind that are shorter than `detail`.
+/// Joins each span with the previous one if both have the same kind and are at most `detail` apart.
+/// Drops a span of another kind that is shorter than `detail` and ends less than `detail` after the
+/// previous one.
 fn merged(spans: &[Span], detail: u64, several: usize) -> Vec<Span> {
     let mut result: Vec<Span> = Vec::new();
     for &span in spans {
@@ -224,8 +226,9 @@ fn merged(spans: &[Span], detail: u64, several: usize) -> Vec<Span> {
     result
 }
 
-/// Spans as one list of numbers: for each the time since the end of the one before (negative if
-/// they overlap), its duration, kind, name, and micro-batch plus 1 (0 if it belongs to none).
+/// Spans as one list of numbers. Each span has five: the time since the end of the previous one
+/// (negative if they overlap), its duration, kind, name, and micro-batch plus 1 (0 if it belongs to
+/// none).
 fn flat<S: Serializer>(spans: &[Span], serializer: S) -> Result<S::Ok, S::Error> {
     let mut before = 0i64;
     let numbers = spans.iter().flat_map(|span| {

@@ -12,7 +12,7 @@ use crate::cpu::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use crate::cpu::transpose::transpose;
 use crate::half::SixteenBits;
 
-/// Positions whose patches are gathered at once for a weight gradient.
+/// Positions whose patches are gathered together for a weight gradient.
 const POSITIONS: usize = 512;
 
 /// `y = x * w`. Returns `false`, and writes nothing, if the convolution is not supported.
@@ -130,9 +130,9 @@ pub(super) fn weight_gradient(
     true
 }
 
-/// As the direct weight gradient of single precision ([`direct`](crate::cpu::direct)),
-/// with sums over pairs of positions. A pair's positions are neighbours in an output line. Their
-/// pixels are a stride apart, and copying a line brings them together.
+/// As the direct weight gradient of single precision ([`direct`](crate::cpu::direct)), but each sum
+/// runs over pairs of positions. A pair's positions are neighbours in an output row. Their pixels
+/// lie one stride apart in x, so each line is copied with the two pixels of a pair side by side.
 fn weight_gradient_of_pairs(
     dw: &mut [f32],
     dy: &[u16],
@@ -145,7 +145,7 @@ fn weight_gradient_of_pairs(
     let Window { in_channels, out_channels, size, stride, padding, .. } = *window;
     let (out_height, out_width) = (window.out_height(), window.out_width());
     let (taps, pairs) = (size * size * in_channels, out_width.div_ceil(2));
-    // A line with its border, and a further stride of zeros for the partners of the last pixels.
+    // A line with its border, and one more stride of zeros: the second pixels of the last pairs.
     let line = (window.width + 2 * padding) * in_channels;
     let bordered = line + stride * in_channels;
     let most_rows = (CHUNK / pairs).clamp(1, out_height);
@@ -196,8 +196,9 @@ fn weight_gradient_of_pairs(
                         });
                         let left = Rows::Neighbours(paired_x.as_ptr().wrapping_add(row * line + first));
                         // SAFETY: from each tap on, the lines hold the pairs of all positions of
-                        // these rows; dy has a whole panel at each, as the panel's width divides
-                        // the channels; the targets are different lines of the scratch.
+                        // these rows; dy has a whole panel at each pair, since the panel's width
+                        // divides the channels; the targets are different lines of the scratch
+                        // memory.
                         unsafe { kernel.tile(&sums, left, panel, &targets[..count], kernel.panel_width, !first_band) };
                     }
                 }
@@ -234,7 +235,7 @@ fn correlate(
             let sums = &mut sums[..images * out_rows * out_width * window.out_channels];
             let target = Target { pointer: sums.as_mut_ptr(), images, out_rows };
             // SAFETY: the source holds every pixel that the windows of these images' rows cover,
-            // and the sums are as many as they make.
+            // and `sums` has one element for each output.
             unsafe { run_band(source, packed, target, window, kernel) };
             let start = (first_image * out_height + first_row) * out_width * window.out_channels;
             SixteenBits::Bf16.narrow(&mut y[start..][..sums.len()], sums);

@@ -26,15 +26,15 @@ pub(super) unsafe fn gradient(
             continue;
         }
         let logits = logits.map(|logits| &logits[index * classes..][..classes]);
-        // Index of the label, if it is in this part.
+        // Index of the label in this rank's shard of the classes, if it lies there.
         let own = (label as usize).checked_sub(first).filter(|&own| own < classes);
         let of_label = own.map(|own| logits.map_or(row[own], |logits| logits[own]));
         match logits {
             None => probabilities_in_place(row, log_sum, factor),
             Some(logits) => probabilities(row, logits, log_sum, factor),
         }
-        // Recomputed from the unrounded value: near one, the rounded probability less one would
-        // have few digits.
+        // Computed again from the logit: if the probability is near one, subtracting one from its
+        // rounded value would leave few digits.
         if let Some((own, logit)) = own.zip(of_label) {
             row[own] = Bf16.nearest(factor * exponential::<false>(Bf16.to_single(logit) - log_sum) - factor);
         }

@@ -39,7 +39,7 @@ pub(super) enum Right<'a> {
     Rows(&'a [u16]),
 }
 
-/// The epilogue of a sum, applied before narrowing.
+/// The epilogue of a product, applied before narrowing.
 pub(super) struct Finish<'a> {
     pub(super) bias: Option<&'a [u16]>,
     pub(super) last: Last<'a>,
@@ -47,10 +47,10 @@ pub(super) struct Finish<'a> {
 
 /// The last step of an epilogue.
 pub(super) enum Last<'a> {
-    /// An activation, after the bias. GELU also writes its argument if a destination is given; the
-    /// others ignore it.
+    /// An activation, after the bias. GELU also writes its argument if a destination is given;
+    /// other activations ignore the destination.
     Activation(Activation, Option<&'a mut [u16]>),
-    /// Multiplication by the slope of GELU at these numbers. It ignores the bias.
+    /// Multiplication by GELU's slope at these arguments. The bias is ignored.
     GeluSlope(&'a [u16]),
 }
 
@@ -61,7 +61,7 @@ pub(super) fn words(halves: &[u16]) -> &[f32] {
     unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len() / 2) }
 }
 
-/// Views words as half-precision numbers.
+/// Views words as pairs of half-precision numbers.
 pub(super) fn halves_of(words: &[f32]) -> &[u16] {
     // SAFETY: half of a word needs less alignment, and every bit pattern is a valid value.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 2 * words.len()) }
@@ -127,9 +127,9 @@ pub(super) fn multiply(
                     unsafe { kernel.tile(&taps, Rows::Anywhere(&left[..height]), panel, &targets[..height], WIDTH, first > 0) };
                     if first + length == pairs {
                         let place = (first_row + row) * columns + column;
-                        // SAFETY: nobody else has these sums.
+                        // SAFETY: nothing else uses these sums.
                         let tile = unsafe { std::slice::from_raw_parts_mut(sums, height * WIDTH) };
-                        // SAFETY: the machine multiplies bfloat16; `y` has `height` rows of `width`
+                        // SAFETY: the machine has AVX-512 BF16; `y` has `height` rows of `width`
                         // numbers from `place` on.
                         unsafe { finish_tile(tile, &mut y[place..], columns, [height, width], &bias, &mut finish.last, place) };
                     }
@@ -143,7 +143,7 @@ pub(super) fn multiply(
 ///
 /// # Safety
 ///
-/// As [`narrow_tile`]. The slice in `last` also has such rows from `place` on.
+/// As [`narrow_tile`]. The slice in `last` also has such rows, from `place` on.
 unsafe fn finish_tile(
     sums: &mut [f32],
     y: &mut [u16],
@@ -198,7 +198,7 @@ unsafe fn narrow_tile(
 ) {
     let mask = if width < WIDTH { (1_u32 << width) - 1 } else { u32::MAX };
     for row in 0..height {
-        // SAFETY: the caller vouches for the rows; what the mask leaves out is not written.
+        // SAFETY: the caller vouches for the rows; masked-out elements are not written.
         unsafe {
             let sums = sums.add(row * WIDTH);
             let mut low = _mm512_add_ps(_mm512_loadu_ps(sums), _mm512_loadu_ps(bias.as_ptr()));
@@ -248,8 +248,8 @@ pub(super) fn multiply_transposed(
                         let targets: [*mut f32; MOST_ROWS] =
                             std::array::from_fn(|index| first_target.wrapping_add(index * columns));
                         let (rows, width) = (Rows::Neighbours(tile.as_ptr()), WIDTH.min(block.end - column));
-                        // SAFETY: tile and panel have a line for every pair, the targets are
-                        // different rows of the target.
+                        // SAFETY: tile and panel have one line per pair, and the destinations are
+                        // different rows of `target`.
                         unsafe { kernel.tile(&taps, rows, panel.as_ptr(), &targets[..height], width, add || first > 0) };
                     }
                 }

@@ -1,7 +1,7 @@
 //! Cheap elementwise kernels in bf16: ReLU, its gradient and addition. Numbers are widened and
-//! narrowed in registers. Other elementwise kernels, and all of them in fp16, widen blocks into the
-//! cache. That is faster for GELU, where arithmetic dominates, and for fp16, whose conversion
-//! instructions the compiler does not select.
+//! narrowed in registers. Other elementwise kernels, and all fp16 kernels, widen blocks into the
+//! cache. That is faster for GELU, where arithmetic dominates, and for fp16, for which the compiler
+//! does not select the conversion instructions.
 
 use foretell_models::Kernel;
 
@@ -10,7 +10,7 @@ use crate::cpu::elementwise::{of_one, of_two};
 use crate::cpu::vector::multiversion;
 use crate::half::SixteenBits::Bf16;
 
-/// Runs the call if its kernel is one of these. Returns `false` if it is another.
+/// Runs the call and returns `true` if its kernel is one of this file's; otherwise returns `false`.
 ///
 /// # Safety
 ///

@@ -29,7 +29,7 @@ use crate::half::SixteenBits;
 use crate::operands;
 use crate::{Backend as _, BackendError, KernelCall, Operand};
 
-/// Widened numbers per block of rows, over all operands: 32 KiB.
+/// Single-precision elements per block of rows, over all operands: 32 KiB.
 const BLOCK_ELEMENTS: usize = 8192;
 
 /// State of the half-precision kernels.
@@ -131,8 +131,8 @@ unsafe fn moved(call: &KernelCall<'_>) -> Option<Result<(), BackendError>> {
 }
 
 /// Returns the row count (rows, elements or samples) of a kernel that treats rows independently, so
-/// that it can run block by block. Operands whose size does not depend on it are shared by all
-/// blocks; those that are written are sums and accumulate.
+/// that it can run block by block. Operands whose size does not depend on the row count are shared
+/// by all blocks; if the kernel writes such an operand, it is a sum to which each block adds.
 fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
     match kernel {
         Kernel::Relu { elements }
@@ -185,7 +185,7 @@ fn with_rows(mut kernel: Kernel, first: usize, count: usize) -> Kernel {
     kernel
 }
 
-/// Converts a block's error to one of the whole call. There is one index per row.
+/// Converts a block's error to the error of the whole call, for kernels with one index per row.
 fn of_whole(error: BackendError, first: usize) -> BackendError {
     match error {
         BackendError::IndexOutOfRange { kernel, position, value, limit } => {
@@ -220,7 +220,7 @@ impl Widened {
         if self.row == 0 { self.elements } else { count * self.row }
     }
 
-    /// The operand's part for `count` rows from `first` on.
+    /// The operand's elements for `count` rows from `first` on.
     fn part(&self, first: usize, count: usize) -> Operand {
         let pointer = self.operand.pointer.wrapping_add(first * self.row * self.width());
         Operand { pointer, bytes: self.elements_of(count) * self.width() }
@@ -235,7 +235,7 @@ impl Widened {
 unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     let spec = call.kernel.spec();
     let mut kernel = *call.kernel;
-    // Without rows there is one empty block.
+    // A call with zero rows still runs one empty block.
     let rows = rows_mut(&mut kernel).map_or(0, |rows| *rows);
     let is_streamed = rows > 0;
     let rows = rows.max(1);
@@ -313,12 +313,12 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Sixteen
                 precision: DataType::Fp32,
                 ..*call
             };
-            // SAFETY: operands are parts of the call's or of the scratch memory, and overlap only
+            // SAFETY: operands lie in the call's operands or in scratch memory, and overlap only
             // where the call's do.
             unsafe { backend.run(&part) }.map_err(|error| of_whole(error, first))?;
             for one in all[reads..].iter().filter(|operand| operand.is_half && operand.row > 0) {
-                // SAFETY: the part lies in the operand, which is this call's to write; the read
-                // that it may be was read.
+                // SAFETY: these rows lie in an operand that this call writes; if it is also a read,
+                // it has been read already.
                 half.narrow(unsafe { halves_mut(&one.part(first, count)) }, &memory[one.place..][..count * one.row]);
             }
         }

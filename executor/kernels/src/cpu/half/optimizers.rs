@@ -19,7 +19,7 @@ const BLOCK: usize = 1 << 11;
 pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half: SixteenBits) -> Result<(), BackendError> {
     let (gradient, parameter) = (&call.reads[0], &call.writes[0]);
     let states = &call.writes[1..];
-    // Muon's direction is stored as the parameter is.
+    // Muon's direction is stored in the parameter's format.
     let is_half = matches!(call.kernel, Kernel::MuonStep { .. });
     let elements = parameter.bytes / 2;
     let mut widened = [0.0f32; BLOCK];
@@ -43,9 +43,9 @@ pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half:
             }
             kernel => kernel,
         };
-        // All blocks share the control and LAMB's norms, if there are any. If the control skips the
-        // update, the parameter is still rounded from its master copy: it may be a shard without
-        // content yet.
+        // All blocks read the same control, and the same norms for LAMB, if the call has them. If
+        // the control skips the update, the parameter is still rounded from its master copy: it may
+        // be a shard without content yet.
         let mut reads = [part(gradient, 4); 3];
         if is_half {
             // SAFETY: this function's own contract.

@@ -75,7 +75,7 @@ impl From<&Hyperparameters> for StepParameters {
     }
 }
 
-/// An index that a kernel found out of range: that of the first kernel that found one, at the
+/// The out-of-range index that is reported: of the first kernel that found one, the index at the
 /// smallest position.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub struct IndexFault {
     pub position: i64,
     /// The bound that the index must be below.
     pub limit: i64,
-    /// Threads that report take turns by it; 0 between kernels.
+    /// Lock that threads take to report; 0 between kernels.
     lock: i32,
     padding: i32,
 }

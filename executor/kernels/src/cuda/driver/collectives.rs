@@ -41,11 +41,11 @@ pub struct DeviceRange {
     pub bytes: usize,
 }
 
-/// One collective or message, as this rank takes part in it. Every rank of the communicator queues
-/// the same sequence.
+/// One collective or message, from this rank's side. Every rank of the communicator queues the same
+/// sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCommunication {
-    /// What is done.
+    /// The collective or message, by its kind.
     pub kind: CommunicationKind,
     /// `None` where the kind reads nothing.
     pub read: Option<DeviceRange>,

@@ -54,7 +54,7 @@ pub enum EpilogueActivation {
     Relu,
     /// GELU by its tanh approximation.
     Gelu,
-    /// The same, and GELU's argument is written to this address.
+    /// The same; GELU's argument is also written to this address.
     GeluAux(DeviceAddress),
     /// Multiplies by GELU's derivative; GELU's argument is read from this address.
     GeluGradient(DeviceAddress),

@@ -27,8 +27,8 @@ enum AttentionKernel {
     KeyGradient,
 }
 
-/// The kernels without tensor cores that compute the same: by the order of positions, then by the
-/// features of a head.
+/// Names of a kernel's variants without tensor cores, indexed by the order of positions, then by
+/// the padded head size.
 macro_rules! functions {
     ($kernel:literal) => {
         [
@@ -38,7 +38,7 @@ macro_rules! functions {
     };
 }
 
-/// As `functions`, on tensor cores; then by whether attention is plain.
+/// As `functions`, for kernels on tensor cores; the last index says whether attention is plain.
 macro_rules! tensor_functions {
     ($kernel:literal) => {
         [
@@ -55,7 +55,7 @@ macro_rules! tensor_functions {
 }
 
 impl AttentionKernel {
-    /// Returns the kernel without tensor cores, for heads of so many features.
+    /// Returns the kernel without tensor cores, for heads of `features` features.
     fn function(self, features: usize, order: Option<Zigzag>) -> &'static str {
         let names = match self {
             Self::Forward => functions!("attention"),
@@ -65,7 +65,7 @@ impl AttentionKernel {
         names[usize::from(order.is_some())][usize::from(features > 64) + usize::from(features > 128)]
     }
 
-    /// Returns the kernel on tensor cores, for heads of so many features. Plain attention has
+    /// Returns the kernel on tensor cores, for heads of `features` features. Plain attention has
     /// neither dropout nor relative positions.
     fn tensor_function(self, features: usize, is_plain: bool, order: Option<Zigzag>) -> &'static str {
         let names = match self {
@@ -80,7 +80,8 @@ impl AttentionKernel {
     /// are padded to `features`, 64 or 128. `attention_tensor_kernels.cuh` declares the same tiles.
     fn tensor_tile(self, features: usize) -> (usize, usize) {
         let row_bytes = 2 * (features + 8);
-        // A warp takes 16 rows twice if the sums of a head leave registers for them.
+        // With heads padded to 64 features, a warp's registers hold the sums of two sets of 16
+        // rows; with 128, of one.
         let tiles = 128 / features;
         let rows = 64 * tiles;
         match self {
@@ -135,7 +136,7 @@ impl Dispatcher<'_> {
     /// `whole` are the kernel's sizes over all ranks of the group.
     unsafe fn attention(&mut self, whole: &Attention) -> Result<(), CudaError> {
         let sizes = member_sizes(whole, self.call.group_index);
-        // Keys that no query sees add nothing.
+        // A ring step whose keys no query sees adds nothing.
         if sizes.query_elements() == 0 || sizes.keys == 0 || sizes.ring.is_some_and(|ring| ring.unseen) {
             return Ok(());
         }
@@ -166,7 +167,7 @@ impl Dispatcher<'_> {
         // The relative positions' table is the last write.
         let table = self.call.writes.len() - usize::from(has_table);
         if is_unseen || sizes.query_elements() == 0 || sizes.keys == 0 {
-            // In a ring, the gradient of unseen queries is what earlier steps left.
+            // In a ring step whose keys no query sees, dq keeps the sum of earlier steps.
             for index in usize::from(is_unseen)..table {
                 // SAFETY: the caller's promise.
                 unsafe { self.clear(index) }?;
@@ -186,7 +187,7 @@ impl Dispatcher<'_> {
         let dots = LaunchConfig { function: "attention_dots", grid: Grid::Elements(sizes.rows() * TILE), ..config };
         let [queries, keys] = gradient_configs(&sizes, config);
         let on_tensor_cores = |kernel| self.on_tensor_cores(kernel, &sizes, &arguments, config);
-        // Only the kernel without tensor cores computes the table's gradient beside the queries'.
+        // Only the kernel without tensor cores computes the table's gradient together with dq.
         let queries = if has_table { None } else { on_tensor_cores(AttentionKernel::QueryGradient) }.unwrap_or(queries);
         let keys = on_tensor_cores(AttentionKernel::KeyGradient).unwrap_or(keys);
         // SAFETY: the caller's promise; the scratch memory holds the dot products and the table's
@@ -289,7 +290,8 @@ impl Dispatcher<'_> {
             sizes.key_heads,
             sizes.group,
             sizes.head_dimension,
-            // A step of a ring compares positions, whatever half of them its part sees.
+            // In a zigzag ring the kernel finds what a query sees by comparing positions, in every
+            // step.
             usize::from(sizes.causal || whole.zigzag.is_some()),
             sizes.query_offset,
             query_stride,
@@ -307,8 +309,8 @@ impl Dispatcher<'_> {
     }
 }
 
-/// Returns a member's sizes. A ring's step keeps the order of the whole, by which its kernel finds
-/// what its part of the keys shows.
+/// Returns a member's sizes. They keep the zigzag order of the whole sequence: a ring step's kernel
+/// needs it to find the positions of its queries and keys.
 fn member_sizes(whole: &Attention, index: usize) -> Attention {
     Attention { zigzag: whole.zigzag, ..whole.for_member(index) }
 }
@@ -332,7 +334,7 @@ fn gradient_configs<'a>(sizes: &Attention, config: LaunchConfig<'a>) -> [LaunchC
     [queries, keys]
 }
 
-/// Refuses sizes that the kernels do not take.
+/// Refuses sizes that the kernels do not support.
 fn check_limits(kernel: &Kernel, sizes: &Attention) -> Result<(), BackendError> {
     let impossible = |reason| Err(BackendError::ImpossibleSizes { kernel: kernel.name(), reason });
     if sizes.head_dimension > MAX_FEATURES {

@@ -1,5 +1,5 @@
-//! Convolutions by the library: which of them it is asked for, in which memory, and the kernels
-//! around it. Whatever it refuses becomes matrix products over windows (`images.rs`).
+//! Convolutions by cuDNN ("the library"): when to use it, its scratch memory, and the kernels
+//! around it. A convolution that it refuses becomes matrix products over windows (`images.rs`).
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
 use super::windows::{SCRATCH_ALIGNMENT, is_pointwise, output_pixels};
@@ -7,9 +7,9 @@ use crate::cuda::driver::{Convolution, ConvolutionKind, CudaError, DeviceAddress
 use foretell_models::Window;
 use foretell_units::DataType;
 
-/// Tensor cores read single precision only if a pixel's channels start at multiples of 16 bytes,
-/// which are this many numbers. An image of three channels gets its weight gradient from matrix
-/// products over windows.
+/// Tensor cores read single precision only if each pixel's channels start at a multiple of 16
+/// bytes, so the number of channels must be a multiple of this. Otherwise, as for images of three
+/// channels, the weight gradient comes from matrix products over windows.
 const CHANNEL_MULTIPLE: usize = 4;
 
 /// Returns the bytes of a single-precision tensor in scratch memory.
@@ -29,7 +29,7 @@ impl Dispatcher<'_> {
         format.filter(|_| !is_pointwise(window) && window.input_elements() > 0 && window.output_elements() > 0)
     }
 
-    /// Queues a convolution by the library; returns `false` if the library does not take it.
+    /// Queues a convolution by the library; returns `false` if the library does not support it.
     /// `addresses`: image, weight, output.
     ///
     /// # Safety
@@ -49,8 +49,9 @@ impl Dispatcher<'_> {
         unsafe { self.convolve(&convolution, workspace) }
     }
 
-    /// Queues the weight gradient by the library, in single precision. Returns the number of
-    /// images, from the first, that it covers. `addresses`: image, weight, output.
+    /// Queues the weight gradient by the library, in single precision. Returns how many images of
+    /// the batch the queued work covers, counted from the first; the caller adds the rest.
+    /// `addresses`: image, weight, output.
     ///
     /// 16-bit numbers are first widened to single precision. Tf32, the 19 bits that tensor cores
     /// read, holds each of them exactly, and the sum is in single precision; the library's 16-bit
@@ -82,7 +83,7 @@ impl Dispatcher<'_> {
     }
 
     /// Queues the weight gradient of some images, from image `first`; returns `false` if the
-    /// library does not take it.
+    /// library does not support it.
     unsafe fn part_of_weight_gradient(
         &mut self,
         part: &Window,
@@ -91,8 +92,8 @@ impl Dispatcher<'_> {
         widens: bool,
         [x, dw, dy]: [DeviceAddress; 3],
     ) -> Result<bool, CudaError> {
-        // Scratch memory holds, in this order: the widened operands, the gradient if it is to be
-        // added, and the library's workspace.
+        // Scratch memory holds, in this order: the widened operands, the gradient if it has to be
+        // added to dw, and the library's workspace.
         let (inputs, outputs) = (part.input_elements(), part.output_elements());
         let [wide_input, wide_output] = if widens { [inputs, outputs].map(single_bytes) } else { [0; 2] };
         let gradient = if accumulate { single_bytes(part.weight_elements()) } else { 0 };
@@ -129,7 +130,7 @@ impl Dispatcher<'_> {
         Ok(true)
     }
 
-    /// Returns the bytes of workspace that the library needs; `None` if it does not take the
+    /// Returns the bytes of workspace that the library needs; `None` if it does not support the
     /// convolution.
     fn workspace_bytes(&self, convolution: &Convolution) -> Result<Option<usize>, CudaError> {
         match self.backend.driver.plan_convolution(convolution) {

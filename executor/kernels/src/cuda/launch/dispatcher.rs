@@ -33,12 +33,13 @@ pub(super) struct Dispatcher<'a> {
     number: i64,
 }
 
-/// The number of blocks of a launch. Kernels loop where there are fewer than their elements need.
+/// The grid of a launch. If it has fewer threads than there are elements, each thread loops.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Grid {
-    /// About one thread of [`BLOCK`] threads for each element.
+    /// One thread for each element, in blocks of [`BLOCK`] threads; at most
+    /// [`BLOCKS_PER_MULTIPROCESSOR`] blocks for each multiprocessor.
     Elements(usize),
-    /// One block for each row.
+    /// One block for each row, at most [`MAX_ROW_BLOCKS`].
     Rows(usize),
     /// Exactly this many blocks in each dimension.
     Blocks([usize; 3]),

@@ -55,14 +55,15 @@ pub struct CudaBackend {
 struct ScratchMemory {
     address: DeviceAddress,
     bytes: usize,
-    /// Smaller allocations from before. Captured graphs may still use them.
+    /// Smaller allocations that this one replaced. Captured graphs may still use them.
     outgrown: Vec<DeviceAddress>,
 }
 
 /// The sizes at which the backend copies or splits operands.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchLimits {
-    /// Multiplications of a product from which on unaligned rows are copied to aligned ones.
+    /// Least number of multiplications (`rows · columns · contracted`) for which a product with
+    /// unaligned rows runs on aligned copies.
     pub min_aligned_multiplications: usize,
     /// Most bytes of scratch memory for aligned rows. A larger product is split into parts.
     pub max_aligned_bytes: usize,

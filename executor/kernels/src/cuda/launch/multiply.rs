@@ -5,8 +5,8 @@ use crate::cuda::driver::{CudaError, DeviceAddress, Epilogue, EpilogueActivation
 use foretell_models::EightBits;
 use foretell_units::DataType;
 
-/// Bytes at whose multiples a matrix's rows must start for tensor cores to read it: what TMA asks
-/// of strides, and `wgmma` of its operands' rows.
+/// Alignment, in bytes, of a matrix's rows that tensor cores need: TMA requires it of strides,
+/// `wgmma` of its operands' rows.
 pub(super) const ROW_ALIGNMENT: usize = 16;
 
 /// Returns the value by which `product.cu` knows an activation.
@@ -29,12 +29,13 @@ pub(super) fn fp8_format_number(format: EightBits) -> usize {
 }
 
 impl Dispatcher<'_> {
-    /// Queues a product: by the library with its epilogue; else by the library without, and a
-    /// kernel for the epilogue; else by a kernel.
+    /// Queues a product. Tries, in this order: the library with the fused epilogue; the library
+    /// without it, followed by a kernel for the epilogue; a kernel of `product.cu`. An fp8 product
+    /// without a library algorithm is decoded first.
     ///
     /// # Errors
-    /// [`CudaError::ProductNotSupported`] if a bias gradient is asked for that the library cannot
-    /// fuse; nothing is queued.
+    /// [`CudaError::ProductNotSupported`] if the library cannot fuse a requested bias gradient;
+    /// nothing is queued.
     ///
     /// # Safety
     /// The product's operands are valid in device memory.

@@ -134,7 +134,7 @@ impl Dispatcher<'_> {
         }
         let is_unaligned = |[_, columns, _]: [usize; 3]| !(columns * width).is_multiple_of(ROW_ALIGNMENT);
         let by_contracted = splits_contracted(product);
-        // Otherwise the product is split along the rows of left operand and result.
+        // Otherwise the product is split along the rows of the left operand and of the result.
         let by_rows = !left.is_transposed;
         let stored = product.stored();
         [

@@ -127,8 +127,8 @@ impl Dispatcher<'_> {
         Ok(true)
     }
 
-    /// Queues the steps of Newton and Schulz on all matrices at a time. X, A and the polynomial of
-    /// A are in the run's precision, as Muon's own code has them.
+    /// Queues the steps of Newton and Schulz on all matrices together. X, A and the polynomial of A
+    /// are in the run's precision, as Muon's own code has them.
     unsafe fn orthogonalise(&mut self, matrices: usize, [rows, columns]: [usize; 2]) -> Result<(), CudaError> {
         let (elements, short) = (rows * columns, rows.min(columns));
         if matrices * elements == 0 {

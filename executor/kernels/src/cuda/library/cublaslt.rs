@@ -59,9 +59,9 @@ fn checked(status: sys::cublasStatus_t) -> Result<(), CublasError> {
     if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS { Ok(()) } else { Err(CublasError(status)) }
 }
 
-/// Sums of a product that is split are added in place or in the type of the computation (bits 0 and
-/// 1), not in the type of the result, which has 16 bits: on an H100 that was off by more than ten
-/// units in the last place (`cublasLtReductionScheme_t`).
+/// Split sums of a product may be reduced in place or in the compute type (bits 0 and 1 of
+/// `cublasLtReductionScheme_t`), but not in the 16-bit type of the result: on an H100 that was off
+/// by more than ten units in the last place.
 const PRECISE_REDUCTIONS: u32 = 3;
 
 /// Bytes of workspace for algorithms: NVIDIA's recommendation for Hopper.
@@ -150,7 +150,7 @@ impl LibraryEpilogue {
             (bias, Activation::Relu, None) => (Kind::CUBLASLT_EPILOGUE_RELU_BIAS, bias),
             (bias, Activation::Gelu, None) => (Kind::CUBLASLT_EPILOGUE_GELU_BIAS, bias),
             (bias, Activation::GeluAux(_), None) => (Kind::CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias),
-            // A is our right operand: its sums are one for each of our columns.
+            // A is our right operand, so its bias gradient has one sum for each of our columns.
             (None, Activation::None, Some(BiasGradient::OfRight(to))) => (Kind::CUBLASLT_EPILOGUE_BGRADA, Some(to)),
             (None, Activation::None, Some(BiasGradient::OfLeft(to))) => (Kind::CUBLASLT_EPILOGUE_BGRADB, Some(to)),
             _ => return None,
@@ -160,9 +160,9 @@ impl LibraryEpilogue {
 
     /// Returns `true` if the epilogue's tensors have the alignment that the library needs.
     ///
-    /// Epilogues read the bias 16 bytes at a time, whatever alignment the heuristics were told of
-    /// the matrices (Marian's `prod.cpp` found this on an A100). Rows of the auxiliary tensor start
-    /// at multiples of 8 elements (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
+    /// Epilogues read the bias 16 bytes at a time, regardless of the matrices' alignments that the
+    /// heuristics were given (Marian's `prod.cpp` found this on an A100). Rows of the auxiliary
+    /// tensor start at multiples of 8 elements (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
     fn is_aligned(&self, product: &Product) -> bool {
         let addresses = self.bias.iter().chain(&self.auxiliary).all(|address| address.0.is_multiple_of(16));
         addresses && (self.auxiliary.is_none() || (product.columns.is_multiple_of(8) && product.batch == 1))

@@ -9,10 +9,11 @@ use foretell_models::{
 use foretell_units::diagnostic::Mistake;
 use serde_json::Value;
 
-/// Reads the model, and whether the arguments state its sequence. `None` if they state no model.
+/// Reads the model, and whether the arguments state its sequence length. `None` if they state no
+/// model.
 ///
 /// # Errors
-/// If they state a part of one.
+/// If the arguments state only part of a model.
 pub(in super::super) fn read(
     stated: &mut Stated,
     surroundings: &Surroundings<'_>,
@@ -41,8 +42,8 @@ fn read_decoder(
     sequence: usize,
 ) -> Result<Decoder, FrameworkError> {
     let is_gated = stated.is_on("swiglu")?;
-    // A width beyond any model is refused later, with its name. A gated network of Megatron has two
-    // thirds of the usual width by default, in whole multiples of 64.
+    // Widths beyond any model are refused later, by name. By default, Megatron's gated network has
+    // two thirds of the usual width, rounded down to a multiple of 64.
     let four_widths = hidden.saturating_mul(4);
     let usual = if is_gated { four_widths.saturating_mul(2) / 3 / 64 * 64 } else { four_widths };
     let ffn = stated.size("ffn-hidden-size")?.unwrap_or(usual);
@@ -53,7 +54,7 @@ fn read_decoder(
             hint: "raise the latter, as Megatron demands".into(),
         });
     }
-    // Megatron's own default.
+    // Megatron's default.
     let rate = |share: Option<f32>| {
         let exact = share.map_or(0.1, |share| share.to_string().parse::<f64>().expect("invariant: a number's text is a number"));
         DropoutRate::try_from(exact).map_err(|Mistake { hint, .. }| FrameworkError::Form { reason: "dropout".into(), hint })
@@ -96,7 +97,7 @@ fn read_decoder(
     Ok(decoder)
 }
 
-/// GPT-2's own family, if a decoder has its parts.
+/// A decoder as GPT-2's family, if it has the same parts.
 fn as_gpt(decoder: &Decoder) -> Option<Gpt> {
     let Decoder { layers, hidden, heads, ffn, vocab, sequence, tied_embeddings, dropout, attention_dropout, .. } = *decoder;
     let plain = Decoder {
@@ -128,14 +129,14 @@ fn as_gpt(decoder: &Decoder) -> Option<Gpt> {
 
 fn read_epsilon(stated: &mut Stated) -> Result<NormEpsilon, FrameworkError> {
     let number = stated.number("norm-epsilon")?.unwrap_or(1e-5);
-    // The nearest number of double precision, which a text such as 1e-6 means.
+    // The nearest number of double precision: a text such as 1e-6 means that.
     let exact = number.to_string().parse::<f64>().unwrap_or(f64::from(number));
     NormEpsilon::try_from(exact).map_err(|Mistake { hint, .. }| FrameworkError::Form { reason: "`--norm-epsilon`".into(), hint })
 }
 
 /// Heads of keys and values.
 fn read_groups(stated: &mut Stated, heads: usize) -> Result<Option<usize>, FrameworkError> {
-    // Megatron-DeepSpeed's name, which needs no switch beside it.
+    // Megatron-DeepSpeed's name, which needs no second switch.
     if stated.has("num-key-value-heads") {
         stated.rename("num-key-value-heads", "num-query-groups")?;
         stated.provide("group-query-attention", Value::Bool(true));
@@ -154,7 +155,7 @@ fn read_groups(stated: &mut Stated, heads: usize) -> Result<Option<usize>, Frame
 }
 
 fn read_positions(stated: &mut Stated, decoder: &mut Decoder, longest: Option<usize>) -> Result<(), FrameworkError> {
-    // Names of Megatron before position-embedding-type.
+    // Megatron's names before `position-embedding-type` existed.
     let is_rotary = stated.is_on("use-rotary-position-embeddings")?;
     let has_none = stated.is_on("no-position-embedding")?;
     let kind = stated.text("position-embedding-type")?;
@@ -174,7 +175,7 @@ fn read_positions(stated: &mut Stated, decoder: &mut Decoder, longest: Option<us
         decoder.position_rows = longest.filter(|&longest| longest != decoder.sequence);
     }
     decoder.rope_scaling |= stated.is_on("use-rope-scaling")?;
-    // How frequencies are scaled costs nothing.
+    // The scaling of frequencies costs no time.
     stated.neutral(&[
         "rope-scaling-factor",
         "rotary-scaling-factor",
@@ -203,7 +204,7 @@ fn read_latent_attention(stated: &mut Stated, decoder: &mut Decoder) -> Result<(
     decoder.head_dimension = Some(features);
     decoder.value_dimension = Some(values).filter(|&values| values != features);
     decoder.kv_heads = None;
-    // Norms of the ranks are there anyway, and positions are those of the part apart.
+    // The low-rank norms exist in any case, and rotary positions apply to the separate part.
     decoder.query_key_norm = false;
     decoder.positions = PositionKind::Rotary;
     decoder.position_rows = None;
@@ -211,7 +212,7 @@ fn read_latent_attention(stated: &mut Stated, decoder: &mut Decoder) -> Result<(
 }
 
 fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize) -> Result<Mixtures, FrameworkError> {
-    // How a router scores and balances costs nothing beside the experts.
+    // The scoring and balancing of a router costs little next to the experts.
     stated.neutral(&["moe-router-score-function", "moe-router-num-groups", "moe-router-group-topk", "moe-token-drop-policy"]);
     stated.neutral(&["moe-shared-expert-overlap", "moe-enable-deepep", "moe-deepep-num-sms", "moe-router-padding-for-*"]);
     stated.neutral(&["moe-router-force-load-balancing", "moe-router-load-balancing-type", "moe-input-jitter-eps"]);
@@ -248,14 +249,14 @@ fn read_mixtures(stated: &mut Stated, experts: usize, ffn: usize, layers: usize)
     })
 }
 
-/// Reads the pattern of mixtures: the first layers that are dense, and the period after them.
+/// Reads the pattern of mixtures: the number of dense first layers, and the period after them.
 fn read_frequency(text: &str, layers: usize) -> Result<[usize; 2], FrameworkError> {
     let wrong = |reason: &str| FrameworkError::Form {
         reason: format!("`--moe-layer-freq {text}`: {reason}"),
         hint: "give a number, or a list such as `[0,1,1]` or `([0]*3+[1]*58)`".into(),
     };
     if let Ok(every) = text.parse::<usize>() {
-        // A single number N has the first layer of each period as a mixture, and ours the last.
+        // A single number N makes the first layer of each period a mixture; ours is the last.
         return if every == 1 { Ok([0, 1]) } else { Err(wrong("mixtures begin each period")) };
     }
     let marks = Pattern { rest: text, most: layers }.whole().ok_or_else(|| wrong("it is no list of 0 and 1"))?;
@@ -273,7 +274,7 @@ fn read_frequency(text: &str, layers: usize) -> Result<[usize; 2], FrameworkErro
     Ok([first, every])
 }
 
-/// A Python list of 0 and 1 with `+`, `*` and brackets, of at most so many elements.
+/// A Python list of 0 and 1 with `+`, `*` and brackets, of at most `most` elements.
 struct Pattern<'a> {
     rest: &'a str,
     most: usize,

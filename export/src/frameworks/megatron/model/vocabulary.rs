@@ -4,13 +4,13 @@ use super::super::super::stated::Stated;
 use super::super::super::{FrameworkError, Surroundings};
 use foretell_models::Model;
 
-/// The vocabulary of GPT-2's tokenizer, which Megatron has under a name of its own.
+/// The vocabulary of GPT-2's tokenizer, which Megatron has by name.
 const GPT2_VOCAB: usize = 50_257;
 
-/// The vocabulary of Llama 2's tokenizer, likewise.
+/// The vocabulary of Llama 2's tokenizer, which Megatron has by name.
 const LLAMA2_VOCAB: usize = 32_000;
 
-/// Reads the size of the vocabulary. Without it the model has no definite size.
+/// Reads the size of the vocabulary. Without it, the model's size is not defined.
 pub(super) fn read_vocabulary(stated: &mut Stated, surroundings: &Surroundings<'_>) -> Result<usize, FrameworkError> {
     let tokenizer = stated.text("tokenizer-type").ok().flatten();
     let padded = stated.size("padded-vocab-size")?;
@@ -41,7 +41,7 @@ pub(super) fn read_vocabulary(stated: &mut Stated, surroundings: &Surroundings<'
     })
 }
 
-/// The vocabulary of a tokenizer that everybody has, with which it is.
+/// The vocabulary of a well-known tokenizer, with words that name its source.
 fn known_vocabulary(stated: &Stated, tokenizer: Option<&str>) -> Option<(usize, String)> {
     let file = |name: &str| stated.peek(name).and_then(|value| value.as_str().map(String::from));
     if tokenizer == Some("GPT2BPETokenizer") || file("vocab-file").is_some_and(|path| path.contains("gpt2")) {

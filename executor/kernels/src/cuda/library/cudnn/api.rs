@@ -223,7 +223,7 @@ impl LoadedCudnn {
         Ok(Self { functions, handle: handle.expose_provenance() as u64, stream: 0.into() })
     }
 
-    /// Allows descriptors only, and no execution.
+    /// Loads cuDNN without a device: descriptors can be built, but nothing can be executed.
     pub(super) fn without_device() -> Result<Self, CudnnFailure> {
         Ok(Self { functions: CudnnFunctions::get_usable()?, handle: 0, stream: 0.into() })
     }

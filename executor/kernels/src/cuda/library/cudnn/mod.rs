@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MAX_WORKSPACE: usize = 256 << 20;
 /// Number of engine configurations tried from each of cuDNN's rankings, fastest first.
 const MAX_CONFIGURATIONS: usize = 24;
-/// Tensors of so many elements are refused here: engines with 32-bit indices are not trusted to
-/// refuse them.
+/// Tensors of at least this many elements are refused here: engines with 32-bit indices are not
+/// trusted to refuse them.
 const ELEMENT_LIMIT: usize = 1 << 31;
 
 /// Properties that rule an engine out: nondeterministic sums, sums or products in less precision
@@ -108,7 +108,7 @@ fn load_parts() -> Result<(), CudnnFailure> {
     Ok(())
 }
 
-/// Converts a failure to the error after which the caller computes the convolution another way.
+/// Converts a failure to the error that makes the caller compute the convolution another way.
 fn not_supported(failure: &CudnnFailure) -> CudaError {
     CudaError::ConvolutionNotSupported { reason: failure.to_string() }
 }
@@ -118,7 +118,7 @@ fn not_supported(failure: &CudnnFailure) -> CudaError {
 enum PlanTarget {
     /// The device of cuDNN's handle.
     Device(u64),
-    /// A device that is only described.
+    /// A device that is described by its properties, for tests.
     #[cfg(test)]
     Described(Descriptor),
 }
