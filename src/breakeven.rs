@@ -21,12 +21,12 @@ pub struct BreakevenAnswer {
     /// The quantity that is scaled.
     quantity: String,
     /// The stretches.
-    stretches: Vec<Stretch>,
+    stretches: Vec<FactorRange>,
 }
 
 /// A range of factors on which one layout is the fastest.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-struct Stretch {
+struct FactorRange {
     /// The least factor of the range, to 2 %; for the first range, the least that was tried.
     from: f64,
     /// The layout's number in the answer; `None` for the best one of a single node.
@@ -76,7 +76,7 @@ pub fn answer(
     }
     let stretch = |(from, index, step): (f64, usize, Seconds)| {
         let Contender { layout, words, .. } = &contenders[index];
-        Stretch { from, layout: *layout, words: words.clone(), step_seconds: step.value() }
+        FactorRange { from, layout: *layout, words: words.clone(), step_seconds: step.value() }
     };
     Ok(BreakevenAnswer { quantity: quantity.into(), stretches: stretches.into_iter().map(stretch).collect() })
 }
@@ -85,7 +85,7 @@ impl BreakevenAnswer {
     /// The answer as a table.
     pub fn text(&self) -> String {
         let columns = [Column::words(""), Column::words("fastest"), Column::numbers("step")];
-        let row = |stretch: &Stretch| {
+        let row = |stretch: &FactorRange| {
             let number = stretch.layout.map_or_else(|| "one node".to_owned(), |number| format!("layout {number}"));
             vec![
                 format!("from {:.3} x", stretch.from),

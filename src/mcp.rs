@@ -99,14 +99,14 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
     // Questions that were piped in are still answered, each within its limits, unless the client
     // has closed the output.
     while calls.iter().any(|call| !call.is_finished()) && !output_is_closed() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     server.desk.close();
     Ok(())
 }
 
 /// Time between two checks of whether the last calls are answered.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Whether the reader of standard output is gone.
 fn output_is_closed() -> bool {

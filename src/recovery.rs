@@ -8,7 +8,7 @@ use crate::output;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, oversubscription};
 use crate::run_folder::Measured;
-use crate::training::{ExecutorFailure, Made, SaveEvery, Training, TrainingArguments, train};
+use crate::training::{CompletedSteps, ExecutorFailure, SaveEvery, Training, TrainingArguments, train};
 use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheckpoint, last_whole};
 use foretell_executor::{ExecutorError, Length, Outcome, References, Start, StopSignals, World};
 use foretell_planner::{Request, plan};
@@ -128,7 +128,7 @@ impl Recovery<'_> {
     pub fn train(&self, mut training: Training<'_>) -> Result<Outcome, Failure> {
         let signals = StopSignals::catch()?;
         let folder = training.folder;
-        let (mut made, mut restarts) = (Made::default(), 0);
+        let (mut made, mut restarts) = (CompletedSteps::default(), 0);
         let full = training.predicted.compiled.training.mesh.world_size();
         let first = training.start.step();
         let mut first_steps = vec![first];

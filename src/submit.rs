@@ -42,7 +42,7 @@ pub struct Arguments {
 }
 
 /// Time between two queries of the job.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Queries in a row that may fail, as while Slurm's controller restarts.
 const MOST_FAILED_LOOKS: usize = 10;
@@ -122,7 +122,7 @@ fn follow(id: u64, run: &Path) -> Result<SlurmJob, Failure> {
                 if failed_looks >= MOST_FAILED_LOOKS {
                     return Err(failure);
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
                 continue;
             }
         };
@@ -143,7 +143,7 @@ fn follow(id: u64, run: &Path) -> Result<SlurmJob, Failure> {
         if !job.is_alive() {
             return Ok(job);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

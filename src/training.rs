@@ -326,7 +326,7 @@ pub struct Training<'a> {
 
 /// The part of a run that was made so far, over all attempts.
 #[derive(Default)]
-pub struct Made {
+pub struct CompletedSteps {
     /// The number of steps that the run is to have; 0 before its ranks have started.
     pub total: usize,
     /// The steps that were made and are kept.
@@ -337,7 +337,7 @@ pub struct Made {
 
 /// Trains. Writes plan and prediction into the folder before the run. `made` collects steps and
 /// evaluations as they are made.
-pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) -> Result<Outcome, ExecutorFailure> {
+pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut CompletedSteps) -> Result<Outcome, ExecutorFailure> {
     let Training { loaded, predicted, arguments, folder, world, start } = training;
     let mut hosts = Hosts::open(&loaded.topology, arguments.transport(), Some(folder.file("ranks")), world.clone())?;
     hosts.options.signals = Some(signals.clone());

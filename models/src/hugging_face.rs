@@ -195,7 +195,7 @@ fn read(
     let mut fields = Fields::new(object, sequence)?;
     let model_type = fields.model_type().to_string();
     let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
-        let hint = way_forward(unread.unwrap_or_default(), sequence);
+        let hint = unreadable_type_hint(unread.unwrap_or_default(), sequence);
         return Err(ConfigError::UnknownType { name: model_type, hint });
     };
     fields.architecture(planned)?;
@@ -226,7 +226,7 @@ fn type_of(object: &serde_json::Map<String, serde_json::Value>) -> &str {
 }
 
 /// Suggests what to do with a configuration whose type has no reader.
-fn way_forward(mut object: serde_json::Map<String, serde_json::Value>, sequence: Option<usize>) -> String {
+fn unreadable_type_hint(mut object: serde_json::Map<String, serde_json::Value>, sequence: Option<usize>) -> String {
     const OTHERS: &str = "use a model of `foretell models`, a model file, or a trace (`foretell import torch`)";
     let known = nearest::known(type_of(&object));
     images_and_text::enter_text(&mut object);

@@ -183,7 +183,7 @@ impl Schedule {
     /// Orders of fewer micro-batches. One of them equals [`Self::orders`] until every stage holds
     /// its most activations, so bounds on memory need not order a whole long step.
     pub fn beginnings(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Vec<Task>>> {
-        let few = self.few_micro_batches(stages, micro_batches);
+        let few = self.equivalent_micro_batches(stages, micro_batches);
         match self.spec().candidates {
             Some(candidates) => candidates(stages, few),
             None => vec![self.orders(stages, few, chunks)],
@@ -191,7 +191,7 @@ impl Schedule {
     }
 
     /// The smallest number of micro-batches with the same [`Self::beginnings`] as `micro_batches`.
-    pub fn few_micro_batches(self, stages: usize, micro_batches: usize) -> usize {
+    pub fn equivalent_micro_batches(self, stages: usize, micro_batches: usize) -> usize {
         if self.holds_all_micro_batches() {
             return micro_batches;
         }

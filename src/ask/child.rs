@@ -38,14 +38,14 @@ const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)
 const JUST_STARTED: Duration = Duration::from_millis(250);
 
 /// A child that works on an answer.
-pub(super) struct Working {
+pub(super) struct RunningChild {
     folder: tempfile::TempDir,
     child: Child,
     line: String,
     started: Instant,
 }
 
-impl Working {
+impl RunningChild {
     /// Starts a child. `program` is this program.
     pub fn start(program: &Path, request: &Request, typed: Typed, limits: &Limits) -> Result<Self, Refusal> {
         let folder = tempfile::Builder::new().prefix("foretell-").tempdir().map_err(broken("no folder"))?;
@@ -160,7 +160,7 @@ impl Working {
     }
 }
 
-impl Drop for Working {
+impl Drop for RunningChild {
     fn drop(&mut self) {
         // The child may have ended; then there is nothing to kill.
         let _ = self.child.kill();

@@ -1,7 +1,7 @@
 //! The entry for questions: it bounds how many are answered at the same time, and cancels those
 //! that a later question replaced.
 
-use super::child::Working;
+use super::child::RunningChild;
 use super::typed::Typed;
 use super::{Answer, Limits, Refusal, Request};
 use crate::failure::{Failure, code};
@@ -16,7 +16,7 @@ use std::time::Duration;
 const MOST_WAITING: usize = 16;
 
 /// Time between two checks of whether a waiting question was cancelled.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The longest that closing takes. A process that is killed is gone in milliseconds.
 const CLOSING: Duration = Duration::from_secs(2);
@@ -85,7 +85,7 @@ impl Desk {
 
     fn answer(&self, own: &Lane, typed: Typed, request: &Request) -> Result<Answer, Refusal> {
         let _turn = self.turn(own)?;
-        let working = Working::start(&self.program, request, typed, &self.limits)?;
+        let working = RunningChild::start(&self.program, request, typed, &self.limits)?;
         *lock(&own.progress) = request.progress.then(|| working.progress_file());
         working.finish(&self.limits, &own.is_cancelled)
     }
@@ -137,7 +137,7 @@ impl Desk {
         let mut state = lock(&self.state);
         state.waiting += 1;
         while state.working >= self.limits.at_once && !own.is_cancelled.load(Ordering::Relaxed) {
-            state = self.freed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.freed.wait_timeout(state, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.waiting -= 1;
         if own.is_cancelled.load(Ordering::Relaxed) {

@@ -37,7 +37,7 @@ const MOST_TIME: Duration = Duration::from_secs(120);
 /// How long the launcher waits for a sign of life, and for bytes that were sent.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without a report after which the launcher looks whether the network is idle.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What the launcher detects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,7 +223,7 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<SimulatedNetwork>, di
             gates.iter().for_each(|gate| gate.abort());
         };
         loop {
-            let (rank, event) = match events.recv_timeout(LOOK) {
+            let (rank, event) = match events.recv_timeout(POLL_INTERVAL) {
                 Ok(event) => event,
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 Err(mpsc::RecvTimeoutError::Timeout) => {

@@ -16,7 +16,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// this often.
 const MIXED_INTERVAL: Duration = Duration::from_micros(200);
 /// How many times a spinning thread polls before it yields its core.
-const LOOKS_PER_YIELD: usize = 32;
+const POLLS_PER_YIELD: usize = 32;
 
 thread_local! {
     /// Tells whether the calling thread may spin now; `None` if it always may.
@@ -58,7 +58,7 @@ pub(super) fn wait_for_any(pending: &[(&dyn Endpoint, &'static str)]) -> Result<
             let spinning_since = first.now();
             let spun = || first.now().saturating_duration_since(spinning_since);
             while spun() < policy.spin && may_spin() && !patience.left(first.now()).is_zero() {
-                for _ in 0..LOOKS_PER_YIELD {
+                for _ in 0..POLLS_PER_YIELD {
                     if any_ready() {
                         return Ok(());
                     }

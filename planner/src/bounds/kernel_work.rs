@@ -3,7 +3,7 @@
 //! A step has at least the kernels of a layout on one rank with one micro-batch: dividing them adds
 //! work, and so do recomputation, buckets, and conversions between layouts. However kernels are
 //! divided, all parts together take a known least time
-//! ([`divided_time`](foretell_simulator::CostModel::divided_time)). The busiest device takes at
+//! ([`least_total_time`](foretell_simulator::CostModel::least_total_time)). The busiest device takes at
 //! least its share of that. With two kinds of device, each kind takes the kernels in which it is
 //! relatively fastest, and both kinds end at the same time: this is the optimum of a linear
 //! program. Nothing in this depends on a mesh, a schedule, cuts, a rank order, buckets, or an
@@ -105,7 +105,7 @@ impl KernelWork {
         let Some(program) = halves.take(8).find_map(compiled) else { return Self::default() };
         let kernels = program.lists.iter().flat_map(|list| &list.instructions).filter_map(|instruction| {
             let Operation::Compute { kernel, accumulate, .. } = *instruction.operation else { return None };
-            let on_kind = |&kind: &usize| costs.divided_time(&kernel, accumulate, program.precision, kind);
+            let on_kind = |&kind: &usize| costs.least_total_time(&kernel, accumulate, program.precision, kind);
             Some(kinds.kinds.iter().map(on_kind).map(|time| Some(time?.value() * 1e12)).collect::<Option<Vec<f64>>>())
         });
         let Some(kernels) = kernels.collect::<Option<Vec<Vec<f64>>>>() else { return Self::default() };

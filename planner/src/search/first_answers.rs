@@ -29,7 +29,7 @@ const FURTHER_ROUNDS: usize = 8;
 /// Shares of the memory limit. If nothing fits, families are opened whose estimated memory is
 /// between the first and the second share, then between the second and the third, and so on:
 /// `ROOMY_FAMILIES` of each range, with different meshes.
-const ROOMY: [f64; 4] = [0.75, 0.5, 0.3, 0.15];
+const MEMORY_BANDS: [f64; 4] = [0.75, 0.5, 0.3, 0.15];
 const ROOMY_FAMILIES: usize = 8;
 
 /// The families of each of these ranges that are opened first if bounds on memory cost as much as
@@ -89,9 +89,9 @@ struct Chosen {
 pub(super) struct Ranked {
     /// Estimates of the value, each with its family, the best first.
     families: Vec<(f64, Family)>,
-    /// For each share of [`ROOMY`], the same for the best families with memory within that share
+    /// For each share of [`MEMORY_BANDS`], the same for the best families with memory within that share
     /// and above the next.
-    roomy: Vec<Vec<(f64, Family)>>,
+    memory_bands: Vec<Vec<(f64, Family)>>,
 }
 
 impl Searcher<'_> {
@@ -125,13 +125,13 @@ impl Searcher<'_> {
             }
         }
         let within = |(place, share): (usize, f64)| {
-            let above = ROOMY.get(place + 1).copied().unwrap_or(0.0);
+            let above = MEMORY_BANDS.get(place + 1).copied().unwrap_or(0.0);
             let mut meshes = BTreeSet::new();
             let is_within = |memory: f64| memory <= share && memory > above;
-            let roomy = ranked.iter().filter(|(memory, _, place)| is_within(*memory) && meshes.insert(mesh(*place)));
-            roomy.take(ROOMY_FAMILIES).map(|&(_, value, place)| (value, families[place].clone())).collect()
+            let memory_bands = ranked.iter().filter(|(memory, _, place)| is_within(*memory) && meshes.insert(mesh(*place)));
+            memory_bands.take(ROOMY_FAMILIES).map(|&(_, value, place)| (value, families[place].clone())).collect()
         };
-        Ranked { families: chosen, roomy: ROOMY.into_iter().enumerate().map(within).collect() }
+        Ranked { families: chosen, memory_bands: MEMORY_BANDS.into_iter().enumerate().map(within).collect() }
     }
 
     /// Simulates the most promising layouts: first one of each manner, then those with the best
@@ -145,7 +145,7 @@ impl Searcher<'_> {
         let is_bounded = |(_, family): &(f64, Family)| self.bounds.has_cheap_bounds(&family.layout);
         if !self.has_answer() && !ranked.families.first().is_none_or(is_bounded) {
             // Without cheap bounds, a layout that does not fit costs as much as one that fits. So
-            // begin with roomy ones.
+            // begin with memory_bands ones.
             self.probe_roomy(&mut ranked, SURE_FAMILIES, &mut left, &mut tried)?;
         }
         self.probe_in_rounds(&mut ranked, &mut left, &mut tried)?;
@@ -164,7 +164,7 @@ impl Searcher<'_> {
         if self.has_answer() { self.probe_in_rounds(&mut ranked, &mut left, &mut tried) } else { Ok(()) }
     }
 
-    /// Opens families that seem to leave much memory free, `count` for each range of [`ROOMY`], and
+    /// Opens families that seem to leave much memory free, `count` for each range of [`MEMORY_BANDS`], and
     /// simulates their best layouts until one fits.
     fn probe_roomy(
         &mut self,
@@ -173,12 +173,12 @@ impl Searcher<'_> {
         left: &mut Vec<Promising>,
         tried: &mut HashSet<Layout>,
     ) -> Result<(), PlannerError> {
-        for share in 0..ranked.roomy.len() {
+        for share in 0..ranked.memory_bands.len() {
             if self.has_answer() || self.is_over() {
                 break;
             }
-            let roomy = &mut ranked.roomy[share];
-            let batch = roomy.drain(..count.min(roomy.len()));
+            let memory_bands = &mut ranked.memory_bands[share];
+            let batch = memory_bands.drain(..count.min(memory_bands.len()));
             let batch = batch.map(|(estimate, family)| Chosen { value: estimate, estimate, family }).collect();
             // Simulated apart from the layouts left over from faster families, which did not fit.
             let mut opened = Vec::new();

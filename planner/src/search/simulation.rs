@@ -195,7 +195,7 @@ impl Simulations<'_> {
     /// decides which steps are simulated in full.
     pub(super) fn value_by_short_steps(&self, layout: &Layout, micro_batches: usize) -> Result<Option<Outcome>, PlannerError> {
         let (schedule, stages, request) = (layout.schedule, layout.pipeline, self.bounds.request);
-        let (group, few) = (schedule.group_size(stages).max(1), schedule.few_micro_batches(stages, micro_batches));
+        let (group, few) = (schedule.group_size(stages).max(1), schedule.equivalent_micro_batches(stages, micro_batches));
         // Both short steps have the whole step's remainder of micro-batches beyond whole groups.
         let more = few + BETWEEN_SHORT_STEPS.next_multiple_of(group);
         let tells_value = matches!(request.objective, Objective::Time | Objective::Cost | Objective::Goodput);
@@ -248,7 +248,7 @@ impl Simulations<'_> {
     fn held_too_much(&self, plan: &Plan) -> Option<Vec<f64>> {
         let (bounds, layout) = (self.bounds, &plan.layout);
         let micro_batches = plan.micro_batches().ok()?;
-        let few = layout.schedule.few_micro_batches(layout.pipeline, micro_batches);
+        let few = layout.schedule.equivalent_micro_batches(layout.pipeline, micro_batches);
         let surely_fits = || bounds.estimates.memory_of_layout(layout, micro_batches).is_some_and(|share| share < SURELY_FITS);
         if layout.stages.is_some() || layout.shares.is_some() || micro_batches < SHORTENED * few || surely_fits() {
             return None;

@@ -36,7 +36,7 @@ struct Fitting {
 /// The results of layouts that differ only in their micro-batch: the layouts that fit, and the
 /// least memory that one that does not fit needs.
 #[derive(Default)]
-struct Looked {
+struct GroupResult {
     fitting: Vec<Fitting>,
     needed: Option<Bytes>,
     too_large: usize,
@@ -175,12 +175,12 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) 
 
 /// Predicts all groups, those with the most ranks first, so that a search that ends early has
 /// usually predicted the fastest.
-fn look_at_all(request: &Request<'_>, groups: &[Vec<Layout>], limit: Bytes) -> Vec<Looked> {
+fn look_at_all(request: &Request<'_>, groups: &[Vec<Layout>], limit: Bytes) -> Vec<GroupResult> {
     let has_answer = AtomicBool::new(false);
     let mut order: Vec<usize> = (0..groups.len()).collect();
     order.sort_by_key(|&index| Reverse(groups[index].first().map(|layout| layout.data)));
-    let look = |&index: &usize| (index, look_at(request, &groups[index], limit, &has_answer));
-    let mut looked: Vec<(usize, Looked)> = order.par_iter().map(look).collect();
+    let look = |&index: &usize| (index, predict_group(request, &groups[index], limit, &has_answer));
+    let mut looked: Vec<(usize, GroupResult)> = order.par_iter().map(look).collect();
     looked.sort_by_key(|(index, _)| *index);
     looked.into_iter().map(|(_, looked)| looked).collect()
 }
@@ -189,8 +189,8 @@ fn look_at_all(request: &Request<'_>, groups: &[Vec<Layout>], limit: Bytes) -> V
 /// need more memory. The largest is predicted in any case: with one micro-batch, no gradients are
 /// accumulated. `has_answer` is whether a layout of any group fits; if so, the search ends at
 /// `stop`, else at `give_up`.
-fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &AtomicBool) -> Looked {
-    let mut looked = Looked::default();
+fn predict_group(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &AtomicBool) -> GroupResult {
+    let mut looked = GroupResult::default();
     let mut is_too_large = false;
     for (index, layout) in group.iter().enumerate() {
         let stop = if has_answer.load(Ordering::Relaxed) { &request.stop } else { &request.give_up };

@@ -307,7 +307,7 @@ fn a_short_step_holds_no_more_than_a_whole_one() {
         for (pipeline, chunks) in [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)] {
             for (micro_batches, zero, recompute) in [(17, 0, Recompute::None), (24, 1, Recompute::Full), (30, 1, Recompute::None)]
             {
-                let few = schedule.few_micro_batches(pipeline, micro_batches);
+                let few = schedule.equivalent_micro_batches(pipeline, micro_batches);
                 let arenas = |count: usize| {
                     let layout = Layout {
                         data: 2,

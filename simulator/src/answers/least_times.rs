@@ -114,7 +114,7 @@ fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Lea
     // one tensor.
     let full = bucket.value() + calls.map(|call| call.bytes).fold(0.0, f64::max);
     let mut lists: Vec<Option<LeastTimes>> = vec![None; program.lists.len()];
-    for rank in those_with_most(lowered) {
+    for rank in busiest_ranks(lowered) {
         let found = of_rank(lowered, &prices, rank, full);
         let list = &mut lists[rank.list];
         *list = Some(match list.take() {
@@ -127,7 +127,7 @@ fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Lea
 
 /// Returns the ranks with the most work for each list and kind of device. If parts of a sequence
 /// are uneven, other ranks wait for these.
-fn those_with_most<'a>(lowered: &'a Lowered<'_>) -> impl Iterator<Item = &'a SimulatedRank> {
+fn busiest_ranks<'a>(lowered: &'a Lowered<'_>) -> impl Iterator<Item = &'a SimulatedRank> {
     let total = |list: &LoweredList, work: &ListTimes| -> Picoseconds {
         (0..list.actions.len() as u32).map(|instruction| work.duration(list, instruction, Quantile::Median)).sum()
     };

@@ -304,17 +304,17 @@ impl CostModel {
     /// Returns a lower bound on the time of all kernels that together do a kernel's work, however
     /// ranks and micro-batches divide it. `None` if times were measured (parts that fit into a
     /// cache may be faster than any sample) or scaled by a what-if question.
-    pub fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Option<Seconds> {
+    pub fn least_total_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Option<Seconds> {
         let costs = self.kinds.get(kind)?;
         if let Some(profiled_gpu) = &costs.profiled_gpu {
-            return Some(profiled_gpu.divided_time(kernel, accumulate, precision) / self.scale.speed);
+            return Some(profiled_gpu.least_total_time(kernel, accumulate, precision) / self.scale.speed);
         }
         if costs.kernels.is_some() || costs.scaled_kind.is_some() {
             return None;
         }
         // A device with a processor quota runs at full speed while it has budget left, so its lower
         // speed does not count.
-        Some(roofline::divided_time(kernel, accumulate, precision, &costs.kind) / costs.speed.max(1.0))
+        Some(roofline::least_total_time(kernel, accumulate, precision, &costs.kind) / costs.speed.max(1.0))
     }
 
     /// Returns the ratio of the fullest rank's rows to its slots in the Program, if all experts are

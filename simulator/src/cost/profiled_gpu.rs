@@ -92,8 +92,8 @@ impl ProfiledGpu {
     }
 
     /// Returns a lower bound on the device time of all kernels that together do a kernel's work.
-    pub(crate) fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
-        self.costs().divided_time(&kernel.without_constants(), accumulate, precision)
+    pub(crate) fn least_total_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
+        self.costs().least_total_time(&kernel.without_constants(), accumulate, precision)
     }
 
     /// Scales the figures for a what-if question.

@@ -84,7 +84,7 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
 
 /// Returns a lower bound on the duration of all kernels that together do a kernel's work: its
 /// arithmetic and its traffic, without launches.
-pub(crate) fn divided_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
+pub(crate) fn least_total_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
     let whole = Efficiency { launch: Seconds::ZERO, ramp: Seconds::ZERO, ..*efficiency(kind.architecture) };
     kernel_time_at(&whole, kernel, accumulate, precision, kind)
 }

@@ -16,7 +16,7 @@ use foretell_units::{DataType, FlopsPerSecond, Seconds};
 impl GpuCosts<'_> {
     /// Returns a lower bound on the total device time of all parts into which a kernel may be
     /// divided.
-    pub fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
+    pub fn least_total_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
         if self.is_skipped(Category::of(kernel), kernel) {
             return Seconds::ZERO;
         }

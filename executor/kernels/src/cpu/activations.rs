@@ -1,6 +1,6 @@
 //! Activations: exact GELU (by the error function), and the gated product of SwiGLU.
 
-use super::elementwise::of_two;
+use super::elementwise::binary;
 use super::memory::{floats, floats_mut, same};
 use super::vector::{exponential, multiply_add, multiversion};
 use crate::KernelCall;
@@ -18,7 +18,7 @@ pub(super) unsafe fn gelu_exact(call: &KernelCall<'_>) {
 /// The call's operands are checked and valid; dx may be dy.
 pub(super) unsafe fn gelu_exact_gradient(call: &KernelCall<'_>) {
     // SAFETY: this function's own contract.
-    unsafe { of_two(call, gelu_gradient_in_place, gelu_gradient_to) }
+    unsafe { binary(call, gelu_gradient_in_place, gelu_gradient_to) }
 }
 
 /// # Safety

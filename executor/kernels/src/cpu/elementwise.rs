@@ -11,7 +11,7 @@ use crate::KernelCall;
 /// # Safety
 ///
 /// The call's operands are checked and valid, and are numbers `N`.
-pub(super) unsafe fn of_one<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N]), apart: fn(&mut [N], &[N])) {
+pub(super) unsafe fn unary<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N]), apart: fn(&mut [N], &[N])) {
     // SAFETY: reads and writes are valid; when both are the same only the write's slice is made.
     unsafe {
         let y = numbers_mut(&call.writes[0]);
@@ -23,8 +23,8 @@ pub(super) unsafe fn of_one<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut 
 ///
 /// # Safety
 ///
-/// As [`of_one`].
-pub(super) unsafe fn of_two<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N], &[N]), apart: fn(&mut [N], &[N], &[N])) {
+/// As [`unary`].
+pub(super) unsafe fn binary<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N], &[N]), apart: fn(&mut [N], &[N], &[N])) {
     // SAFETY: reads and writes are valid; if the first read is the first write, only the write's
     // slice is made.
     unsafe {
@@ -38,7 +38,7 @@ pub(super) unsafe fn of_two<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut 
 /// The call's operands are checked and valid; y may be x.
 pub(super) unsafe fn relu(call: &KernelCall<'_>) {
     // SAFETY: this function's own contract.
-    unsafe { of_one(call, relu_in_place, relu_to) }
+    unsafe { unary(call, relu_in_place, relu_to) }
 }
 
 /// # Safety
@@ -46,7 +46,7 @@ pub(super) unsafe fn relu(call: &KernelCall<'_>) {
 /// The call's operands are checked and valid; dx may be dy.
 pub(super) unsafe fn relu_gradient(call: &KernelCall<'_>) {
     // SAFETY: this function's own contract.
-    unsafe { of_two(call, relu_gradient_in_place, relu_gradient_to) }
+    unsafe { binary(call, relu_gradient_in_place, relu_gradient_to) }
 }
 
 /// # Safety
@@ -62,7 +62,7 @@ pub(super) unsafe fn gelu(call: &KernelCall<'_>) {
 /// The call's operands are checked and valid; dx may be dy.
 pub(super) unsafe fn gelu_gradient(call: &KernelCall<'_>) {
     // SAFETY: this function's own contract.
-    unsafe { of_two(call, gelu_gradient_in_place, gelu_gradient_to) }
+    unsafe { binary(call, gelu_gradient_in_place, gelu_gradient_to) }
 }
 
 /// # Safety
@@ -70,7 +70,7 @@ pub(super) unsafe fn gelu_gradient(call: &KernelCall<'_>) {
 /// The call's operands are checked and valid; y may be a.
 pub(super) unsafe fn add(call: &KernelCall<'_>) {
     // SAFETY: this function's own contract.
-    unsafe { of_two(call, add_in_place, add_to) }
+    unsafe { binary(call, add_in_place, add_to) }
 }
 
 /// # Safety
@@ -93,7 +93,7 @@ pub(super) unsafe fn scale(call: &KernelCall<'_>, factor: f64) {
 /// The call's operands are checked and valid; y may be a.
 pub(super) unsafe fn multiply(call: &KernelCall<'_>) {
     // SAFETY: this function's own contract.
-    unsafe { of_two(call, multiply_in_place, multiply_to) }
+    unsafe { binary(call, multiply_in_place, multiply_to) }
 }
 
 /// # Safety

@@ -44,7 +44,7 @@ impl PipelineTables {
     /// Returns a lower bound on the micro-batches that a layout's stages hold at once.
     pub(in crate::bounds) fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
-        let micro_batches = schedule.few_micro_batches(stages, micro_batches);
+        let micro_batches = schedule.equivalent_micro_batches(stages, micro_batches);
         let key = (schedule, stages, micro_batches, chunks);
         self.in_flight.get(key, || Arc::new(InFlight::lower_bound(schedule, stages, micro_batches, chunks)))
     }

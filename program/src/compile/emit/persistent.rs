@@ -53,7 +53,7 @@ pub(super) struct BucketBuffers {
     /// have no outer optimizer.
     pub(super) outer: Vec<BufferId>,
     /// The buffers of an exchange that overlaps with steps.
-    pub(super) travelling: Travelling,
+    pub(super) travelling: InFlightExchange,
     /// Only for workers: each server's part of the bucket.
     pub(super) parts: Vec<ServerPart>,
     /// Only for servers whose workers are not synchronised: for each worker, a copy of the
@@ -72,7 +72,7 @@ pub(super) struct ServerPart {
 /// The changes of a bucket whose exchange overlaps steps. Fragments use the same memory, one after
 /// the other.
 #[derive(Default)]
-pub(super) struct Travelling {
+pub(super) struct InFlightExchange {
     /// The changes, then their sum, in single precision; `None` if changes are kept in messages, or
     /// if no exchange overlaps with steps.
     pub(super) changes: Option<BufferId>,
@@ -215,7 +215,7 @@ impl PersistentBuffers {
             ]
         });
         let sessions = sessions.collect();
-        let travelling = Travelling::default();
+        let travelling = InFlightExchange::default();
         self.buckets.push(BucketBuffers { parameters, gradients, states, outer, travelling, parts, sessions });
     }
 
@@ -249,7 +249,7 @@ impl PersistentBuffers {
             let mut buffers = places.into_iter().map(|(start, size)| list.add_view(&name, root, start, vec![size]));
             let changes = if averaging.is_compressed() { None } else { buffers.next() };
             let slices = averaging.cut(elements(index), overlap, &mut buffers);
-            self.buckets[index].travelling = Travelling { changes, slices };
+            self.buckets[index].travelling = InFlightExchange { changes, slices };
         }
     }
 

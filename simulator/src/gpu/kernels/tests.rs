@@ -232,7 +232,7 @@ fn no_parts_of_a_kernel_are_faster_than_its_bound() {
         let cluster = profiles.cluster(device, None, 8, 8, None).expect("known");
         let stack = profiles.stack(stack).expect("known");
         let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
-        let bounds = of_part(1).map(|kernel| costs.divided_time(&kernel, false, DataType::Fp16));
+        let bounds = of_part(1).map(|kernel| costs.least_total_time(&kernel, false, DataType::Fp16));
         for parts in (0..=10).map(|power| 1 << power) {
             for (part, bound) in of_part(parts).iter().zip(bounds) {
                 let all = costs.kernel_time(part, false, DataType::Fp16).device * parts as f64;

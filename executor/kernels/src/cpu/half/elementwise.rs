@@ -6,7 +6,7 @@
 use foretell_models::Kernel;
 
 use crate::KernelCall;
-use crate::cpu::elementwise::{of_one, of_two};
+use crate::cpu::elementwise::{binary, unary};
 use crate::cpu::vector::multiversion;
 use crate::half::SixteenBits::Bf16;
 
@@ -19,9 +19,9 @@ pub(super) unsafe fn run(call: &KernelCall<'_>) -> bool {
     // SAFETY: this function's own contract.
     unsafe {
         match call.kernel {
-            Kernel::Relu { .. } => of_one(call, relu_in_place, relu_to),
-            Kernel::ReluGradient { .. } => of_two(call, relu_gradient_in_place, relu_gradient_to),
-            Kernel::Add { .. } => of_two(call, add_in_place, add_to),
+            Kernel::Relu { .. } => unary(call, relu_in_place, relu_to),
+            Kernel::ReluGradient { .. } => binary(call, relu_gradient_in_place, relu_gradient_to),
+            Kernel::Add { .. } => binary(call, add_in_place, add_to),
             _ => return false,
         }
     }
