@@ -89,8 +89,8 @@ struct Chosen {
 pub(super) struct Ranked {
     /// Estimates of the value, each with its family, the best first.
     families: Vec<(f64, Family)>,
-    /// For each share of [`MEMORY_BANDS`], the same for the best families with memory within that share
-    /// and above the next.
+    /// For each share of [`MEMORY_BANDS`], the same for the best families with memory within that
+    /// share and above the next.
     memory_bands: Vec<Vec<(f64, Family)>>,
 }
 
@@ -164,8 +164,8 @@ impl Searcher<'_> {
         if self.has_answer() { self.probe_in_rounds(&mut ranked, &mut left, &mut tried) } else { Ok(()) }
     }
 
-    /// Opens families that seem to leave much memory free, `count` for each range of [`MEMORY_BANDS`], and
-    /// simulates their best layouts until one fits.
+    /// Opens families that seem to leave much memory free, `count` for each range of
+    /// [`MEMORY_BANDS`], and simulates their best layouts until one fits.
     fn probe_roomy(
         &mut self,
         ranked: &mut Ranked,
