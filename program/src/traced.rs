@@ -45,10 +45,12 @@ pub enum Sharding {
     Ddp,
     /// `FullyShardedDataParallel` with original parameters, one unit a layer and one for the rest.
     Fsdp1,
-    /// `fully_shard`, one group a layer and one for the rest.
+    /// `fully_shard`, one group a layer, and groups of the rest.
     Fsdp2 {
         /// The format in which gradients are reduced.
         reduce: Element,
+        /// What groups the rest has.
+        groups: Fsdp2Groups,
     },
     /// DeepSpeed's ZeRO. Parameters are stored and computed in [`TracedJob::stored`]; the optimizer
     /// updates a partition in single precision.
@@ -56,6 +58,18 @@ pub enum Sharding {
         /// 1, 2 or 3.
         stage: u8,
     },
+}
+
+/// How `fully_shard` is called for what is in no layer, and for gradients of several micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsdp2Groups {
+    /// All of it is the root's group. Each micro-batch reduces its gradients. So do torchtune and
+    /// torchtitan.
+    Root,
+    /// `fsdp2_prepare_model` of Accelerate 1.15: the embedding; the last norm and the head, which
+    /// stay gathered after the forward pass, and with which the embedding is if they share weights;
+    /// the root's group for others. Whole gradients wait for the last micro-batch (`no_sync`).
+    Accelerate,
 }
 
 /// A training step of a traced framework, as one of `ranks` data-parallel ranks runs it.
@@ -110,7 +124,7 @@ const OF_PASS: u64 = 1 << 28;
 
 /// A parameter of the model: an entry of the table, its layer, and which expert's it is where each
 /// has its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct ParameterOf {
     index: usize,
     layer: Option<usize>,

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
-use foretell_program::traced::{HOST_COPY, RankEvent, Sharding, TracedJob, TracedOptimizer};
+use foretell_program::traced::{Fsdp2Groups, HOST_COPY, RankEvent, Sharding, TracedJob, TracedOptimizer};
 use foretell_program::{FrameworkProfile, MachineIdentity, MovesSample, OperatorSample, Origin, Profile, Sample, Timeline};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::gpu::traced::{MeasuredFramework, TracedMachine, traced_memory, traced_time, traced_timeline};
@@ -46,7 +46,7 @@ fn job(table: &Arc<OperatorTable>, sizes: TableSizes, sharding: Sharding, ranks:
 /// mistral-7b`, `--attn flash`.
 #[test]
 fn peak_memory_equals_fresh_traces_of_the_frameworks() {
-    let (fsdp1, fsdp2) = (Sharding::Fsdp1, Sharding::Fsdp2 { reduce: Element::F32 });
+    let (fsdp1, fsdp2) = (Sharding::Fsdp1, Sharding::Fsdp2 { reduce: Element::F32, groups: Fsdp2Groups::Root });
     let (mixed, plain) = (table("full", "mixed", "none"), table("full", "bf16", "none"));
     let adapters = table("full-reentrant", "mixed", "lora-attention");
     let llama = |batch, sequence| sizes(8, batch, sequence, &LLAMA_3_8B);
@@ -402,7 +402,7 @@ fn the_program_of_a_traced_step_agrees_with_its_time_and_memory() {
         job(&plain, small(2), Sharding::Replicated, 1, Element::Bf16),
         TracedJob { micro_batches: 3, ..job(&plain, small(2), Sharding::Ddp, 8, Element::F32) },
         TracedJob { micro_batches: 2, ..job(&mixed, small(3), Sharding::Fsdp1, 8, Element::F32) },
-        job(&mixed, small(3), Sharding::Fsdp2 { reduce: Element::F32 }, 8, Element::F32),
+        job(&mixed, small(3), Sharding::Fsdp2 { reduce: Element::F32, groups: Fsdp2Groups::Root }, 8, Element::F32),
         job(&plain, small(2), Sharding::Zero { stage: 2 }, 8, Element::Bf16),
         offloaded,
     ];

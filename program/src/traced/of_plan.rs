@@ -5,7 +5,7 @@
 
 mod table_key;
 
-use super::{Sharding, TracedJob, TracedOptimizer};
+use super::{Fsdp2Groups, Sharding, TracedJob, TracedOptimizer};
 use crate::plan::{MomentFormat, Offload, Optimizer, Plan, PlanError, Preference};
 use foretell_models::Model;
 use foretell_models::operator_tables::{Element, OperatorTable, TableError, TableSizes, layers_of_table_layer};
@@ -62,8 +62,8 @@ impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
     /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
     /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters;
-    /// nor are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen
-    /// bits.
+    /// nor are `wrapper: fsdp2`, `wrapper: accelerate-fsdp2` and `stored: f32`, for parameters that
+    /// are gathered in sixteen bits.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
@@ -112,11 +112,14 @@ impl TracedPlan {
             // One rank's state is whole at stage 0 and 1 alike.
             (Wrapping::DeepSpeed, zero, _) => Sharding::Zero { stage: zero.clamp(1, 3) as u8 },
             (Wrapping::PyTorch, _, 0 | 1) => Sharding::Replicated,
-            (Wrapping::PyTorch, 3, _) if tables.get("wrapper").is_some_and(|wrapper| wrapper == "fsdp2") => {
+            (Wrapping::PyTorch, 3, _) => match fsdp2_groups(tables) {
+                None => Sharding::Fsdp1,
                 // The format of gradients is that of the parameters, but for what is stored wider.
-                Sharding::Fsdp2 { reduce: if stores_wide(tables) { Element::F32 } else { Element::Bf16 } }
-            }
-            (Wrapping::PyTorch, 3, _) => Sharding::Fsdp1,
+                Some(groups) => {
+                    let is_wide = stores_wide(tables) || plan.precision == DataType::Fp32;
+                    Sharding::Fsdp2 { reduce: if is_wide { Element::F32 } else { Element::Bf16 }, groups }
+                }
+            },
             (Wrapping::PyTorch, ..) => Sharding::Ddp,
         };
         let first_stack = table.parts.iter().find_map(|part| part.stack.as_ref());
@@ -262,6 +265,15 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
         return Err(Untraced::new("`training.frozen`"));
     }
     Ok(layout.data)
+}
+
+/// The groups of a framework that shards by FSDP2.
+fn fsdp2_groups(tables: &BTreeMap<String, String>) -> Option<Fsdp2Groups> {
+    match tables.get("wrapper")?.as_str() {
+        "fsdp2" => Some(Fsdp2Groups::Root),
+        "accelerate-fsdp2" => Some(Fsdp2Groups::Accelerate),
+        _ => None,
+    }
 }
 
 /// Whether a framework gathers parameters in sixteen bits and stores them in single precision.

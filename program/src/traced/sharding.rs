@@ -1,38 +1,22 @@
 //! What wrappers that shard or replicate a model allocate and send around each layer.
 
+mod units;
+
 use super::rank_state::RankState;
 use super::{
-    AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent, Sharding, TracedCollective, TracedOptimizer,
+    AllocationStream, Contents, Emitter, Fsdp2Groups, HostOptimizer, ParameterOf, RankEvent, Sharding, TracedCollective,
+    TracedOptimizer,
 };
 use foretell_models::operator_tables::ParameterRole;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
-
-/// A unit that is gathered as a whole: a layer, or all that is in none.
-#[derive(Clone, Debug, Default)]
-struct Unit {
-    /// Elements of trained and frozen parameters, gathered, with padding.
-    elements: u64,
-    /// Elements of the rank's shard.
-    shard: u64,
-    /// Bytes of the gathered parameters: the format in which they compute.
-    gathered_bytes: u64,
-    /// Bytes of the rank's shard as it is stored.
-    stored_bytes: u64,
-    /// The same as it is sent, and whether it must be cast for that.
-    sent_bytes: u64,
-    is_cast: bool,
-    /// Trained elements, gathered, and their shard.
-    trained: u64,
-    trained_shard: u64,
-}
+use units::{Unit, Units};
 
 /// The state of a rank's wrapper: what is gathered, what waits to be released.
 #[derive(Debug)]
 pub(super) struct Wrapper {
     sharding: Sharding,
-    /// The layers' units, and last that of the rest.
-    units: Vec<Unit>,
+    units: Units,
     /// Allocations of what is gathered, by unit.
     gathered: BTreeMap<usize, Vec<u64>>,
     /// Buffers of gathering that are not yet copied out, by unit (FSDP2).
@@ -50,6 +34,9 @@ pub(super) struct Wrapper {
     /// which they were computed (FSDP1 under `no_sync`, as Accelerate runs all micro-batches but
     /// the last).
     accumulated: BTreeMap<usize, u64>,
+    /// The same by parameter (FSDP2 without gradient synchronisation, which is Accelerate's
+    /// `no_sync`).
+    unreduced_parameters: BTreeMap<ParameterOf, u64>,
     /// Trained tensors that the rank holds: elements and bytes of each.
     trained: Vec<(u64, u64)>,
     /// Bytes of the states that the first update makes, as `torch.optim` does: they lie in what the
@@ -71,9 +58,9 @@ impl Wrapper {
     /// Allocates what lives before the first step: parameters and buffers, and states unless the
     /// first update makes them.
     pub(super) fn new<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>) -> Self {
-        let (sharding, layers, ranks) = (emitter.job.sharding, emitter.job.sizes.layers, emitter.job.ranks.max(1) as u64);
+        let (sharding, ranks) = (emitter.job.sharding, emitter.job.ranks.max(1) as u64);
         let is_sharded = matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. });
-        let mut units = vec![Unit::default(); layers + 1];
+        let mut units = Units::new(emitter.job);
         let mut trained = Vec::new();
         let mut compute_width = 2;
         let mut flat: BTreeMap<(usize, bool, u64), u64> = BTreeMap::new();
@@ -87,18 +74,21 @@ impl Wrapper {
                 }
                 continue;
             }
-            let unit = &mut units[parameter.layer.unwrap_or(layers)];
-            let computed = emitter.job.table.parameters[parameter.index].element.bytes();
-            let shard = match sharding {
-                Sharding::Fsdp2 { .. } => emitter.shard_elements(parameter.index),
-                _ => elements.div_ceil(ranks),
+            let number = units.of(parameter);
+            let unit = units.unit_mut(number);
+            let of_table = emitter.job.table.parameters[parameter.index].element.bytes();
+            let (shard, computed) = match sharding {
+                // `MixedPrecisionPolicy` has one format for parameters and reduction.
+                Sharding::Fsdp2 { reduce, groups: Fsdp2Groups::Accelerate } => {
+                    (emitter.shard_elements(parameter.index), of_table.min(reduce.bytes()))
+                }
+                Sharding::Fsdp2 { .. } => (emitter.shard_elements(parameter.index), of_table),
+                _ => (elements.div_ceil(ranks), of_table),
             };
-            unit.elements += shard * ranks;
             unit.shard += shard;
-            unit.gathered_bytes += shard * ranks * computed;
+            unit.gathered.push(shard * ranks * computed);
             unit.stored_bytes += shard * stored;
-            unit.sent_bytes += shard * computed;
-            unit.is_cast |= computed != stored;
+            unit.cast_bytes += if computed == stored { 0 } else { shard * computed };
             if is_trained {
                 compute_width = computed;
                 unit.trained += shard * ranks;
@@ -106,7 +96,7 @@ impl Wrapper {
             }
             match sharding {
                 // A unit has one flat parameter.
-                Sharding::Fsdp1 => *flat.entry((parameter.layer.unwrap_or(layers), is_trained, stored)).or_default() += shard,
+                Sharding::Fsdp1 => *flat.entry((number, is_trained, stored)).or_default() += shard,
                 _ => {
                     if emitter.job.offloads_parameters {
                         emitter.send(RankEvent::HostMemory { bytes: shard * stored });
@@ -166,15 +156,12 @@ impl Wrapper {
             whole: Vec::new(),
             with_whole: FxHashSet::default(),
             accumulated: BTreeMap::new(),
+            unreduced_parameters: BTreeMap::new(),
             trained,
             states_to_come,
             unreduced: 0,
             compute_width,
         }
-    }
-
-    fn rest(&self) -> usize {
-        self.units.len() - 1
     }
 
     fn is_sharded(&self) -> bool {
@@ -183,19 +170,21 @@ impl Wrapper {
 
     /// Begins to gather a unit, unless it is gathered or on its way.
     fn gather<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
-        if !self.is_sharded() || self.gathered.contains_key(&unit) || self.in_flight.contains_key(&unit) {
+        let is_there = self.gathered.contains_key(&unit) || self.in_flight.contains_key(&unit);
+        if !self.is_sharded() || is_there || self.units.unit(unit).shard == 0 {
             return;
         }
-        let Unit { gathered_bytes, stored_bytes, sent_bytes, is_cast, shard, .. } = self.units[unit];
+        let Unit { stored_bytes, cast_bytes, shard, .. } = *self.units.unit(unit);
+        let gathered_bytes = self.units.unit(unit).gathered_bytes();
         // `FlatParamHandle.pre_unshard` copies the shard to the device.
         let copy = emitter.job.offloads_parameters.then(|| {
             emitter.send(RankEvent::HostCopy { bytes: stored_bytes, stream: AllocationStream::Gather });
             emitter.allocate(stored_bytes, Contents::Communication, AllocationStream::Gather)
         });
-        let cast = is_cast.then(|| emitter.allocate(sent_bytes, Contents::Communication, AllocationStream::Gather));
+        let cast = (cast_bytes > 0).then(|| emitter.allocate(cast_bytes, Contents::Communication, AllocationStream::Gather));
         let whole = emitter.allocate(gathered_bytes, Contents::Gathered, AllocationStream::Gather);
-        if is_cast {
-            emitter.send(RankEvent::Moves { name: "cast of a shard", bytes: 4 * shard + sent_bytes, launches: 1 });
+        if cast_bytes > 0 {
+            emitter.send(RankEvent::Moves { name: "cast of a shard", bytes: 4 * shard + cast_bytes, launches: 1 });
         }
         emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes: gathered_bytes });
         cast.into_iter().chain(copy).for_each(|id| emitter.release(id));
@@ -219,10 +208,11 @@ impl Wrapper {
         if forward {
             self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
         }
-        let bytes = self.units[unit].gathered_bytes;
-        let whole = emitter.allocate(bytes, Contents::Gathered, AllocationStream::Compute);
-        emitter.send(RankEvent::Moves { name: "copy out of a gathering", bytes: 2 * bytes, launches: 1 });
-        self.gathered.insert(unit, vec![whole]);
+        let of_unit = self.units.unit(unit);
+        let copied = of_unit.gathered.iter().map(|&bytes| emitter.allocate(bytes, Contents::Gathered, AllocationStream::Compute));
+        self.gathered.insert(unit, copied.collect());
+        let bytes = 2 * of_unit.gathered_bytes();
+        emitter.send(RankEvent::Moves { name: "copy out of a gathering", bytes, launches: 1 });
         if forward {
             self.previous_gather = Some(buffer);
         } else {
@@ -247,19 +237,16 @@ impl Wrapper {
     }
 
     /// Reduces the gradients of a unit to the rank's shard, and releases its gathered parameters.
-    fn reduce<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        unit: usize,
-        of_unit: impl Fn(&ParameterOf) -> bool,
-    ) {
+    fn reduce<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
         let mut own: Vec<(ParameterOf, u64)> = emitter.gradients.iter().map(|(parameter, id)| (*parameter, *id)).collect();
-        own.retain(|(parameter, _)| of_unit(parameter));
+        own.extend(self.unreduced_parameters.iter().map(|(parameter, id)| (*parameter, *id)));
+        own.retain(|(parameter, _)| self.units.of(*parameter) == unit);
         own.sort_by_key(|&(parameter, id)| (parameter.index, id));
         for (parameter, _) in &own {
             emitter.gradients.remove(parameter);
+            self.unreduced_parameters.remove(parameter);
         }
-        let Unit { trained, trained_shard, .. } = self.units[unit];
+        let Unit { trained, trained_shard, .. } = *self.units.unit(unit);
         let stored = emitter.job.stored.bytes();
         match self.sharding {
             Sharding::Fsdp1 if trained > 0 => {
@@ -286,7 +273,11 @@ impl Wrapper {
                 self.keep_reduced(emitter, unit, trained_shard * stored, shard, stored != self.compute_width);
                 emitter.release(whole);
             }
-            Sharding::Fsdp2 { reduce } if trained > 0 => {
+            Sharding::Fsdp2 { groups: Fsdp2Groups::Accelerate, .. } if !emitter.is_last_pass => {
+                self.release_gathered(emitter, unit);
+                self.unreduced_parameters.extend(own);
+            }
+            Sharding::Fsdp2 { reduce, .. } if !own.is_empty() => {
                 self.release_gathered(emitter, unit);
                 self.previous_reduction.take().into_iter().for_each(|id| emitter.release(id));
                 let input = emitter.allocate(trained * reduce.bytes(), Contents::Communication, AllocationStream::Compute);
@@ -367,11 +358,14 @@ impl Wrapper {
 }
 
 impl RankState for Wrapper {
-    /// Before the forward pass: what is in no layer is gathered, for the whole step.
+    /// Before the forward pass: the root is gathered for the whole step, and the embedding for its
+    /// own pass, unless the tail has it.
     fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        let rest = self.rest();
-        self.gather(emitter, rest);
-        self.wait(emitter, rest, true);
+        let first = if self.units.is_tied { self.units.tail() } else { self.units.embedding() };
+        for unit in [self.units.root(), first] {
+            self.gather(emitter, unit);
+            self.wait(emitter, unit, true);
+        }
     }
 
     /// The forward pass has ended: FSDP2 drops the last buffer, and FSDP1 begins to gather the
@@ -379,7 +373,7 @@ impl RankState for Wrapper {
     fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
         if self.sharding == Sharding::Fsdp1
-            && let Some(last) = self.rest().checked_sub(1)
+            && let Some(last) = self.units.last_layer()
         {
             self.gather(emitter, last);
         }
@@ -387,25 +381,36 @@ impl RankState for Wrapper {
 
     /// A layer's pass begins.
     fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
+        if !backward && layer == 0 {
+            self.release_gathered(emitter, self.units.embedding());
+        }
         self.gather(emitter, layer);
+        // The tail's backward pass is over. With the embedding in it, that of the model must be.
+        if backward && Some(layer) == self.units.last_layer() && !self.units.is_tied {
+            self.reduce(emitter, self.units.tail());
+        }
         self.wait(emitter, layer, !backward);
-        if backward
-            && !emitter.job.keeps_layer_inputs()
-            && let Some(before) = layer.checked_sub(1)
-        {
-            self.gather(emitter, before);
+        if backward && !emitter.job.keeps_layer_inputs() {
+            self.gather(emitter, layer.checked_sub(1).unwrap_or(self.units.embedding()));
         }
     }
 
-    /// A layer's pass ends.
+    /// A layer's pass ends. The tail stays gathered from its forward pass to its backward pass.
     fn end_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
         if !self.is_sharded() {
             return;
         }
         if backward {
-            self.reduce(emitter, layer, |parameter| parameter.layer == Some(layer));
+            self.reduce(emitter, layer);
         } else {
             self.release_gathered(emitter, layer);
+        }
+        let (tail, embedding) = (self.units.tail(), self.units.embedding());
+        if !backward && Some(layer) == self.units.last_layer() {
+            self.gather(emitter, tail);
+            self.wait(emitter, tail, true);
+        } else if backward && layer == 0 && self.units.unit(embedding).trained > 0 {
+            self.wait(emitter, embedding, false);
         }
     }
 
@@ -413,6 +418,11 @@ impl RankState for Wrapper {
     fn gradient<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, parameter: ParameterOf, id: u64) {
         emitter.send(RankEvent::Becomes { id, contents: Contents::Gradients });
         if self.is_sharded() {
+            if self.unreduced_parameters.contains_key(&parameter) {
+                let bytes = 3 * emitter.elements(parameter.index) * self.compute_width;
+                emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes, launches: 1 });
+                return emitter.release(id);
+            }
             // A parameter that is used twice has its gradients added in place.
             if let Some(before) = emitter.gradients.insert(parameter, id) {
                 emitter.release(before);
@@ -445,8 +455,10 @@ impl RankState for Wrapper {
     /// After the backward pass: what is in no layer is reduced, and buffers are released.
     fn after_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         if self.is_sharded() {
-            let rest = self.rest();
-            self.reduce(emitter, rest, |_| true);
+            // The order of FSDP2's final callback: modules in reverse.
+            for unit in [self.units.tail(), self.units.embedding(), self.units.root()] {
+                self.reduce(emitter, unit);
+            }
         }
         let buffers = [self.previous_gather.take(), self.previous_reduction.take()];
         buffers.into_iter().flatten().for_each(|id| emitter.release(id));
