@@ -274,7 +274,7 @@ def optimizer_of(model, job):
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=1e-5, fused=True)
     if name == "sgd":
-        for group in groups:                                    # decay would copy all gradients; plans say none
+        for group in groups if not job.get("decay") else ():
             group["weight_decay"] = 0.0
         return torch.optim.SGD(groups, lr=1e-5, momentum=0.9, foreach=True)
     if name == "adafactor":
@@ -517,6 +517,8 @@ def plan_of(job, folder):
                             recompute=job["checkpoint"]), workload={}, training={})
     workload, training = plan["workload"], plan["training"]
     workload["attention"] = job["attention"]
+    if job["wrapper"] == "fsdp1":
+        plan["stack"] = "hf-trainer-fsdp1"
     if job["loss"] in ("dpo", "grpo"):
         plan["stack"] = "trl"
     if job["loss"] == "dpo":
@@ -531,6 +533,8 @@ def plan_of(job, folder):
         workload["moments"] = "factored"
     if job["optimizer"] == "sgd":
         training["momentum"] = 0.9
+        if job.get("decay"):                                    # copies all gradients
+            training["weight_decay"] = 0.1
     if job["adapter"] != "none":
         targets = ["*"] if job["adapter"].endswith("all") else ["*attn*"]
         training["lora"] = dict(rank=z["r"], alpha=2 * z["r"], targets=targets)

@@ -444,6 +444,19 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
         }
     }
 
+    /// What sorts parameters as the Trainer's groups have them: matrices before what has no decay,
+    /// and the layers one by one.
+    fn update_order(&self, parameter: ParameterOf) -> (bool, usize, Option<usize>, usize, usize) {
+        let of_table = &self.job.table.parameters;
+        let stack = &of_table[parameter.index].stack;
+        // The first parameter of the layers' that it is among.
+        let is_apart = |index: &usize| stack.is_none() || of_table[*index].stack != *stack;
+        let first = (0..parameter.index).rev().find(is_apart).map_or(0, |before| before + 1);
+        let first = if stack.is_none() { parameter.index } else { first };
+        let is_vector = of_table[parameter.index].own_dimensions().len() < 2;
+        (is_vector, first, parameter.layer, parameter.index, parameter.expert)
+    }
+
     /// All parameters and buffers of the model.
     fn parameters(&self) -> Vec<ParameterOf> {
         let table = &self.job.table;

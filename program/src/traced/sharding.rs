@@ -1,5 +1,6 @@
 //! What wrappers that shard or replicate a model allocate and send around each layer.
 
+mod reduction;
 mod units;
 
 use super::rank_state::RankState;
@@ -44,15 +45,14 @@ pub(super) struct Wrapper {
     states_to_come: Vec<u64>,
     /// Bytes of whole gradients that no collective has reduced yet (DDP).
     unreduced: u64,
+    /// Whether the micro-batch's backward pass has made a gradient of the tail.
+    has_tail_gradient: bool,
     /// Bytes of a computed element, such as 2.
     compute_width: u64,
 }
 
 /// Bytes of a bucket of `DistributedDataParallel` (its default, 25 MiB).
 const BUCKET: u64 = 25 << 20;
-/// Its copies of gradients.
-const INTO_BUCKETS: &str = "copy into buckets";
-const OUT_OF_BUCKETS: &str = "copy out of buckets";
 
 impl Wrapper {
     /// Allocates what lives before the first step: parameters and buffers, and states unless the
@@ -61,7 +61,7 @@ impl Wrapper {
         let (sharding, ranks) = (emitter.job.sharding, emitter.job.ranks.max(1) as u64);
         let is_sharded = matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. });
         let mut units = Units::new(emitter.job);
-        let mut trained = Vec::new();
+        let (mut trained, mut order) = (Vec::new(), Vec::new());
         let mut compute_width = 2;
         let mut flat: BTreeMap<(usize, bool, u64), u64> = BTreeMap::new();
         for parameter in emitter.parameters() {
@@ -70,7 +70,7 @@ impl Wrapper {
             if emitter.role(parameter) == ParameterRole::Buffer || !is_sharded {
                 emitter.allocate(elements * stored, Contents::Parameters, AllocationStream::Compute);
                 if is_trained {
-                    trained.push((elements, stored));
+                    order.push((emitter.update_order(parameter), (elements, stored)));
                 }
                 continue;
             }
@@ -88,7 +88,10 @@ impl Wrapper {
             unit.shard += shard;
             unit.gathered.push(shard * ranks * computed);
             unit.stored_bytes += shard * stored;
-            unit.cast_bytes += if computed == stored { 0 } else { shard * computed };
+            if computed != stored {
+                unit.cast_shard += shard;
+                unit.cast_bytes += shard * computed;
+            }
             if is_trained {
                 compute_width = computed;
                 unit.trained += shard * ranks;
@@ -109,6 +112,14 @@ impl Wrapper {
                 }
             }
         }
+        if sharding == Sharding::Fsdp1 {
+            units.cast_as_a_whole(ranks);
+        }
+        // Only its peak depends on the order.
+        if emitter.job.optimizer == TracedOptimizer::Adafactor {
+            order.sort_by_key(|(order, _)| *order);
+        }
+        trained.extend(order.into_iter().map(|(_, held)| held));
         let is_offloaded = emitter.job.offloads_parameters;
         for ((_, is_trained, stored), shard) in flat {
             if is_offloaded {
@@ -160,6 +171,7 @@ impl Wrapper {
             trained,
             states_to_come,
             unreduced: 0,
+            has_tail_gradient: false,
             compute_width,
         }
     }
@@ -174,7 +186,7 @@ impl Wrapper {
         if !self.is_sharded() || is_there || self.units.unit(unit).shard == 0 {
             return;
         }
-        let Unit { stored_bytes, cast_bytes, shard, .. } = *self.units.unit(unit);
+        let Unit { stored_bytes, cast_shard, cast_bytes, .. } = *self.units.unit(unit);
         let gathered_bytes = self.units.unit(unit).gathered_bytes();
         // `FlatParamHandle.pre_unshard` copies the shard to the device.
         let copy = emitter.job.offloads_parameters.then(|| {
@@ -184,7 +196,7 @@ impl Wrapper {
         let cast = (cast_bytes > 0).then(|| emitter.allocate(cast_bytes, Contents::Communication, AllocationStream::Gather));
         let whole = emitter.allocate(gathered_bytes, Contents::Gathered, AllocationStream::Gather);
         if cast_bytes > 0 {
-            emitter.send(RankEvent::Moves { name: "cast of a shard", bytes: 4 * shard + cast_bytes, launches: 1 });
+            emitter.send(RankEvent::Moves { name: "cast of a shard", bytes: 4 * cast_shard + cast_bytes, launches: 1 });
         }
         emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes: gathered_bytes });
         cast.into_iter().chain(copy).for_each(|id| emitter.release(id));
@@ -223,144 +235,13 @@ impl Wrapper {
     fn release_gathered<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
         self.gathered.remove(&unit).into_iter().flatten().for_each(|id| emitter.release(id));
     }
-
-    fn reduce_bucket<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        let bytes = std::mem::take(&mut self.unreduced);
-        if bytes > 0 && emitter.job.ranks > 1 {
-            // `gradient_as_bucket_view` is off unless it is asked for: gradients are divided by the
-            // number of ranks on their way into the bucket, and copied back.
-            if self.sharding == Sharding::Ddp {
-                emitter.send(RankEvent::Moves { name: INTO_BUCKETS, bytes: 2 * bytes, launches: 1 });
-            }
-            emitter.send(RankEvent::Collective { kind: TracedCollective::AllReduce, bytes });
-        }
-    }
-
-    /// Reduces the gradients of a unit to the rank's shard, and releases its gathered parameters.
-    fn reduce<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
-        let mut own: Vec<(ParameterOf, u64)> = emitter.gradients.iter().map(|(parameter, id)| (*parameter, *id)).collect();
-        own.extend(self.unreduced_parameters.iter().map(|(parameter, id)| (*parameter, *id)));
-        own.retain(|(parameter, _)| self.units.of(*parameter) == unit);
-        own.sort_by_key(|&(parameter, id)| (parameter.index, id));
-        for (parameter, _) in &own {
-            emitter.gradients.remove(parameter);
-            self.unreduced_parameters.remove(parameter);
-        }
-        let Unit { trained, trained_shard, .. } = *self.units.unit(unit);
-        let stored = emitter.job.stored.bytes();
-        match self.sharding {
-            Sharding::Fsdp1 if trained > 0 => {
-                // The views' gradients are concatenated to the flat parameter's.
-                let whole = emitter.allocate(trained * self.compute_width, Contents::Gradients, AllocationStream::Compute);
-                emitter.send(RankEvent::Moves {
-                    name: "concatenation of gradients",
-                    bytes: 2 * trained * self.compute_width,
-                    launches: 1,
-                });
-                own.into_iter().for_each(|(_, id)| emitter.release(id));
-                self.release_gathered(emitter, unit);
-                let whole = self.accumulate(emitter, unit, whole, trained * self.compute_width);
-                // Trainers accumulate under `no_sync`: whole gradients wait for the last
-                // micro-batch.
-                if !emitter.is_last_pass {
-                    self.accumulated.insert(unit, whole);
-                    return;
-                }
-                let shard =
-                    emitter.allocate(trained_shard * self.compute_width, Contents::Communication, AllocationStream::Reduce);
-                emitter
-                    .send(RankEvent::Collective { kind: TracedCollective::ReduceScatter, bytes: trained * self.compute_width });
-                self.keep_reduced(emitter, unit, trained_shard * stored, shard, stored != self.compute_width);
-                emitter.release(whole);
-            }
-            Sharding::Fsdp2 { groups: Fsdp2Groups::Accelerate, .. } if !emitter.is_last_pass => {
-                self.release_gathered(emitter, unit);
-                self.unreduced_parameters.extend(own);
-            }
-            Sharding::Fsdp2 { reduce, .. } if !own.is_empty() => {
-                self.release_gathered(emitter, unit);
-                self.previous_reduction.take().into_iter().for_each(|id| emitter.release(id));
-                let input = emitter.allocate(trained * reduce.bytes(), Contents::Communication, AllocationStream::Compute);
-                let moved = trained * (self.compute_width + reduce.bytes());
-                emitter.send(RankEvent::Moves { name: "copy into a reduction", bytes: moved, launches: 1 });
-                own.into_iter().for_each(|(_, id)| emitter.release(id));
-                let shard = emitter.allocate(trained_shard * reduce.bytes(), Contents::Gradients, AllocationStream::Reduce);
-                emitter.send(RankEvent::Collective { kind: TracedCollective::ReduceScatter, bytes: trained * reduce.bytes() });
-                self.previous_reduction = Some(input);
-                self.keep_reduced(emitter, unit, trained_shard * stored, shard, stored != reduce.bytes());
-            }
-            _ => self.release_gathered(emitter, unit),
-        }
-    }
-
-    /// Adds a unit's whole gradient to what earlier micro-batches left of it, if they did. Returns
-    /// the allocation of the sum.
-    fn accumulate<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        unit: usize,
-        whole: u64,
-        bytes: u64,
-    ) -> u64 {
-        let Some(sum) = self.accumulated.remove(&unit) else { return whole };
-        emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
-        emitter.release(whole);
-        sum
-    }
-
-    /// Casts a reduced shard to the stored format, and adds it to what earlier micro-batches left.
-    fn keep_reduced<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        unit: usize,
-        bytes: u64,
-        shard: u64,
-        is_cast: bool,
-    ) {
-        let kept = if is_cast {
-            let kept = emitter.allocate(bytes, Contents::Gradients, AllocationStream::Reduce);
-            emitter.release(shard);
-            kept
-        } else {
-            shard
-        };
-        if emitter.job.offloads_parameters {
-            // `_post_reduce_grad_callback` copies it to the host (`flat_param._cpu_grad`).
-            emitter.send(RankEvent::HostCopy { bytes, stream: AllocationStream::Reduce });
-            return emitter.release(kept);
-        }
-        if *self.reduced.entry(unit).or_insert(kept) != kept {
-            emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
-            emitter.release(kept);
-        }
-    }
-
-    /// Before the update: reduces what is left, and waits.
-    fn reduce_rest<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        if self.sharding == Sharding::Replicated && emitter.job.ranks > 1 {
-            self.unreduced = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
-        }
-        self.reduce_bucket(emitter);
-        emitter.send(RankEvent::Wait(TracedCollective::ReduceScatter));
-        emitter.send(RankEvent::Wait(TracedCollective::AllReduce));
-        if self.sharding == Sharding::Ddp && emitter.job.ranks > 1 {
-            let bytes: u64 = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
-            emitter.send(RankEvent::Moves { name: OUT_OF_BUCKETS, bytes: 2 * bytes, launches: self.trained.len() as u64 });
-        }
-    }
-
-    /// After the update: gradients are dropped.
-    fn release_gradients<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        std::mem::take(&mut self.reduced).into_values().for_each(|id| emitter.release(id));
-        std::mem::take(&mut self.whole).into_iter().for_each(|id| emitter.release(id));
-        self.with_whole.clear();
-    }
 }
 
 impl RankState for Wrapper {
     /// Before the forward pass: the root is gathered for the whole step, and the embedding for its
     /// own pass, unless the tail has it.
     fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+        self.has_tail_gradient = false;
         let first = if self.units.is_tied { self.units.tail() } else { self.units.embedding() };
         for unit in [self.units.root(), first] {
             self.gather(emitter, unit);
@@ -418,6 +299,13 @@ impl RankState for Wrapper {
     fn gradient<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, parameter: ParameterOf, id: u64) {
         emitter.send(RankEvent::Becomes { id, contents: Contents::Gradients });
         if self.is_sharded() {
+            // `_backward_prefetch` of the tail, which begins with the head's gradients.
+            if self.units.of(parameter) == self.units.tail()
+                && !std::mem::replace(&mut self.has_tail_gradient, true)
+                && let Some(last) = self.units.last_layer()
+            {
+                self.gather(emitter, last);
+            }
             if self.unreduced_parameters.contains_key(&parameter) {
                 let bytes = 3 * emitter.elements(parameter.index) * self.compute_width;
                 emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes, launches: 1 });

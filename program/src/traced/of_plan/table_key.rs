@@ -2,8 +2,8 @@
 //! each of its words, and which values stand in where the first was not traced.
 
 use super::{Untraced, WITH_REFERENCE, WITHOUT_REFERENCE, Wrapping, fsdp2_groups, is_before_release_5};
-use crate::traced::Fsdp2Groups;
 use crate::plan::{AttentionKernel, LossKernel, Plan, Preference, Recompute};
+use crate::traced::Fsdp2Groups;
 use foretell_models::operator_tables::{OperatorTable, TableError, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_units::DataType;

@@ -12,7 +12,8 @@ pub(super) struct Unit {
     pub(super) shard: u64,
     /// Bytes of the rank's shard as it is stored.
     pub(super) stored_bytes: u64,
-    /// Bytes that are cast before they are sent.
+    /// Elements of the shard that are cast before they are sent, and their bytes then.
+    pub(super) cast_shard: u64,
     pub(super) cast_bytes: u64,
     /// Bytes of each gathered parameter, in the format in which it computes.
     pub(super) gathered: Vec<u64>,
@@ -93,6 +94,13 @@ impl Units {
         self.layers + 2
     }
 
+    /// FSDP1 casts all of a unit that has something to cast.
+    pub(super) fn cast_as_a_whole(&mut self, ranks: u64) {
+        for unit in self.list.iter_mut().filter(|unit| unit.cast_bytes > 0) {
+            (unit.cast_shard, unit.cast_bytes) = (unit.shard, unit.gathered_bytes() / ranks);
+        }
+    }
+
     /// A unit by its number.
     pub(super) fn unit(&self, number: usize) -> &Unit {
         &self.list[number]
@@ -122,4 +130,46 @@ fn place(table: &OperatorTable, parameter: &TableParameter, is_tied: bool) -> Pl
 /// Whether a parameter belongs to the head over the vocabulary.
 fn is_head(parameter: &TableParameter) -> bool {
     ["lm_head.", "embed_out.", "cls.predictions.decoder."].iter().any(|head| parameter.name.starts_with(head))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Place::{Embedding, Root, Tail};
+
+    /// The places of an architecture's parameters that are in no layer.
+    fn places(words: &[(&str, &str)]) -> Vec<(String, Place)> {
+        let usual = [("framework", "hf"), ("version", "latest"), ("loss", "model"), ("kernels", "hf")];
+        let key: Vec<(&str, &str)> = usual.iter().chain(words).copied().collect();
+        let table = OperatorTable::library(&key).expect("the library is sound").expect("it was traced");
+        let is_tied = table.parameters.iter().any(|parameter| parameter.role == ParameterRole::Tied && is_head(parameter));
+        let own = table.parameters.iter().filter(|parameter| {
+            parameter.stack.is_none() && !matches!(parameter.role, ParameterRole::Tied | ParameterRole::Buffer)
+        });
+        let ends = own.map(|parameter| {
+            let name: Vec<&str> = parameter.name.rsplit('.').take(2).collect();
+            (format!("{}.{}", name[1], name[0]), place(&table, parameter, is_tied))
+        });
+        ends.collect()
+    }
+
+    #[test]
+    fn each_parameter_in_no_layer_has_the_group_that_accelerate_gives_it() {
+        let named = |places: Vec<(String, Place)>, expected: &[(&str, Place)]| {
+            let expected: Vec<(String, Place)> = expected.iter().map(|&(name, place)| (name.into(), place)).collect();
+            assert_eq!(places, expected);
+        };
+        let (embedding, norm, head) = ("embed_tokens.weight", "norm.weight", "lm_head.weight");
+        let llama = |head, adapter| places(&[("architecture", "llama"), ("adapter", adapter), ("head", head)]);
+        named(llama("usual", "none"), &[(embedding, Embedding), (norm, Tail), (head, Tail)]);
+        named(llama("usual", "lora-all"), &[(embedding, Embedding), (norm, Root), (head, Tail)]);
+        named(llama("tied", "none"), &[(embedding, Tail), (norm, Tail)]);
+        let gpt2 = [("wte.weight", Tail), ("wpe.weight", Root), ("ln_f.weight", Tail), ("ln_f.bias", Tail)];
+        named(places(&[("architecture", "gpt2"), ("attention", "sdpa"), ("dropout", "none")]), &gpt2);
+        let vit = places(&[("architecture", "vit"), ("attention", "sdpa")]);
+        let of = |place: Place| vit.iter().filter(|(_, own)| *own == place).map(|(name, _)| name.as_str()).collect::<Vec<_>>();
+        assert_eq!(of(Embedding), ["projection.weight", "projection.bias"]);
+        assert_eq!(of(Tail), ["layernorm.weight", "layernorm.bias"]);
+        assert_eq!(of(Root).last(), Some(&"classifier.bias"));
+    }
 }
