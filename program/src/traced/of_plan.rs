@@ -378,8 +378,8 @@ mod tests {
             let tables = words.filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
             TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &tables).expect("it was traced")
         };
-        let (whole, adapters): (&dyn Fn(&mut Plan), &dyn Fn(&mut Plan)) =
-            (&|_| {}, &|plan| plan.training.lora = Some(Lora::default()));
+        let whole: &dyn Fn(&mut Plan) = &|_| {};
+        let adapters: &dyn Fn(&mut Plan) = &|plan| plan.training.lora = Some(Lora::default());
         let accelerate = |reduce| Sharding::Fsdp2 { reduce, groups: Fsdp2Groups::Accelerate };
         for (wrapper, change, sharding, precision, stored) in [
             (Some("accelerate-fsdp2"), whole, accelerate(Element::Bf16), "bf16", Element::F32),
