@@ -274,7 +274,7 @@ def optimizer_of(model, job):
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=1e-5, fused=True)
     if name == "sgd":
-        for group in groups:                                    # decay would copy all gradients; plans say none
+        for group in groups if not job.get("decay") else ():
             group["weight_decay"] = 0.0
         return torch.optim.SGD(groups, lr=1e-5, momentum=0.9, foreach=True)
     if name == "adafactor":
@@ -324,8 +324,7 @@ def trace(job):
                 gc.collect()
                 gc.disable()
                 for last in [False] * (job["micro_batches"] - 1) + [True]:
-                    waits = hasattr(model, "no_sync") and not last
-                    with model.no_sync() if waits else contextlib.nullcontext():
+                    with synchronised(model, last):
                         one_pass(recorder, model, architecture, z, {**key, **options}, loss_of, job["micro_batches"])
                 recorder.phase = "optimizer"
                 recorder.enter("start")
@@ -336,6 +335,13 @@ def trace(job):
                 gc.enable()
         events = in_place_sums(list(recorder.events))
     return measured(events, recorder.streams) | {"reserved_states_first": measured(states_first(events), recorder.streams)["reserved"]}
+
+
+def synchronised(model, last):
+    """`Accelerator.no_sync` for all micro-batches but the last."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)
+    return model.no_sync() if hasattr(model, "no_sync") and not last else contextlib.nullcontext()
 
 
 def states_first(events):
@@ -378,13 +384,13 @@ OTHERS = ["gpt2", "bert", "vit"]
 WEIGHTS = {"llama": 4, "mistral": 3, "qwen2": 4, "qwen3": 4, "gpt2": 3}
 
 
-def draw(rng, only=""):
-    """One configuration."""
+def draw(rng, only="", wrapper=""):
+    """One configuration, with a wrapper if one is named."""
     while True:
         names = [only] if only in models.ARCHITECTURES else [*DECODERS, *MIXTURES, *OTHERS]
         name = rng.choices(names, [WEIGHTS.get(n, 1.5) for n in names])[0]
         job = one(rng, name)
-        if job is not None:
+        if job is not None and wrapper in ("", job["wrapper"]):
             return job
 
 
@@ -511,6 +517,8 @@ def plan_of(job, folder):
                             recompute=job["checkpoint"]), workload={}, training={})
     workload, training = plan["workload"], plan["training"]
     workload["attention"] = job["attention"]
+    if job["wrapper"] == "fsdp1":
+        plan["stack"] = "hf-trainer-fsdp1"
     if job["loss"] in ("dpo", "grpo"):
         plan["stack"] = "trl"
     if job["loss"] == "dpo":
@@ -525,6 +533,8 @@ def plan_of(job, folder):
         workload["moments"] = "factored"
     if job["optimizer"] == "sgd":
         training["momentum"] = 0.9
+        if job.get("decay"):                                    # copies all gradients
+            training["weight_decay"] = 0.1
     if job["adapter"] != "none":
         targets = ["*"] if job["adapter"].endswith("all") else ["*attn*"]
         training["lora"] = dict(rank=z["r"], alpha=2 * z["r"], targets=targets)
@@ -647,6 +657,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="no new configuration after so long")
     parser.add_argument("--only", default="", help="one architecture")
+    parser.add_argument("--wrapper", default="", choices=["", "none", "ddp", "fsdp1", "fsdp2"], help="configurations with one alone")
     parser.add_argument("--loss", choices=["dpo", "grpo"], help="configurations of such a method of TRL alone")
     parser.add_argument("--rows", help="append a JSON line for each configuration; those that are there are not run again")
     parser.add_argument("--report", metavar="ROWS", help="print the report of such a file, and run nothing")
@@ -664,7 +675,7 @@ def main():
     if args.rows and pathlib.Path(args.rows).exists():
         known = {json.dumps(r["job"], sort_keys=True): r for r in map(json.loads, open(args.rows, encoding="utf-8"))}
     for number in range(args.count):
-        job = json.loads(json.dumps(on_preferences(rng, args.loss) if args.loss else draw(rng, args.only)))
+        job = json.loads(json.dumps(on_preferences(rng, args.loss) if args.loss else draw(rng, args.only, args.wrapper)))
         row = known.get(json.dumps(job, sort_keys=True))
         if row is None:
             if time.time() - began > 60 * args.minutes:

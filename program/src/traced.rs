@@ -45,10 +45,12 @@ pub enum Sharding {
     Ddp,
     /// `FullyShardedDataParallel` with original parameters, one unit a layer and one for the rest.
     Fsdp1,
-    /// `fully_shard`, one group a layer and one for the rest.
+    /// `fully_shard`, one group a layer, and groups of the rest.
     Fsdp2 {
         /// The format in which gradients are reduced.
         reduce: Element,
+        /// What groups the rest has.
+        groups: Fsdp2Groups,
     },
     /// DeepSpeed's ZeRO. Parameters are stored and computed in [`TracedJob::stored`]; the optimizer
     /// updates a partition in single precision.
@@ -56,6 +58,18 @@ pub enum Sharding {
         /// 1, 2 or 3.
         stage: u8,
     },
+}
+
+/// How `fully_shard` is called for what is in no layer, and for gradients of several micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsdp2Groups {
+    /// All of it is the root's group. Each micro-batch reduces its gradients. So do torchtune and
+    /// torchtitan.
+    Root,
+    /// `fsdp2_prepare_model` of Accelerate 1.15: the embedding; the last norm and the head, which
+    /// stay gathered after the forward pass, and with which the embedding is if they share weights;
+    /// the root's group for others. Whole gradients wait for the last micro-batch (`no_sync`).
+    Accelerate,
 }
 
 /// A training step of a traced framework, as one of `ranks` data-parallel ranks runs it.
@@ -110,7 +124,7 @@ const OF_PASS: u64 = 1 << 28;
 
 /// A parameter of the model: an entry of the table, its layer, and which expert's it is where each
 /// has its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct ParameterOf {
     index: usize,
     layer: Option<usize>,
@@ -176,7 +190,7 @@ impl TracedJob {
                 let state = GradientStages::new(&mut emitter);
                 self.steps(steps, &mut emitter, state)
             }
-            _ => {
+            Sharding::Replicated | Sharding::Ddp | Sharding::Fsdp1 | Sharding::Fsdp2 { .. } => {
                 let state = Wrapper::new(&mut emitter);
                 self.steps(steps, &mut emitter, state)
             }
@@ -428,6 +442,19 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
             0 => 0,
             first => first.div_ceil(self.job.ranks.max(1) as u64) * (self.elements(index) / first),
         }
+    }
+
+    /// What sorts parameters as the Trainer's groups have them: matrices before what has no decay,
+    /// and the layers one by one.
+    fn update_order(&self, parameter: ParameterOf) -> (bool, usize, Option<usize>, usize, usize) {
+        let of_table = &self.job.table.parameters;
+        let stack = &of_table[parameter.index].stack;
+        // The first parameter of the layers' that it is among.
+        let is_apart = |index: &usize| stack.is_none() || of_table[*index].stack != *stack;
+        let first = (0..parameter.index).rev().find(is_apart).map_or(0, |before| before + 1);
+        let first = if stack.is_none() { parameter.index } else { first };
+        let is_vector = of_table[parameter.index].own_dimensions().len() < 2;
+        (is_vector, first, parameter.layer, parameter.index, parameter.expert)
     }
 
     /// All parameters and buffers of the model.

@@ -131,6 +131,10 @@ fn table_keys(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     if framework("fsdp_qlora") {
         keys.extend([("version", "latest"), ("precision", "bf16"), ("adapters", "bf16")]);
     }
+    // The Trainer's default since release 5; older ones shard so where the row says it.
+    if framework("fsdp2") || (release == "latest" && !is_compiled) {
+        keys.push(("wrapper", "accelerate-fsdp2"));
+    }
     if is_deepspeed(row) {
         keys.push(("wrapper", "deepspeed"));
     }

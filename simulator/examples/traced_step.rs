@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a tool of ours")]
 
 use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
-use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
+use foretell_program::traced::{Fsdp2Groups, Sharding, TracedJob, TracedOptimizer};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::gpu::traced::{traced_memory, traced_time};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn main() {
     };
     let sharding = match sharding.as_str() {
         "fsdp1" => Sharding::Fsdp1,
-        "fsdp2" => Sharding::Fsdp2 { reduce: Element::F32 },
+        "fsdp2" => Sharding::Fsdp2 { reduce: Element::F32, groups: Fsdp2Groups::Root },
         "ddp" => Sharding::Ddp,
         _ => Sharding::Replicated,
     };

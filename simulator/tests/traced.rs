@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
-use foretell_program::traced::{HOST_COPY, RankEvent, Sharding, TracedJob, TracedOptimizer};
+use foretell_program::traced::{Fsdp2Groups, HOST_COPY, RankEvent, Sharding, TracedJob, TracedOptimizer};
 use foretell_program::{FrameworkProfile, MachineIdentity, MovesSample, OperatorSample, Origin, Profile, Sample, Timeline};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::gpu::traced::{MeasuredFramework, TracedMachine, traced_memory, traced_time, traced_timeline};
@@ -46,7 +46,7 @@ fn job(table: &Arc<OperatorTable>, sizes: TableSizes, sharding: Sharding, ranks:
 /// mistral-7b`, `--attn flash`.
 #[test]
 fn peak_memory_equals_fresh_traces_of_the_frameworks() {
-    let (fsdp1, fsdp2) = (Sharding::Fsdp1, Sharding::Fsdp2 { reduce: Element::F32 });
+    let (fsdp1, fsdp2) = (Sharding::Fsdp1, Sharding::Fsdp2 { reduce: Element::F32, groups: Fsdp2Groups::Root });
     let (mixed, plain) = (table("full", "mixed", "none"), table("full", "bf16", "none"));
     let adapters = table("full-reentrant", "mixed", "lora-attention");
     let llama = |batch, sequence| sizes(8, batch, sequence, &LLAMA_3_8B);
@@ -65,6 +65,42 @@ fn peak_memory_equals_fresh_traces_of_the_frameworks() {
         let sum: u64 = memory.contents.values().map(|bytes| bytes.count()).sum();
         assert_eq!(sum, memory.allocated.count(), "what lives at the peak is the peak");
         assert!(memory.reserved >= memory.allocated && memory.flushes == 0);
+    }
+}
+
+/// The library's table of a step that FSDP2 computes in bf16.
+fn table_in_bf16(words: &[(&str, &str)]) -> Arc<OperatorTable> {
+    let usual = [("framework", "hf"), ("precision", "bf16"), ("adapter", "none"), ("loss", "model"), ("kernels", "hf")];
+    let key: Vec<(&str, &str)> = usual.iter().chain(words).copied().collect();
+    Arc::new(OperatorTable::library(&key).unwrap().unwrap())
+}
+
+/// Bytes of steps under FSDP2 as Accelerate 1.15 sets it up, traced by `benches/fresh_traces.py` on
+/// 1 December 2026: embedding, layers, last norm with head, and the rest are groups of their own.
+#[test]
+fn peak_memory_under_accelerates_fsdp2_equals_fresh_traces() {
+    let fsdp2 = Sharding::Fsdp2 { reduce: Element::Bf16, groups: Fsdp2Groups::Accelerate };
+    let qwen3 = [("architecture", "qwen3"), ("attention", "flash"), ("head", "usual")];
+    let head = |head: &'static str| [("architecture", "qwen3"), ("attention", "flash"), ("checkpoint", "full"), ("head", head)];
+    let none = table_in_bf16(&[&qwen3[..], &[("checkpoint", "none")]].concat());
+    let gpt2 = table_in_bf16(&[("architecture", "gpt2"), ("attention", "sdpa"), ("dropout", "some"), ("checkpoint", "none")]);
+    let (usual, shared) = (table_in_bf16(&head("usual")), table_in_bf16(&head("tied")));
+    let of = |table, (layers, batch, sequence), ranks, rest: &[(&str, usize)]| {
+        job(table, sizes(layers, batch, sequence, rest), fsdp2, ranks, Element::F32)
+    };
+    let plain = of(&none, (2, 3, 1000), 2, &[("h", 3392), ("n", 4), ("k", 2), ("d", 128), ("f", 8832), ("v", 50257)]);
+    let large = of(&usual, (4, 4, 4096), 2, &[("h", 3584), ("n", 16), ("k", 4), ("d", 128), ("f", 8448), ("v", 151_936)]);
+    let tied = of(&shared, (3, 8, 1024), 4, &[("h", 1664), ("n", 8), ("k", 2), ("d", 128), ("f", 4672), ("v", 151_936)]);
+    let accumulated = of(&gpt2, (6, 3, 1024), 4, &[("h", 1024), ("n", 8), ("d", 128), ("f", 1472), ("v", 100_352), ("p", 1024)]);
+    for (job, optimizer, micro_batches, expected) in [
+        (plain, TracedOptimizer::AdamWFused, 1, 6_254_440_448.0),
+        (large, TracedOptimizer::AdamWFused, 1, 41_057_986_048.0),
+        (tied, TracedOptimizer::Sgd, 1, 16_304_274_944.0),
+        (accumulated, TracedOptimizer::AdamWFused, 2, 5_270_444_032.0),
+    ] {
+        let job = TracedJob { optimizer, micro_batches, ..job };
+        let allocated = traced_memory(&job, None).unwrap().allocated.value();
+        assert!((allocated / expected - 1.0).abs() < 1e-3, "{allocated} beside {expected} of {:?}", job.table.key);
     }
 }
 
@@ -402,7 +438,11 @@ fn the_program_of_a_traced_step_agrees_with_its_time_and_memory() {
         job(&plain, small(2), Sharding::Replicated, 1, Element::Bf16),
         TracedJob { micro_batches: 3, ..job(&plain, small(2), Sharding::Ddp, 8, Element::F32) },
         TracedJob { micro_batches: 2, ..job(&mixed, small(3), Sharding::Fsdp1, 8, Element::F32) },
-        job(&mixed, small(3), Sharding::Fsdp2 { reduce: Element::F32 }, 8, Element::F32),
+        job(&mixed, small(3), Sharding::Fsdp2 { reduce: Element::F32, groups: Fsdp2Groups::Root }, 8, Element::F32),
+        TracedJob {
+            micro_batches: 2,
+            ..job(&plain, small(3), Sharding::Fsdp2 { reduce: Element::Bf16, groups: Fsdp2Groups::Accelerate }, 8, Element::F32)
+        },
         job(&plain, small(2), Sharding::Zero { stage: 2 }, 8, Element::Bf16),
         offloaded,
     ];

@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 
 /// Settings that change neither the time of a step nor its memory, or only the order of the same
 /// operations.
-const NEUTRAL: [&str; 16] = [
-    "version",
+const NEUTRAL: [&str; 14] = [
     "auto_wrap_policy",
     "transformer_layer_cls_to_wrap",
     "state_dict_type",
@@ -23,7 +22,6 @@ const NEUTRAL: [&str; 16] = [
     "limit_all_gathers",
     "sync_module_states",
     "use_orig_params",
-    "fsdp_version",
     "ignored_modules",
 ];
 
@@ -119,14 +117,14 @@ fn is_implied(stated: &Stated) -> bool {
     names.iter().chain(&older).any(|name| stated.has(name))
 }
 
-/// Reads a section `fsdp_config`, including what is recomputed. `words` is the value of `fsdp`, if
-/// the caller has one.
+/// Reads a section `fsdp_config`, including what is recomputed, and FSDP's version if it states one.
+/// `words` is the value of `fsdp`, if the caller has one.
 pub(super) fn read_config(
     mut section: Stated,
     words: Option<Sharding>,
     layout: &mut Layout,
     devices_per_node: usize,
-) -> Result<super::stated::Account, FrameworkError> {
+) -> Result<(super::stated::Account, Option<usize>), FrameworkError> {
     for name in CONFIGURED {
         section.rename(&format!("fsdp_{name}"), name)?;
     }
@@ -152,6 +150,7 @@ pub(super) fn read_config(
     };
     let recomputes = section.is_on("activation_checkpointing")?;
     section.neutral(&NEUTRAL);
+    let version = section.size("version")?;
     if let Some(words) = words {
         let sharding = match from_switch {
             Some(switch) if words.zero > 0 => Sharding { zero: switch.zero, ..words },
@@ -164,11 +163,12 @@ pub(super) fn read_config(
             layout.recompute = Recompute::Full;
         }
     }
-    section.finish()
+    Ok((section.finish()?, version))
 }
 
 /// Settings whose names Accelerate begins with `fsdp_`.
-const CONFIGURED: [&str; 18] = [
+const CONFIGURED: [&str; 19] = [
+    "version",
     "reshard_after_forward",
     "sharding_strategy",
     "offload_params",

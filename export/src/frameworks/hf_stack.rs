@@ -13,6 +13,10 @@ pub(super) const DEEPSPEED: [&str; 3] = ["hf-deepspeed", "deepspeed-zero", FSDP2
 /// PyTorch's FSDP2 in general, for layouts that the other stacks' profiles lack.
 pub(super) const FSDP2: &str = "fsdp2";
 
+/// The Trainer with PyTorch's first FSDP, and TRL's. An imported plan has the first of them until
+/// its file's library is known.
+pub(super) const FSDP1: [&str; 2] = ["hf-trainer-fsdp1", "trl-fsdp1"];
+
 /// Whether neither operators nor sequences are sharded.
 fn is_usual(layout: &Layout) -> bool {
     layout.tensor == 1 && layout.context == 1
@@ -25,6 +29,16 @@ pub(super) fn of_pytorch(layout: &Layout, usual: &'static str) -> &'static str {
     if is_usual(layout) && [0, 3].contains(&layout.zero) { usual } else { FSDP2 }
 }
 
+/// The same of an imported plan, whose file may state FSDP's first version.
+pub(super) fn of_imported(plan: &Plan, usual: &'static str) -> &'static str {
+    let [trainer, trl] = FSDP1;
+    match of_pytorch(&plan.layout, usual) {
+        name if plan.stack.name() != trainer || plan.layout.zero != 3 || name == FSDP2 => name,
+        "trl" => trl,
+        _ => trainer,
+    }
+}
+
 /// The stack of a layout under DeepSpeed. `usual` is the stack of the file's library.
 pub(super) fn of_deepspeed(layout: &Layout, usual: &'static str) -> &'static str {
     if is_usual(layout) { usual } else { FSDP2 }
@@ -33,14 +47,15 @@ pub(super) fn of_deepspeed(layout: &Layout, usual: &'static str) -> &'static str
 /// Sets the stack of an imported plan, and notes it.
 pub(super) fn choose(stated: &mut Stated, plan: &mut Plan, name: &'static str, usual: &'static str) {
     let what = match name {
-        "trl" => "TRL on PyTorch's DDP or FSDP",
-        "hf-trainer" => "Hugging Face's Trainer and Accelerate on PyTorch's DDP or FSDP",
+        "trl" => "TRL on PyTorch's DDP or FSDP2",
+        "hf-trainer" => "Hugging Face's Trainer and Accelerate on PyTorch's DDP or FSDP2",
+        name if FSDP1.contains(&name) => "Hugging Face's Trainer, TRL or Accelerate on PyTorch's first FSDP, as the file says",
         "hf-deepspeed" => "Hugging Face's Trainer and Accelerate on DeepSpeed",
         "deepspeed-zero" => "DeepSpeed without a Trainer",
         FSDP2 => "PyTorch's FSDP2",
         _ => unreachable!("invariant: no file is read as one of `{name}`"),
     };
-    if name == usual {
+    if name == usual || FSDP1.contains(&name) {
         stated.assume(format!("`stack` {name}: {what}"));
     } else {
         stated.assume(format!("`stack` {name}: {what}, as `{usual}` has no such layout"));

@@ -23,7 +23,7 @@ use super::hf_stack;
 use super::stated::{Stated, object_of};
 use super::{FrameworkError, ImportedPlan, Surroundings};
 use accelerate_launch::AccelerateLaunch;
-use foretell_program::{ContextMethod, Layout, Offload, Plan, Recompute};
+use foretell_program::{ContextMethod, Layout, Offload, Plan, Recompute, Stack};
 use foretell_units::Bytes;
 use formats::Loaded;
 use names::{NEUTRAL, REFUSED, RENAMED, SWITCHES};
@@ -220,7 +220,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         let stack = hf_stack::of_deepspeed(&plan.layout, "hf-deepspeed");
         hf_stack::choose(&mut stated, &mut plan, stack, "hf-deepspeed");
     } else {
-        let stack = hf_stack::of_pytorch(&plan.layout, usual);
+        let stack = hf_stack::of_imported(&plan, usual);
         hf_stack::choose(&mut stated, &mut plan, stack, usual);
     }
     Ok(ImportedPlan { sequence, unknown_model, ..ImportedPlan::new(plan, stated.finish()?) })
@@ -296,13 +296,17 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
         };
         section = Stated::parse(&text, "FSDP's settings as JSON")?;
     }
-    let account = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
+    let (account, version) = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
     stated.absorb(account);
     degrees::apply(shards, &mut layout);
     stated.usual("fsdp_min_num_params", &json!(0));
-    stated.neutral(&["fsdp_transformer_layer_cls_to_wrap", "fsdp_version", "fsdp_final_state_dict_type"]);
+    let version = stated.size("fsdp_version")?.or(version);
+    stated.neutral(&["fsdp_transformer_layer_cls_to_wrap", "fsdp_final_state_dict_type"]);
     let global = micro_batch.saturating_mul(accumulation).saturating_mul(layout.data);
     let mut plan = Plan::new(layout, global);
+    if version == Some(1) {
+        plan.stack = Stack::new(hf_stack::FSDP1[0]);
+    }
     let (precision, loaded) = formats::read_precision(stated, tool, surroundings)?;
     plan.precision = precision;
     formats::read_optimizer(stated, tool, &mut plan)?;

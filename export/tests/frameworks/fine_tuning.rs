@@ -180,13 +180,25 @@ fn a_job_gets_the_stack_of_its_library() {
         ("finetuning_type: full\n", "hf-trainer"),
         ("deepspeed:\n  zero_optimization: {stage: 2}\n", "hf-deepspeed"),
         ("fsdp: shard_grad_op\n", "fsdp2"),
+        ("fsdp: shard_grad_op\nfsdp_config: {version: 1}\n", "fsdp2"),
+        ("fsdp: full_shard\nfsdp_config: {version: 2}\n", "hf-trainer"),
+        ("fsdp: full_shard\nfsdp_config: {version: 1}\n", "hf-trainer-fsdp1"),
+        ("fsdp: full_shard\nfsdp_config: {fsdp_version: 1}\n", "hf-trainer-fsdp1"),
+        ("fsdp: full_shard\nfsdp_config: {version: 1}\nmax_length: 512\n", "trl-fsdp1"),
+        ("fsdp_version: 1\n", "hf-trainer-fsdp1"),
+        ("fsdp_config: {version: 1}\n", "hf-trainer"),
     ] {
         let imported = stack(text);
         assert_eq!(imported.plan.stack.name(), expected, "{text}");
         assert!(imported.assumed.iter().any(|note| note.starts_with(&format!("`stack` {expected}: "))), "{:?}", imported.assumed);
     }
     let of = |text: &str, form| import_plan(text, form, 8).expect("it is sound").plan.stack.name().to_string();
-    assert_eq!(of("distributed_type: FSDP\nmixed_precision: bf16\n", PlanForm::Accelerate), "hf-trainer");
+    // `accelerate launch` takes the first version where a file states none.
+    for (config, expected) in [("", "hf-trainer-fsdp1"), ("1", "hf-trainer-fsdp1"), ("2", "hf-trainer")] {
+        let config = if config.is_empty() { String::new() } else { format!("fsdp_config: {{fsdp_version: {config}}}\n") };
+        assert_eq!(of(&format!("distributed_type: FSDP\nmixed_precision: bf16\n{config}"), PlanForm::Accelerate), expected);
+    }
+    assert_eq!(of("distributed_type: MULTI_GPU\nmixed_precision: bf16\n", PlanForm::Accelerate), "hf-trainer");
     assert_eq!(of("distributed_type: DEEPSPEED\nmixed_precision: bf16\n", PlanForm::Accelerate), "hf-deepspeed");
     assert_eq!(of(r#"{"train_batch_size": 8, "bf16": {"enabled": true}}"#, PlanForm::Deepspeed), "deepspeed-zero");
     assert_eq!(of(r#"{"train_batch_size": "auto", "bf16": {"enabled": true}}"#, PlanForm::Deepspeed), "hf-deepspeed");

@@ -5,7 +5,7 @@
 
 mod table_key;
 
-use super::{Sharding, TracedJob, TracedOptimizer};
+use super::{Fsdp2Groups, Sharding, TracedJob, TracedOptimizer};
 use crate::plan::{MomentFormat, Offload, Optimizer, Plan, PlanError, Preference};
 use foretell_models::Model;
 use foretell_models::operator_tables::{Element, OperatorTable, TableError, TableSizes, layers_of_table_layer};
@@ -21,6 +21,10 @@ use thiserror::Error;
 const WITH_REFERENCE: &str = "dpo";
 /// The same of a step whose reference was computed before.
 const WITHOUT_REFERENCE: &str = "dpo-precomputed";
+
+/// What a plan is told whose parameters Accelerate shards.
+const BY_FSDP2: &str = "parameters are sharded by FSDP2, the Trainer's default since transformers 5 (Accelerate 1.15's groups, no \
+                        autocast); the stacks `hf-trainer-fsdp1` and `trl-fsdp1` have the first FSDP";
 
 /// What keeps a plan's step from being known operator by operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
@@ -62,8 +66,8 @@ impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
     /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
     /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters;
-    /// nor are `wrapper: fsdp2` and `stored: f32`, for parameters that are gathered in sixteen
-    /// bits.
+    /// nor are `wrapper: fsdp2`, `wrapper: accelerate-fsdp2` and `stored: f32`, for parameters that
+    /// are gathered in sixteen bits.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
@@ -112,11 +116,14 @@ impl TracedPlan {
             // One rank's state is whole at stage 0 and 1 alike.
             (Wrapping::DeepSpeed, zero, _) => Sharding::Zero { stage: zero.clamp(1, 3) as u8 },
             (Wrapping::PyTorch, _, 0 | 1) => Sharding::Replicated,
-            (Wrapping::PyTorch, 3, _) if tables.get("wrapper").is_some_and(|wrapper| wrapper == "fsdp2") => {
+            (Wrapping::PyTorch, 3, _) => match fsdp2_groups(tables) {
+                None => Sharding::Fsdp1,
                 // The format of gradients is that of the parameters, but for what is stored wider.
-                Sharding::Fsdp2 { reduce: if stores_wide(tables) { Element::F32 } else { Element::Bf16 } }
-            }
-            (Wrapping::PyTorch, 3, _) => Sharding::Fsdp1,
+                Some(groups) => {
+                    let is_wide = stores_wide(tables) || plan.precision == DataType::Fp32;
+                    Sharding::Fsdp2 { reduce: if is_wide { Element::F32 } else { Element::Bf16 }, groups }
+                }
+            },
             (Wrapping::PyTorch, ..) => Sharding::Ddp,
         };
         let first_stack = table.parts.iter().find_map(|part| part.stack.as_ref());
@@ -141,6 +148,9 @@ impl TracedPlan {
         let period = layers_of_table_layer(model);
         if period > 1 && matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. }) {
             assumptions.push(format!("{period} layers, one period of the model, are gathered and reduced together"));
+        }
+        if let Sharding::Fsdp2 { groups: Fsdp2Groups::Accelerate, .. } = sharding {
+            assumptions.push(BY_FSDP2.into());
         }
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
@@ -264,6 +274,15 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
     Ok(layout.data)
 }
 
+/// The groups of a framework that shards by FSDP2.
+fn fsdp2_groups(tables: &BTreeMap<String, String>) -> Option<Fsdp2Groups> {
+    match tables.get("wrapper")?.as_str() {
+        "fsdp2" => Some(Fsdp2Groups::Root),
+        "accelerate-fsdp2" => Some(Fsdp2Groups::Accelerate),
+        _ => None,
+    }
+}
+
 /// Whether a framework gathers parameters in sixteen bits and stores them in single precision.
 fn stores_wide(tables: &BTreeMap<String, String>) -> bool {
     tables.get("stored").is_some_and(|stored| stored == "f32")
@@ -288,6 +307,7 @@ fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOpt
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) if is_older => Ok(TracedOptimizer::AdamWForeach),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) => Ok(TracedOptimizer::AdamWFused),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) => Ok(TracedOptimizer::AdamWEightBits),
+        (Optimizer::Sgd, MomentFormat::Single) if plan.training.weight_decay > 0.0 => Ok(TracedOptimizer::SgdWithDecay),
         (Optimizer::Sgd, MomentFormat::Single) => Ok(TracedOptimizer::Sgd),
         (other, _) => Err(Untraced::new(format!("`optimizer: {}` with such moments", other.name()))),
     }
@@ -346,6 +366,46 @@ mod tests {
         assert!(adapters.job.table.key["precision"] == "bf16", "{:?}", adapters.job.table.key);
         assert!(deepspeed(0, 8, &|_| {}).is_err());
         assert!(deepspeed(2, 8, &|plan| plan.workload.no_master_copy = true).is_err());
+    }
+
+    #[test]
+    fn accelerates_fsdp2_casts_parameters_and_the_first_fsdp_has_autocast() {
+        let sharded = |wrapper: Option<&str>, change: &dyn Fn(&mut Plan)| {
+            let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+            (plan.layout.zero, plan.layout.data) = (3, 8);
+            change(&mut plan);
+            let words = [("framework", Some("hf")), ("wrapper", wrapper)].into_iter();
+            let tables = words.filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
+            TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &tables).expect("it was traced")
+        };
+        let whole: &dyn Fn(&mut Plan) = &|_| {};
+        let adapters: &dyn Fn(&mut Plan) = &|plan| plan.training.lora = Some(Lora::default());
+        let accelerate = |reduce| Sharding::Fsdp2 { reduce, groups: Fsdp2Groups::Accelerate };
+        for (wrapper, change, sharding, precision, stored) in [
+            (Some("accelerate-fsdp2"), whole, accelerate(Element::Bf16), "bf16", Element::F32),
+            (Some("accelerate-fsdp2"), adapters, accelerate(Element::Bf16), "bf16", Element::F32),
+            (
+                Some("accelerate-fsdp2"),
+                &|plan: &mut Plan| plan.workload.no_master_copy = true,
+                accelerate(Element::Bf16),
+                "bf16",
+                Element::Bf16,
+            ),
+            (
+                Some("accelerate-fsdp2"),
+                &|plan: &mut Plan| plan.precision = DataType::Fp32,
+                accelerate(Element::F32),
+                "fp32",
+                Element::F32,
+            ),
+            (None, whole, Sharding::Fsdp1, "mixed", Element::F32),
+            (None, adapters, Sharding::Fsdp1, "mixed", Element::F32),
+        ] {
+            let TracedPlan { job, .. } = sharded(wrapper, change);
+            assert_eq!((job.sharding, &*job.table.key["precision"], job.stored), (sharding, precision, stored));
+        }
+        let narrow = sharded(Some("accelerate-fsdp2"), adapters).job.table;
+        assert!(narrow.key["adapter"].ends_with("-bf16"), "{:?}", narrow.key);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub enum TracedOptimizer {
     Adafactor,
     /// SGD with momentum.
     Sgd,
+    /// The same with weight decay, which PyTorch adds to copies of all gradients.
+    SgdWithDecay,
 }
 
 /// Elements from which bitsandbytes keeps states in eight bits, and in paged memory.
@@ -38,7 +40,7 @@ impl TracedOptimizer {
             TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged => vec![elements, scales, elements, scales],
             // Rows and columns are not known here, those of a square are close.
             TracedOptimizer::Adafactor => vec![4 * elements.isqrt(); 2],
-            TracedOptimizer::Sgd => vec![elements * width],
+            TracedOptimizer::Sgd | TracedOptimizer::SgdWithDecay => vec![elements * width],
         }
     }
 
@@ -66,12 +68,7 @@ impl TracedOptimizer {
         let count = held.len() as u64;
         match self {
             TracedOptimizer::AdamWForeach => {
-                let copies: Vec<u64> = held
-                    .iter()
-                    .map(|&(elements, width)| {
-                        emitter.allocate(elements * width, Contents::OptimizerStates, AllocationStream::Compute)
-                    })
-                    .collect();
+                let copies = copies(emitter, held);
                 // Decay 2; first moment 3; second moment 2 and 3; root 2; division, addition 2
                 // each; update 4.
                 emitter.send(RankEvent::Moves { name: "AdamW", bytes: 20 * bytes, launches: 8 * (1 + count / 40) });
@@ -88,24 +85,52 @@ impl TracedOptimizer {
                 }
                 emitter.send(RankEvent::Moves { name: "AdamW in eight bits", bytes: 3 * bytes + 4 * all, launches: count });
             }
-            TracedOptimizer::Adafactor => {
-                for &(elements, width) in held {
-                    // Gradient and parameter in single precision, where they are not; the square,
-                    // the update that is made of it.
-                    let copies = if width < 4 { 4 } else { 2 };
-                    let ids: Vec<u64> = (0..copies)
-                        .map(|_| emitter.allocate(4 * elements, Contents::OptimizerStates, AllocationStream::Compute))
-                        .collect();
-                    // Square 2, addition 2, means 2, outer product 1, times the gradient 3, norm 1,
-                    // two scalings 4, subtraction 3; casts.
-                    let casts = if width < 4 { 4 * elements * 2 + 4 * elements * width / 4 } else { 0 };
-                    emitter.send(RankEvent::Moves { name: "Adafactor", bytes: 18 * 4 * elements + casts, launches: 20 });
-                    ids.into_iter().for_each(|id| emitter.release(id));
-                }
-            }
+            TracedOptimizer::Adafactor => step_of_adafactor(emitter, held),
             TracedOptimizer::Sgd => {
                 emitter.send(RankEvent::Moves { name: "SGD", bytes: 5 * bytes, launches: 2 * (1 + count / 40) })
             }
+            TracedOptimizer::SgdWithDecay => {
+                let copies = copies(emitter, held);
+                emitter.send(RankEvent::Moves { name: "SGD", bytes: 8 * bytes, launches: 3 * (1 + count / 40) });
+                copies.into_iter().for_each(|id| emitter.release(id));
+            }
         }
     }
+}
+
+/// A temporary as large as each tensor, in its format.
+fn copies<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) -> Vec<u64> {
+    let copy = |&(elements, width): &(u64, u64)| temporary(emitter, elements * width);
+    held.iter().map(copy).collect()
+}
+
+fn temporary<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, bytes: u64) -> u64 {
+    emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute)
+}
+
+/// Adafactor's loop over parameters in Python, whose variables keep what they had of the parameter
+/// before until they are assigned: the update, and copies in single precision of a gradient and a
+/// parameter that are narrower.
+fn step_of_adafactor<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
+    let (mut update, mut widened) = (None, [None; 2]);
+    for &(elements, width) in held {
+        let single = 4 * elements;
+        for copy in &mut widened {
+            copy.take().into_iter().for_each(|id| emitter.release(id));
+            *copy = (width < 4).then(|| temporary(emitter, single));
+        }
+        let square = temporary(emitter, single);
+        let sum = temporary(emitter, single);
+        emitter.release(square);
+        update.take().into_iter().for_each(|id| emitter.release(id));
+        update = Some(temporary(emitter, single));
+        emitter.release(sum);
+        // Square 2, addition 2, means 2, outer product 1, times the gradient 3, norm 1, two
+        // scalings 4, subtraction 3; casts.
+        let casts = if width < 4 { 2 * single + single * width / 4 } else { 0 };
+        emitter.send(RankEvent::Moves { name: "Adafactor", bytes: 18 * single + casts, launches: 20 });
+        let negative = temporary(emitter, single);
+        emitter.release(negative);
+    }
+    update.into_iter().chain(widened.into_iter().flatten()).for_each(|id| emitter.release(id));
 }

@@ -142,6 +142,7 @@ def _keys():
     yield from _product(architecture=["llama"], adapter=["lora-all"], attention=["eager"], checkpoint=["none", "full"], precision=["mixed"])
     yield from _of_trl()
     yield from _tied()
+    yield from _narrow_adapters()
     low = dict(adapter=["lora-all", "lora-attention"], checkpoint=["none", "full"], precision=["mixed", "bf16"])
     # Its sinks are in no attention of PyTorch's, nor in the package `flash_attn`.
     yield from _product(architecture=["gpt_oss"], experts=["grouped_mm"], attention=["eager"], **usual)
@@ -182,6 +183,24 @@ def _tied():
     yield from _product(architecture=known, kernels=["liger"], precision=["autocast", "mixed"], **both)
     yield from _product(architecture=known, kernels=["liger"], adapter=["lora-all", "lora-attention"], precision=["mixed"], **both)
     yield from _product(architecture=known, loss=["chunked"], precision=["autocast", "mixed"], **both)
+
+
+def _narrow_adapters():
+    """Adapters that are gathered in sixteen bits with what is around them, without autocast: FSDP2's and DeepSpeed's."""
+    narrow = dict(adapter=["lora-all-bf16", "lora-attention-bf16"], checkpoint=["none", "full"], precision=["bf16"])
+    known = ["llama", "qwen2", "qwen3"]
+    yield from _product(architecture=["llama"], attention=["sdpa"], **narrow)
+    yield from _product(architecture=["qwen2", "qwen3", "mistral", "granite"], **narrow)
+    yield from _product(architecture=known, head=["tied"], **narrow)
+    yield from _product(architecture=known, loss=["trl-fused"], **narrow)
+    yield from _product(architecture=["mixtral", "qwen3_moe", "qwen2_moe"], experts=["grouped_mm"], **narrow)
+    yield from _product(architecture=["gpt_oss"], experts=["grouped_mm"], attention=["eager"], **narrow)
+    all_layers = {**narrow, "adapter": ["lora-all-bf16"]}
+    yield from _product(architecture=["llama"], attention=["eager"], **all_layers)
+    yield from _product(architecture=["phi3", "gemma", "gemma2", "gemma3", "phi", "gpt_neox"], **all_layers)
+    yield from _product(architecture=["gpt2"], attention=["sdpa"], dropout=["some"], **all_layers)
+    yield from _product(architecture=known, loss=["chunked"], **all_layers)
+    yield from _product(architecture=known, kernels=["liger"], **all_layers)
 
 
 def _compiled():

@@ -5,7 +5,7 @@ use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::super::fsdp::{self, Sharding};
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings, degrees, hf_stack};
-use foretell_program::{ContextMethod, Layout, Plan};
+use foretell_program::{ContextMethod, Layout, Plan, Stack};
 use foretell_units::DataType;
 
 /// Settings that change neither the time of a step nor its memory.
@@ -64,7 +64,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         hf_stack::choose(&mut stated, &mut plan, stack, "hf-deepspeed");
     } else {
         plan.precision = precision.unwrap_or_else(|| assumed_precision(&mut stated));
-        let stack = hf_stack::of_pytorch(&plan.layout, "hf-trainer");
+        let stack = hf_stack::of_imported(&plan, "hf-trainer");
         hf_stack::choose(&mut stated, &mut plan, stack, "hf-trainer");
     }
     Ok(ImportedPlan::new(plan, stated.finish()?))
@@ -137,11 +137,15 @@ fn read_pytorch_part(
     stated.absorb(section.finish()?);
     let words = Some(Sharding::FULL).filter(|_| kind == "FSDP");
     let section = stated.section("fsdp_config");
-    let account = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
+    let (account, version) = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
     stated.absorb(account);
     degrees::apply(shards, &mut layout);
     let batch = size.saturating_mul(trainer.accumulation).saturating_mul(layout.data);
     let mut plan = Plan::new(layout, batch);
+    // `accelerate launch` takes the first version where a file states none.
+    if version.unwrap_or(1) == 1 {
+        plan.stack = Stack::new(hf_stack::FSDP1[0]);
+    }
     stated.assume("`optimizer` adamw: the file leaves it to the training script; this is the Trainer's default");
     plan.optimizer = trainer.optimizer;
     plan.training = trainer.training.clone();

@@ -78,6 +78,7 @@ pub(super) fn put(launched: Launched, stated: &mut Stated, plan: &mut Plan) -> R
         (layout.context, layout.context_method) = (own.context, own.context_method);
     }
     let recompute = if layout.recompute == Recompute::Full { Recompute::Full } else { own.recompute };
+    plan.stack = launched.plan.stack;
     plan.layout = Layout { micro_batch: own.micro_batch, recompute, ..layout };
     plan.global_batch = own.micro_batch.saturating_mul(steps).saturating_mul(plan.layout.data);
     if launched.states_bucket {

@@ -1,8 +1,9 @@
 //! The key of the table that a plan's step has: what the framework, the plan and the model say of
 //! each of its words, and which values stand in where the first was not traced.
 
-use super::{Untraced, WITH_REFERENCE, WITHOUT_REFERENCE, Wrapping, is_before_release_5};
+use super::{Untraced, WITH_REFERENCE, WITHOUT_REFERENCE, Wrapping, fsdp2_groups, is_before_release_5};
 use crate::plan::{AttentionKernel, LossKernel, Plan, Preference, Recompute};
+use crate::traced::Fsdp2Groups;
 use foretell_models::operator_tables::{OperatorTable, TableError, is_tied, traced_architecture};
 use foretell_models::{GraphOptions, Model, linear_layers};
 use foretell_units::DataType;
@@ -130,13 +131,16 @@ impl TableKey {
         if workload.products.is_some() || workload.packed.is_some() || workload.unpadded.is_some_and(|share| share < 1.0) {
             return Err(Untraced::new("narrower products, packing, and padding that is left out"));
         }
-        let precision = match plan.precision {
-            DataType::Fp32 => "fp32",
-            DataType::Bf16 | DataType::Fp16 if wrapper == Wrapping::DeepSpeed => "bf16",
-            DataType::Bf16 | DataType::Fp16 if adapters != Adapters::None => "mixed",
-            DataType::Bf16 | DataType::Fp16 if workload.no_master_copy => "bf16",
-            DataType::Bf16 | DataType::Fp16 if is_sharded => "mixed",
-            DataType::Bf16 | DataType::Fp16 => "autocast",
+        // FSDP2 casts parameters and inputs, and Accelerate leaves autocast out then.
+        let is_fsdp2 = is_sharded && fsdp2_groups(tables) == Some(Fsdp2Groups::Accelerate);
+        let precision: &[_] = match plan.precision {
+            DataType::Fp32 => &["fp32"],
+            DataType::Bf16 | DataType::Fp16 if wrapper == Wrapping::DeepSpeed => &["bf16"],
+            DataType::Bf16 | DataType::Fp16 if is_fsdp2 && !workload.no_master_copy => &["bf16", "mixed"],
+            DataType::Bf16 | DataType::Fp16 if adapters != Adapters::None => &["mixed"],
+            DataType::Bf16 | DataType::Fp16 if workload.no_master_copy => &["bf16"],
+            DataType::Bf16 | DataType::Fp16 if is_sharded => &["mixed"],
+            DataType::Bf16 | DataType::Fp16 => &["autocast"],
             other => return Err(Untraced::new(format!("`precision: {other}`"))),
         };
         // Tables of DPO have the reference as a second stack of layers, which cannot be sharded;
@@ -191,7 +195,7 @@ impl TableKey {
         let attention: &[_] = match workload.attention {
             // Its sinks are in no other attention of transformers.
             None if architecture == "gpt_oss" => &["eager"],
-            None if precision == "fp32" => &["sdpa", "eager"],
+            None if precision == ["fp32"] => &["sdpa", "eager"],
             None | Some(AttentionKernel::Sdpa) => &["sdpa", "sdpa-repeat", "flash"],
             Some(AttentionKernel::Flash) => &["flash", "sdpa"],
             Some(AttentionKernel::Eager) => &["eager"],
@@ -215,7 +219,7 @@ impl TableKey {
         let (with_reference, usual_loss) = ([of_dpo, "model"], [loss]);
         let usual = [
             ("framework", &["hf"][..]),
-            ("precision", &[precision]),
+            ("precision", precision),
             ("architecture", architectures),
             ("dropout", &[dropout]),
             ("experts", experts),
