@@ -75,7 +75,7 @@ class Browser:
         self.process.wait()
 
 
-def change(browser, field, value):
+def change(browser, field, value, patience):
     """Changes a field as a person does. Returns the times until the page had its answers, or said why not."""
     browser.evaluate(
         f"""(() => {{
@@ -87,7 +87,7 @@ def change(browser, field, value):
         }})()"""
     )
     marks = "Object.fromEntries(performance.getEntriesByType('mark').map((mark) => [mark.name, mark.startTime]))"
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while time.monotonic() < end:
         found = browser.evaluate(marks)
         if "failure" in found or ("simulation" in found and "certificate" in found):
@@ -114,6 +114,7 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--changes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds until the next change, answered or not")
     parser.add_argument("--most-seconds", type=float, default=3600.0, help="no further change after this time")
     options = parser.parse_args()
     draw = random.Random(options.seed)
@@ -132,7 +133,7 @@ def main():
             made += 1
             field = draw.choice(list(FIELDS))
             state[field] = draw.choice(FIELDS[field])
-            found = change(browser, field, state[field])
+            found = change(browser, field, state[field], options.patience)
             if not found:
                 unanswered.append(dict(state))
             for mark, taken in found.items():
@@ -148,7 +149,8 @@ def main():
         heap = browser.call("Runtime.getHeapUsage")["usedSize"] / 2**20
         print(f"\n{made} changes, {len(unanswered)} without any answer; server {resident(server.pid):.0f} MiB, heap of the page {heap:.1f} MiB")
         # Fields that no change has set have the page's own values.
-        for what, found in [("unanswered", one) for one in unanswered] + list(slowest.items()):
+        listed = [("unanswered", state) for state in unanswered] if options.patience >= PATIENCE else []
+        for what, found in listed + list(slowest.items()):
             print(f"{what}: {found}")
     finally:
         browser.close()

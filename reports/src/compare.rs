@@ -6,8 +6,8 @@
 //!
 //! The kinds of time on a rank:
 //! - `compute: KERNEL`: the compute stream runs that kernel;
-//! - `communication: KIND` and `load`: the compute stream is idle because the next kernel needs
-//!   data that is being moved;
+//! - `communication: KIND`, `load` and `copy: KIND`: the compute stream is idle because the next
+//!   kernel needs data that is being moved;
 //! - `bubble`: the compute stream is idle because another rank has not arrived at a collective, a
 //!   message or the end of the step;
 //! - `host`: the compute stream is idle and none of these explains it.
@@ -50,7 +50,7 @@ pub struct Comparison {
 /// All time of one kind on the reported rank.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct KindRow {
-    /// `compute: KERNEL`, `communication: KIND`, `load`, `bubble` or `host`.
+    /// `compute: KERNEL`, `communication: KIND`, `load`, `copy: KIND`, `bubble` or `host`.
     pub kind: String,
     /// Predicted time.
     #[serde(rename = "predicted_seconds", serialize_with = "number")]
@@ -158,8 +158,8 @@ impl Serialize for Cause {
     }
 }
 
-/// Compares two timelines of a Program by rank and instruction. Ignores ranks and instructions that
-/// only one of them has.
+/// Compares two timelines of a Program by rank and instruction. Ignores ranks that only one of them
+/// has. An instruction that is missing in one of them counts there as zero.
 ///
 /// Each rank's clock starts with its step. So waiting and communication are separated only as well
 /// as the ranks' starts agree.

@@ -66,7 +66,8 @@ impl Shard {
         Self { start, local: placements.local_shape(&extents, mesh), strides, order, positions: None }
     }
 
-    /// The shard of a tensor whose rows for positions are stored in this order.
+    /// Returns the shard with its sequence dimension in `zigzag` order. Tensors without a sequence
+    /// dimension of that many positions stay as they are.
     pub(crate) fn with_positions(mut self, tensor: &Tensor, zigzag: Option<Zigzag>) -> Self {
         let is_sequence = |order: &Zigzag| {
             tensor.dimensions.iter().position(|dimension| dimension.name == SEQUENCE && dimension.extent == order.positions())

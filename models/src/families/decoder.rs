@@ -324,14 +324,14 @@ impl Family for Decoder {
             kv_heads: Some(8),
             head_dimension: Some(128),
             tied_embeddings,
-            norm_epsilon: NormEpsilon::SIXTH,
+            norm_epsilon: NormEpsilon::MILLIONTH,
             rope_theta: 1_000_000,
             query_key_norm: true,
             ..Self::llama([layers, hidden, heads, ffn, 151_936, 4096])
         };
         let qwen2 = |layers, hidden, heads, kv_heads, ffn, vocab| Self {
             kv_heads: Some(kv_heads),
-            norm_epsilon: NormEpsilon::SIXTH,
+            norm_epsilon: NormEpsilon::MILLIONTH,
             rope_theta: 1_000_000,
             qkv_bias: true,
             ..Self::llama([layers, hidden, heads, ffn, vocab, 4096])

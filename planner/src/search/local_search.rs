@@ -21,7 +21,7 @@ const SIMULATED: usize = 12;
 /// Neighbours that are simulated in parallel. The search may be stopped between two such groups.
 const AT_ONCE: usize = 4;
 
-/// The most layouts of other kinds whose bucket sizes are tried.
+/// The most runners-up whose other bucket sizes are tried.
 const RUNNERS_UP: usize = 2;
 
 /// The most that these layouts may be worse than the best, as a fraction. Other bucket sizes hardly
@@ -33,8 +33,9 @@ const CLOSE: f64 = 0.1;
 const LEAST_GAIN: f64 = 1e-3;
 
 impl Searcher<'_> {
-    /// Replaces the best incumbent by better neighbours, as long as there are any, and then by a
-    /// simpler layout that are at most [`Request::simplicity_margin`] slower.
+    /// Improves the best incumbent in three steps. First tries other buckets of the runners-up.
+    /// Then replaces the best by a better neighbour, for at most `ROUNDS` rounds. Last, prefers
+    /// simpler layouts that are at most [`Request::simplicity_margin`] slower.
     ///
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
@@ -84,8 +85,8 @@ impl Searcher<'_> {
         others.into_iter().find(|other| is_simpler(&other.plan.layout)).map(|other| other.index)
     }
 
-    /// Layouts of other kinds that may be the best with other buckets. None in large spaces, where
-    /// each simulation takes long.
+    /// Runners-up among the layouts to return, which may become the best with other bucket sizes.
+    /// None in large spaces, where each simulation takes long.
     fn runners_up(&self) -> Vec<Layout> {
         let Some((best, _)) = self.best() else { return Vec::new() };
         let places = if self.incumbents.is_small_space() { self.incumbents.returned() } else { Vec::new() };
@@ -98,8 +99,10 @@ impl Searcher<'_> {
         self.incumbents.list.first().map(|best| (best.value, best.plan.layout.clone()))
     }
 
-    /// Simulates those of the layouts `close` to `layout` whose values may be at most `to_beat`.
-    /// Returns the indices of those whose values are at most `to_beat`, in the order of `close`.
+    /// Simulates those of the layouts `close` to `layout` whose values may be at most `to_beat`, at
+    /// most `SIMULATED` of them. Returns the indices of those whose values are at most `to_beat`,
+    /// in the order of simulation: with a margin that of `close`, else by bound. If there are none,
+    /// returns the first incumbent of `close` that is good enough, if there is one.
     ///
     /// A layout's bound is compared with the bound of `layout`, since both are below their
     /// simulations by much the same amount. It may be larger by the fraction `margin`.
@@ -128,8 +131,9 @@ impl Searcher<'_> {
             .filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
         let mut bounded: Vec<(f64, Layout)> = bounded.collect();
         // The best bucket size depends on how much of the last reduction is exposed, which bounds
-        // barely see. So all sizes are tried. Nor do bounds of pipelines of different lengths lie
-        // equally far below their simulations, so these are tried too.
+        // barely see. So layouts that differ only in bucket size are tried whatever their bound, up
+        // to `to_beat`. So are cut pipelines of other lengths, because how far a bound lies below
+        // its simulation depends on the number of stages.
         let has_other_bucket = |other: &Layout| Layout { bucket: layout.bucket, ..other.clone() } == *layout;
         let is_always_tried =
             |other: &Layout| has_other_bucket(other) || other.pipeline != layout.pipeline && other.cuts.is_some();
@@ -147,7 +151,8 @@ impl Searcher<'_> {
             let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
             let simulated = group.par_iter().map(|(bound, layout)| {
                 let index = LayoutIndex { family: NEIGHBOURS, variant: 0 };
-                // Simulated to its end, since a simpler layout may be a little slower.
+                // A simpler layout may be a little slower, so with a margin the simulation is not
+                // stopped early.
                 let queued = QueuedLayout { bound: *bound, index, layout: layout.clone(), is_stopped: margin > 0.0 };
                 simulations.first(&[queued])
             });

@@ -4,8 +4,8 @@
 //! writes, and a write for earlier reads and writes. A view counts as its whole buffer, which adds
 //! few dependencies: the uses of a bucket's views are mostly in one stream.
 //!
-//! Kernels, and communication that the plan does not overlap with kernels, run one after another:
-//! each waits for the one before it.
+//! Kernels, saves, and communication that the plan does not overlap with kernels run one after
+//! another: each waits for the one before it.
 
 use crate::plan::Overlap;
 use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, StreamId};
@@ -13,7 +13,7 @@ use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, Stre
 /// Sets [`after`](crate::Instruction::after) of every instruction, from its reads and writes and
 /// from the plan's overlap. The last instruction of each other stream is enough.
 pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
-    // The last kernel or communication that does not overlap with kernels, whichever is later.
+    // The last kernel, save, or communication that does not overlap with kernels.
     let mut last_in_turn: Option<Use> = None;
     let mut uses = Uses { of_buffer: vec![[Use::NONE; 2]; program.buffers.len()], others: Vec::new() };
     let roots: Vec<u32> = (0..).zip(&program.buffers).map(|(id, buffer)| buffer.parent.map_or(id, |parent| parent.0)).collect();

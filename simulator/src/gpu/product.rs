@@ -11,9 +11,9 @@
 //! one, except for what stream-K and split-K kernels recover (`quantisation`). Fitted on
 //! `bf16_op_efficiency.csv` (SimuMax) with a mean error of 3.0 % over 183 shapes on A100.
 //!
-//! Products in single precision do not run on tensor cores. Arithmetic takes sixteen times as long
-//! per byte of a tile there, so small tiles are as efficient as large ones, and a tile's fixed cost
-//! counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices. The mean error is 9 % over
+//! Products in single precision do not run on tensor cores. On A100, arithmetic takes sixteen times
+//! as long there, and a tile has twice the bytes. So small tiles are as efficient as large ones,
+//! and a tile's fixed cost counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices. The mean error is 9 % over
 //! 6,200 plain products, and 21 % over 9,000 batched ones. With the values of tensor cores the
 //! errors were 11 % and 39 %, because the predicted time of batched products with a contracted
 //! dimension of 64 to 128, as in attention scores, was 50 % too long.
@@ -59,8 +59,8 @@ fn is_aligned(product: &Product) -> bool {
     product.batch == 1 || (is_whole(product.columns) && is_whole(product.contracted))
 }
 
-/// Returns the device time of a product, without its launch. `scale` is the stack's share of the
-/// efficiency in the device's profile.
+/// Returns the device time of a product, without its launch. `scale` is the software stack's factor
+/// on the product efficiency in the device's profile.
 pub(super) fn product_time(product: &Product, format: ProductFormat, gpu: &GpuProfile, scale: f64) -> Seconds {
     let Product { batch, rows, columns, contracted, operand_bytes, output_bytes } = *product;
     let elements = |left: usize, right: usize| batch as f64 * left as f64 * right as f64;

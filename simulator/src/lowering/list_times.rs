@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 /// Durations of a list's instructions on a kind of device.
 #[derive(Debug, Default)]
 pub(crate) struct ListTimes {
-    /// For each distinct operation ([`LoweredList::operations`]), its time on the processor at each
-    /// quantile. Zero for collectives and messages.
+    /// For each distinct operation ([`LoweredList::operations`]), its duration at each quantile.
+    /// Zero for collectives and messages.
     durations: Vec<[Picoseconds; 3]>,
     /// For each instruction, the time from the start of the step until the host has launched it, if
     /// the host never waits. Empty if launches take no time.
@@ -29,7 +29,7 @@ const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90
 const PHASES: [Phase; 4] = [Phase::Forward, Phase::Recompute, Phase::Backward, Phase::Update];
 
 impl ListTimes {
-    /// An instruction's time on the processor.
+    /// An instruction's duration.
     pub(crate) fn duration(&self, list: &LoweredList, instruction: u32, quantile: Quantile) -> Picoseconds {
         self.durations[list.operations.of_instruction[instruction as usize] as usize][quantile as usize]
     }
@@ -46,15 +46,15 @@ pub(crate) fn uneven_groups(source: &StageProgram, list: &LoweredList) -> BTreeS
     uneven.collect()
 }
 
-/// The members whose mean work each member of an uneven group does if the parts are balanced. A
-/// member's work grows linearly with its index, so the middle member has the mean work, or the two
-/// middle members of an even number.
+/// The two members whose mean work is the work of every member of an uneven group if the parts are
+/// balanced. Work grows linearly with the index, so they are the two middle members, or the middle
+/// one twice if the number is odd.
 pub(crate) fn balanced_parts(members: usize) -> [usize; 2] {
     [members.saturating_sub(1) / 2, members / 2]
 }
 
-/// Durations of a list's instructions on a kind of device. Adds uncalibrated kernels to
-/// `uncalibrated`.
+/// Durations of a list's instructions on a kind of device. Adds descriptions of uncalibrated
+/// kernels and copies to `uncalibrated`.
 ///
 /// In each group, the rank does the mean work of the two members that `members_in` returns for the
 /// group, which may be equal.
@@ -144,9 +144,10 @@ pub(crate) fn list_times(
     ListTimes { durations, launched, host_waits: host_waits(source, list, parameters.host_waits) }
 }
 
-/// For each distinct operation, the ratio of the rows that its kernels process on the fullest rank
-/// of experts to the Program's slots, averaged over its instructions. 1 for products of experts,
-/// whose costs account for the rows. Empty if routing is balanced.
+/// For each distinct operation, the factor that skewed routing puts on its duration: the rows on
+/// the fullest rank of experts over the Program's slots, averaged over the operation's
+/// instructions. 1 for operations without rows of experts, and for products of experts, whose costs
+/// account for the rows. Empty if routing is balanced.
 fn more_rows(source: &StageProgram, list: &LoweredList, costs: &CostModel, kind: usize) -> Vec<f64> {
     let Some(gpu) = costs.profiled_gpu(kind).filter(|gpu| gpu.has_skewed_routing()) else { return Vec::new() };
     let experts = ExpertRows::of(source);

@@ -14,7 +14,7 @@ use super::segment::Attachment;
 /// are still in the cache.
 const PIECE: u64 = 64 << 10;
 
-/// The state that both ends have.
+/// The fields that each end has for itself.
 struct RingEnd {
     attachment: Arc<Attachment>,
     ring: RawRing,

@@ -27,8 +27,8 @@ pub struct FullAttention {
     pub keys_as_values: bool,
 }
 
-/// Layers that reuse keys and values of an earlier layer. Of the layers that have their own, they
-/// take the last one that sees all positions if they do, or has a window if they have one.
+/// Layers that reuse the keys and values of an earlier layer: of the last one that computes its own
+/// and sees the same positions (all, or the window).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SharedKeys {
@@ -40,9 +40,9 @@ pub struct SharedKeys {
     pub ffn: Option<usize>,
 }
 
-/// A second embedding, which has features for each layer. A product of the first is added to it.
-/// After its feed-forward network, each layer adds a product of its own features, weighed by a
-/// gate.
+/// A second embedding, with features for each layer. A projection of the first embedding is added
+/// to it. After its feed-forward network, each layer adds a projection of its own features, weighed
+/// by a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LayerInputs {
@@ -59,7 +59,8 @@ impl Decoder {
         self.full_attention_every.is_some_and(|every| (layer + 1).is_multiple_of(every))
     }
 
-    /// The sizes of a layer's attention that differ from other layers'; `None` if it has a window.
+    /// Attention sizes of a layer that sees all positions, if the decoder gives such layers their
+    /// own; else `None`.
     fn full_attention_of(&self, layer: usize) -> Option<FullAttention> {
         self.full_attention.filter(|_| self.is_full(layer))
     }
@@ -170,7 +171,8 @@ impl Layers<'_> {
         self.builder.add(&format!("model.layers.{layer}.per_layer_input.residual"), x, y)
     }
 
-    /// Adds the product of a layer's own features, weighed by a gate made of x.
+    /// Computes what [`Self::add_layer_input`] adds: the layer's own features times a gate computed
+    /// from `x`, projected to `hidden` and normalised.
     pub(super) fn layer_input(&mut self, layer: usize, x: TensorId, all: TensorId) -> TensorId {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let own = self.builder.without_layers(&name("per_layer_input"), all);

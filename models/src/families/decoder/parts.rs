@@ -29,7 +29,7 @@ pub struct NormEpsilon(u8);
 
 impl NormEpsilon {
     /// One millionth.
-    pub const SIXTH: Self = Self(6);
+    pub const MILLIONTH: Self = Self(6);
 
     /// The number as kernels take it.
     pub(crate) fn epsilon(self) -> Epsilon {
@@ -38,7 +38,7 @@ impl NormEpsilon {
 }
 
 impl Default for NormEpsilon {
-    /// Llama's.
+    /// 1e-5, as in Llama 2 and 3.
     fn default() -> Self {
         Self(5)
     }
@@ -143,13 +143,14 @@ pub struct Mixtures {
     /// Whether a gate of each token weighs what the shared experts give, as in Qwen2's mixtures.
     #[serde(default, skip_serializing_if = "is_false")]
     pub shared_gate: bool,
-    /// Period of mixtures among layers. The last layer of a period is one.
+    /// Period of mixtures among the layers after the first dense ones: the last layer of each
+    /// period is a mixture, the others are dense.
     #[serde(default = "one")]
     pub every: usize,
     /// Dense layers before the first period.
     #[serde(default)]
     pub first: usize,
-    /// Slots of an expert over those that balanced routing needs.
+    /// Ratio of an expert's slots to the slots that balanced routing needs.
     #[serde(default)]
     pub capacity_factor: CapacityFactor,
     /// Whether the router has a bias, as in gpt-oss.
@@ -158,7 +159,8 @@ pub struct Mixtures {
     /// Whether each expert's products have biases, as in gpt-oss.
     #[serde(default, skip_serializing_if = "is_false")]
     pub expert_bias: bool,
-    /// Whether the chosen experts' weights are left as the softmax over all experts gives them.
+    /// Whether the gates of the chosen experts keep their values from the softmax over all experts.
+    /// Otherwise they are normalised to a sum of 1.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unnormalised_gates: bool,
 }
@@ -226,7 +228,7 @@ impl CapacityFactor {
 }
 
 impl Default for CapacityFactor {
-    /// The usual factor of GShard (Lepikhin et al. 2021) and Switch Transformer.
+    /// The usual factor of Switch Transformer (Fedus et al. 2021).
     fn default() -> Self {
         Self(1.25)
     }

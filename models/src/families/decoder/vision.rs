@@ -184,7 +184,7 @@ impl Layers<'_> {
     }
 
     fn vision_norm(&mut self, name: &str, x: TensorId, kind: NormKind) -> TensorId {
-        let epsilon = NormEpsilon::SIXTH.epsilon();
+        let epsilon = NormEpsilon::MILLIONTH.epsilon();
         match kind {
             NormKind::Rms => self.builder.rms_norm(name, x, epsilon),
             NormKind::Layer => self.builder.layer_norm(name, x, epsilon),

@@ -1,8 +1,8 @@
 //! Gradients: how they are copied, reduced to the rank's shard, and accumulated.
 
 use super::super::{AllocationStream, Contents, Emitter, Fsdp2Groups, ParameterOf, RankEvent, Sharding, TracedCollective};
-use super::{SHARDED, Wrapper};
 use super::units::Unit;
+use super::{SHARDED, Wrapper};
 
 /// Copies of gradients by `DistributedDataParallel`.
 const INTO_BUCKETS: &str = "copy into buckets";

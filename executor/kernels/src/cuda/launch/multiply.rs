@@ -145,7 +145,7 @@ impl Dispatcher<'_> {
 
     /// Queues an fp8 product as a product of its decoded operands. Decoding to bf16 is exact,
     /// because scales are powers of two. This is the fallback for devices without fp8 products, and
-    /// for sizes that those do not take.
+    /// for sizes that the library's fp8 products do not support.
     unsafe fn multiply_decoded(&mut self, product: &Product, fp8: Fp8Scales) -> Result<(), CudaError> {
         let width = self.width();
         let pitch = product.contracted.next_multiple_of(ROW_ALIGNMENT / width);

@@ -4,12 +4,13 @@
 //!
 //! - The end time of an instruction need not be kept once all of its dependents have ended. Another
 //!   end time can reuse its slot.
-//! - An instruction's successor is forced if it is the last of the predecessors of one other
-//!   instruction, or if it forks into two branches that one join waits for. At such instructions
-//!   the interpreter may run ahead of the event queue.
+//! - An instruction's successor is forced in two cases: the instruction is certain to be the last
+//!   predecessor of another one to end, or it starts two branches that one join waits for. No other
+//!   follower may start before that one (or the join) has ended. There the interpreter may run
+//!   ahead of the event queue.
 //!
 //! The predecessors of an instruction are its dependencies and the previous instruction of its
-//! stream.
+//! stream. Its followers are its dependents and the next instruction of its stream.
 
 use super::vector_clocks::VectorClocks;
 use crate::engine::order::{InstructionFork, InstructionOrder, NO_SLOT, Successor};
@@ -39,11 +40,12 @@ struct Candidate {
     kind: CandidateKind,
     /// The successor; for a fork its index in [`ForcedOrder::forks`].
     target: u32,
-    /// How many of the direct followers (dependents, and the next of the stream) are proven to
-    /// start no earlier than the target. [`ForcedOrder::successor`] answers only if all are.
+    /// How many followers are accounted for: the target or the two branches, and those proven to
+    /// start only after the target or the join has ended. [`ForcedOrder::successor`] answers only
+    /// if all are.
     confirmed: u32,
-    /// The instruction whose end starts this one, or, if this one belongs to a run of instructions
-    /// without dependencies and dependents, starts that run. [`NONE`] if that is not certain.
+    /// The instruction whose end starts this one, directly or through earlier instructions of its
+    /// stream that have no dependents. [`NONE`] if that is not certain.
     cause: u32,
 }
 
@@ -56,7 +58,7 @@ enum CandidateKind {
     BranchEnd,
 }
 
-/// The one or two predecessors after whose ends all predecessors of an instruction have ended.
+/// The predecessor of an instruction that is certain to end last, or two of which one is.
 enum LastPredecessor {
     Unknown,
     One(u32),
@@ -72,8 +74,8 @@ impl ForcedOrder {
         let mut forced = Self { slot_of: vec![NO_SLOT; count], slots: 0, candidates, forks: Vec::new() };
         // For each stream, the instructions whose slots may be reused, oldest first.
         let mut slot_holders: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
-        // For each stream, the latest instruction, and the cause of the next one if that one has no
-        // dependencies.
+        // For each stream, the latest instruction, and the cause that the next one gets if it has
+        // no dependencies.
         let mut latest: Vec<Option<(u32, u32)>> = vec![None; streams];
         let mut clocks = VectorClocks::new(list, order);
         for (index, &stream) in (0..).zip(&list.streams) {
@@ -165,7 +167,7 @@ impl ForcedOrder {
                 && cause(left) == cause(right)
                 && clock(left).zip(clock(right)).is_some_and(|(first, second)| all_have_ended(first, second))
         };
-        // The order of the two makes no difference.
+        // `are_last` is symmetric, so each pair is tried in one order only.
         let with_previous =
             previous.and_then(|before| dependencies.iter().find(|&&other| are_last(before, other)).map(|&other| [before, other]));
         let pair = with_previous.or_else(|| {
@@ -179,8 +181,9 @@ impl ForcedOrder {
         pair.map_or(LastPredecessor::Unknown, LastPredecessor::Two)
     }
 
-    /// Makes an instruction the join of a fork: it begins when the two of `last` have ended, which
-    /// have the same cause.
+    /// Makes an instruction the join of a fork whose branches end with `last`. Both of `last` have
+    /// the same cause, and the instruction starts when both have ended. Does nothing unless they
+    /// are open ends in the branches' streams and the fork has no join yet.
     fn join(&mut self, clocks: &VectorClocks<'_>, instruction: u32, mut last: [u32; 2]) {
         let cause = self.candidates[last[0] as usize].cause;
         let Candidate { kind: CandidateKind::Fork, target, .. } = self.candidates[cause as usize] else { return };
@@ -201,9 +204,10 @@ impl ForcedOrder {
         }
     }
 
-    /// Adds a direct follower of `before`: as the target, or as confirmed if it is proven to start
-    /// no earlier than the target. `clock` is the follower's clock; `is_last` is true if `before`
-    /// is the last of its predecessors to end.
+    /// Adds a follower of `before`. The first of which `before` is the last predecessor becomes the
+    /// target; a second one turns the candidate into a fork. A follower that starts only after the
+    /// target or the join has ended is confirmed. `clock` is the follower's clock; `is_last` is
+    /// true if `before` is the last of the follower's predecessors to end.
     fn add_follower(&mut self, clocks: &VectorClocks<'_>, clock: &[u32], before: u32, follower: u32, is_last: bool) {
         let candidate = &mut self.candidates[before as usize];
         let target = match candidate.kind {

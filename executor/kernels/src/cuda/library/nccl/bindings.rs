@@ -131,8 +131,8 @@ impl Nccl {
     /// Queues a collective that sums.
     ///
     /// # Safety
-    /// The communicator was joined. The memory is the device's, as long as the call says, and
-    /// nothing else uses it until the work is done.
+    /// The communicator was joined. Each pointer leads to device memory of the length that the call
+    /// implies. Nothing else uses that memory until the work is done.
     pub(super) unsafe fn reduce(
         &self,
         kind: Reduction,
@@ -201,7 +201,7 @@ impl Nccl {
 
     /// Closes a group, which queues its calls.
     pub(super) fn group_end(&self) -> Result<(), NcclError> {
-        // SAFETY: as above.
+        // SAFETY: it has no arguments.
         checked(unsafe { (self.group_end)() })
     }
 }
