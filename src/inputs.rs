@@ -13,13 +13,15 @@ use foretell_models::{
 };
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
-use foretell_topologies::{Topology, TopologyReference, YamlError, read_yaml};
+use foretell_topologies::{Place, Topology, TopologyReference, YamlError, read_yaml};
 use foretell_units::SchemaVersion;
 use foretell_units::diagnostic::{Mistake, help};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use serde_saphyr::Spanned;
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
@@ -211,7 +213,22 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     }
     let mut sizes: serde_json::Map<String, Value> = parse_yaml(content, path)?;
     let Some(base) = sizes.remove("base") else { return Ok(None) };
-    based(&base, sizes).map(Some).map_err(|error| Failure::of_input(error).in_file(path))
+    based(&base, sizes).map(Some).map_err(|mistake| {
+        let place = refused_place(content, &base);
+        Failure::Input(Fault::of(mistake).in_text(path, content, place).into())
+    })
+}
+
+/// The place of the first field in a file with a base that the base does not take; `None` if it
+/// takes each by itself.
+fn refused_place(content: &str, base: &Value) -> Option<Place> {
+    let fields: BTreeMap<String, Spanned<Value>> = read_yaml(content).ok()?;
+    let is_refused = |(name, field): &(String, Spanned<Value>)| {
+        name != "base" && based(base, [(name.clone(), field.value.clone())].into_iter().collect()).is_err()
+    };
+    let (_, refused) = fields.into_iter().find(is_refused)?;
+    let location = refused.referenced;
+    (location.line() > 0).then(|| Place { line: location.line(), column: location.column() })
 }
 
 /// A model of the zoo with some sizes changed.

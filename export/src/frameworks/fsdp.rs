@@ -117,8 +117,8 @@ fn is_implied(stated: &Stated) -> bool {
     names.iter().chain(&older).any(|name| stated.has(name))
 }
 
-/// Reads a section `fsdp_config`, including what is recomputed, and FSDP's version if it states one.
-/// `words` is the value of `fsdp`, if the caller has one.
+/// Reads a section `fsdp_config`, including what is recomputed, and FSDP's version if it states
+/// one. `words` is the value of `fsdp`, if the caller has one.
 pub(super) fn read_config(
     mut section: Stated,
     words: Option<Sharding>,

@@ -3,9 +3,9 @@
 //! A step has at least the kernels of a layout on one rank with one micro-batch: dividing them adds
 //! work, and so do recomputation, buckets, and conversions between layouts. However kernels are
 //! divided, all parts together take a known least time
-//! ([`least_total_time`](foretell_simulator::CostModel::least_total_time)). The busiest device takes at
-//! least its share of that. With two kinds of device, each kind takes the kernels in which it is
-//! relatively fastest, and both kinds end at the same time: this is the optimum of a linear
+//! ([`least_total_time`](foretell_simulator::CostModel::least_total_time)). The busiest device
+//! takes at least its share of that. With two kinds of device, each kind takes the kernels in which
+//! it is relatively fastest, and both kinds end at the same time: this is the optimum of a linear
 //! program. Nothing in this depends on a mesh, a schedule, cuts, a rank order, buckets, or an
 //! algorithm of collectives. Messages, bubbles and idle devices count for nothing.
 

@@ -13,10 +13,10 @@
 //!
 //! Products in single precision do not run on tensor cores. On A100, arithmetic takes sixteen times
 //! as long there, and a tile has twice the bytes. So small tiles are as efficient as large ones,
-//! and a tile's fixed cost counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices. The mean error is 9 % over
-//! 6,200 plain products, and 21 % over 9,000 batched ones. With the values of tensor cores the
-//! errors were 11 % and 39 %, because the predicted time of batched products with a contracted
-//! dimension of 64 to 128, as in attention scores, was 50 % too long.
+//! and a tile's fixed cost counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices. The
+//! mean error is 9 % over 6,200 plain products, and 21 % over 9,000 batched ones. With the values
+//! of tensor cores the errors were 11 % and 39 %, because the predicted time of batched products
+//! with a contracted dimension of 64 to 128, as in attention scores, was 50 % too long.
 
 use super::device::GpuProfile;
 use super::format::ProductFormat;

@@ -1,8 +1,8 @@
 //! Gradients: how they are copied, reduced to the rank's shard, and accumulated.
 
 use super::super::{AllocationStream, Contents, Emitter, Fsdp2Groups, ParameterOf, RankEvent, Sharding, TracedCollective};
+use super::Wrapper;
 use super::units::Unit;
-use super::{SHARDED, Wrapper};
 
 /// Copies of gradients by `DistributedDataParallel`.
 const INTO_BUCKETS: &str = "copy into buckets";
@@ -75,8 +75,10 @@ impl Wrapper {
                 self.previous_reduction = Some(input);
                 self.keep_reduced(emitter, unit, trained_shard * stored, shard, stored != reduce.bytes());
             }
-            Sharding::Fsdp1 | Sharding::Fsdp2 { .. } => self.release_gathered(emitter, unit),
-            Sharding::Replicated | Sharding::Ddp | Sharding::Zero { .. } => unreachable!("{SHARDED}"),
+            // A unit without trained parameters; wrappers without units have gathered nothing.
+            Sharding::Fsdp1 | Sharding::Fsdp2 { .. } | Sharding::Replicated | Sharding::Ddp | Sharding::Zero { .. } => {
+                self.release_gathered(emitter, unit);
+            }
         }
     }
 
