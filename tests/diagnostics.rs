@@ -34,6 +34,15 @@ fn a_fault_in_a_topology_has_its_place_in_the_file() {
 }
 
 #[test]
+fn a_field_that_a_base_does_not_take_has_its_place_in_the_file() {
+    let scratch = Scratch::new();
+    scratch.file("m.yaml", "base: llama3-8b\nlayers: 4\nheads: many\n");
+    let (error, printed) = failure(&scratch, &["plan", "--model", "m.yaml", "--topology", "8xh100"]);
+    assert_eq!((&error["line"], &error["column"]), (&json!(3), &json!(8)), "{error}");
+    assert!(printed.contains("3 | heads: many"), "{printed}");
+}
+
+#[test]
 fn a_hint_passes_through_the_reader_of_a_file() {
     let scratch = Scratch::new();
     let plan = |mode: &str| format!("model: gpt2\ntopology: dgx-h100\nglobal_batch: 32\nlayout: {{data: 4}}\nmode: {mode}\n");
