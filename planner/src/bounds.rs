@@ -16,10 +16,10 @@
 //! 1. `model_state.rs`: the model's persistent state against the memory of all devices.
 //! 2. `arithmetic.rs`: matrix products at the devices' best rate, for a mesh and micro-batch.
 //! 3. `kernel_work.rs`: all kernels at the devices' best rates, for a number of devices. It holds
-//! for every layout that a plan file can state.
+//!    for every layout that a plan file can state.
 //! 4. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a
-//! family. For models that are no stack of equal blocks, one replica is compiled instead and shared
-//! by families (`whole_program.rs`), unless a cheaper bound suffices.
+//!    family. For models that are no stack of equal blocks, one replica is compiled instead and
+//!    shared by families (`whole_program.rs`), unless a cheaper bound suffices.
 //! 5. [`Bounds::layout`]: the same with all data-parallel ranks, pass by pass, for one layout.
 //!
 //! The layers, each of which imports only those before it: `passes` (one instruction list),

@@ -32,7 +32,7 @@ pub(super) fn check(layer: &NetworkLayer, reads: &[Read<'_>], is_integer: bool) 
         NetworkOperation::Attention { .. } | NetworkOperation::LayerNorm | NetworkOperation::BatchNorm => 3..=3,
         NetworkOperation::Work { .. } => 1..=MOST_PLANNED_READS,
         NetworkOperation::View
-        | NetworkOperation::Slice { .. }
+        | NetworkOperation::Slice
         | NetworkOperation::MaxPool { .. }
         | NetworkOperation::Relu
         | NetworkOperation::Gelu
