@@ -63,8 +63,8 @@ pub struct Choices {
     pub prefer: Prefer,
     /// Fixed dimensions of the layout: data, tensor, pipeline, context, expert, micro_batch,
     /// schedule, virtual_stages, recompute, zero, shard_group, offload, collective,
-    /// sequence_parallel, context_method, context_order, bucket, shares, cuts, placement,
-    /// stage_places, stages
+    /// sequence_parallel, context_method, context_order, loss_chunk, mlp_chunk, bucket, shares,
+    /// cuts, placement, stage_places, stages
     #[arg(long, value_name = "tensor=8,pipeline=4,...", default_value = "", hide_default_value = true)]
     pub fix: Fixed,
     /// Samples that share batch-norm statistics [default: a rank's micro-batch]

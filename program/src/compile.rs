@@ -4,9 +4,10 @@
 //!    (`foretell-models`).
 //! 2. Choose a strategy for every operator, and so the placement of every tensor
 //!    ([`crate::strategy`]).
-//! 3. Fuse operators ([`crate::fusion`]) and give products eight-bit operands
-//!    ([`crate::quantisation`]). Passes 1 to 3 run once for each distinct mesh of a stage, as if
-//!    every stage had it ([`lowering`]).
+//! 3. Fuse operators ([`crate::fusion`]), give products eight-bit operands
+//!    ([`crate::quantisation`]), and find the parts that run a few positions at a time
+//!    ([`tiling`]). Passes 1 to 3 run once for each distinct mesh of a stage, as if every stage had
+//!    it ([`lowering`]).
 //! 4. Cut the model into chunks and assign them to stages ([`cuts`]).
 //! 5. Find which ranks send what to which where stages have different meshes, and so which ranks
 //!    share an instruction list ([`reshard`]).
@@ -37,6 +38,7 @@ mod recipe;
 mod reshard;
 mod saving;
 mod state;
+mod tiling;
 mod unread;
 mod wanted;
 mod weave;

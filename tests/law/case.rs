@@ -21,6 +21,8 @@ pub struct Case {
     pub cuts: Option<Vec<usize>>,
     pub recompute: &'static str,
     pub offload: &'static str,
+    /// The positions of a chunk of the loss and of a chunk of an MLP.
+    pub chunks: [Option<usize>; 2],
     pub optimizer: &'static str,
     pub bucket: &'static str,
     /// The stage of ZeRO, 0 to 3.
@@ -105,6 +107,7 @@ impl Case {
             cuts: None,
             recompute: "none",
             offload: "none",
+            chunks: [None; 2],
             optimizer: "adamw",
             bucket: "4KiB",
             zero: 0,
@@ -139,6 +142,11 @@ impl Case {
         let Case { zero, sequence_parallel, precision, context_method, context_order, operators, offload, .. } = self;
         let (schedule, virtual_stages) = schedule;
         let cuts = self.cuts.as_ref().map_or(String::new(), |cuts| format!(", cuts: {cuts:?}"));
+        let chunks: String = ["loss_chunk", "mlp_chunk"]
+            .into_iter()
+            .zip(self.chunks)
+            .filter_map(|(name, size)| Some(format!(", {name}: {}", size?)))
+            .collect();
         let batch = self.global_batch();
         let learning_rate = if is_convolutional(model) && *precision != "fp32" { 0.001 } else { 0.01 };
         let shard_group = if self.hybrid && *zero > 0 && *data == 4 && self.uneven.is_none() { ", shard_group: 2" } else { "" };
@@ -165,7 +173,7 @@ impl Case {
              training: {{learning_rate: {learning_rate}, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}{recipe}}}\n\
              layout: {{{mesh}, context_method: {context_method}, context_order: {context_order}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, offload: {offload}, bucket: {bucket}, zero: {zero}{shard_group}, \
-             sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}{places}}}\n{overlap}"
+             sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}{places}{chunks}}}\n{overlap}"
         )
     }
 
@@ -184,6 +192,7 @@ impl Case {
             micro_batches: 1,
             recompute: "none",
             offload: "none",
+            chunks: [None; 2],
             zero: 0,
             sequence_parallel: false,
             schedule: ("1f1b", 1),

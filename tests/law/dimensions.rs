@@ -4,7 +4,7 @@
 use super::case::Case;
 use super::check;
 use super::common::Scratch;
-use super::random::{MODELS, OPERATORS, RECIPES, WEIGHTS, operators_of};
+use super::random::{MODELS, OPERATORS, RECIPES, WEIGHTS, chunks_of, operators_of};
 
 #[test]
 fn experts_may_be_spread_over_the_tensor_and_context_axes() {
@@ -189,6 +189,40 @@ fn attention_by_heads_trains_as_on_one_rank() {
             precision: if index == 3 { "bf16" } else { "fp32" },
             ..Case::usual(model)
         });
+    }
+}
+
+/// The loss and MLPs run a few positions at a time: every model with a vocabulary, sharded over
+/// every axis, with each policy of recomputation, schedules that split the backward pass, and
+/// chunks that do not divide the positions.
+#[test]
+fn chunks_of_losses_and_mlps_train_as_on_one_rank() {
+    for (index, (model, _)) in MODELS.into_iter().enumerate() {
+        let layouts = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2), (1, 2, 2, 1)];
+        for (number, (data, tensor, pipeline, context)) in layouts.into_iter().enumerate() {
+            let turn = index + number;
+            let precision = ["fp32", "fp32", "bf16"][turn % 3];
+            let chunks = chunks_of(model, precision, [Some(1 + turn % 5), Some(5 - turn % 5)]);
+            if chunks == [None; 2] || (number > 0 && index % 3 == 1) {
+                continue;
+            }
+            check(&Case {
+                data,
+                tensor,
+                pipeline,
+                context,
+                chunks,
+                precision,
+                micro_batches: 3,
+                schedule: (["1f1b", "zb-h1"][turn % 2], 1),
+                recompute: ["none", "full", "selective", "{all_but: [products]}"][turn % 4],
+                offload: ["none", "activations"][turn / 2 % 2],
+                zero: if pipeline == 1 { turn % 4 } else { 0 },
+                sequence_parallel: tensor > 1 && turn % 2 == 0,
+                recipe: ["", ", lora: {rank: 4, alpha: 8}", ", frozen: [\"*0*\"]"][turn % 3],
+                ..Case::usual(model)
+            });
+        }
     }
 }
 

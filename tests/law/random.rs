@@ -40,6 +40,15 @@ pub fn operators_of(model: &str, operators: &'static str) -> &'static str {
     if is_tied || model.contains("lstm") { OPERATORS[0] } else { operators }
 }
 
+/// Returns the `chunks` of the loss and of MLPs that a model can have: there are vocabularies and
+/// dense MLPs in models of sequences, and products of eight bits have one factor for all positions.
+pub fn chunks_of(model: &str, precision: &str, [loss, mlp]: [Option<usize>; 2]) -> [Option<usize>; 2] {
+    let has_sequence = ["gpt", "llama", "decoder", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
+    let has_mlp = !(model.contains("moe") && !model.contains("moe_every") && !model.contains("dense_ffn"));
+    let cuts_mlp = has_mlp && precision != "fp8";
+    [loss.filter(|_| has_sequence), mlp.filter(|_| has_sequence && cuts_mlp)]
+}
+
 /// Whether a model can train in fp8: its layers' products have sizes that are multiples of sixteen.
 /// With latent attention they do not.
 pub fn takes_eight_bits(model: &str) -> bool {
@@ -147,12 +156,13 @@ prop_compose! {
         micro_batch in proptest::sample::select(vec![2usize, 4]),
         micro_batches in 1usize..7,
         schedule in proptest::sample::select(schedules()),
-        (recompute, offload) in (
+        (recompute, offload, chunks) in (
             proptest::sample::select(vec![
                 "none", "full", "selective", "{full_layers: 1}", "{all_but: [attention, odd_products, sums]}", "{all_but: [products]}",
                 "{all_but: [projections]}",
             ]),
             proptest::sample::select(vec!["none", "none", "optimizer", "activations", "both"]),
+            proptest::sample::select(vec![[None; 2], [None; 2], [Some(3), None], [None, Some(5)], [Some(4), Some(4)]]),
         ),
         (optimizer, recipe) in (
             proptest::sample::select(vec!["sgd", "adamw", "lamb", "muon"]),
@@ -202,9 +212,11 @@ prop_compose! {
             _ => !(recipe.contains("*0*weight") && model.contains("lstm")),
         };
         let recipe = if is_possible { recipe } else { "" };
+        let chunks = chunks_of(model, precision, chunks);
         let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
+        let chunks = if operators == "{}" { chunks } else { [None; 2] };
         Case {
-            model, data, tensor, pipeline, context, context_method, context_order, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
+            model, data, tensor, pipeline, context, context_method, context_order, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, chunks, optimizer, bucket,
             zero, hybrid, sequence_parallel, clip, recipe, blocking, weaves: seed.is_multiple_of(3), whole_experts, operators, precision, seed, uneven,
         }
     }

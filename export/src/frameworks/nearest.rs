@@ -85,6 +85,11 @@ impl Nearest {
         if std::mem::take(&mut self.plan.layout.context_order) == ContextOrder::Contiguous && cuts_sequences {
             self.differences.push("ranks of `context` have chunks from both ends of a causal sequence".into());
         }
+        for (name, chunk) in [("loss_chunk", &mut self.plan.layout.loss_chunk), ("mlp_chunk", &mut self.plan.layout.mlp_chunk)] {
+            if chunk.take().is_some() {
+                self.differences.push(format!("`{name}` is left out: tensors are whole, which needs more memory"));
+            }
+        }
         if self.plan.batch_norm_group.take().is_some() {
             self.differences.push("samples of a rank's micro-batch share batch statistics".into());
         }

@@ -169,6 +169,8 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize], offloads: &[Offload]) 
         ("shares", fixed.shares.is_some()),
         ("context_method", fixed.context_method.is_some()),
         ("context_order", fixed.context_order.is_some()),
+        ("loss_chunk", fixed.loss_chunk.is_some()),
+        ("mlp_chunk", fixed.mlp_chunk.is_some()),
     ];
     split.or_else(|| others.into_iter().find(|(_, is_fixed)| *is_fixed).map(|(name, _)| name))
 }

@@ -109,6 +109,8 @@ impl Space<'_> {
             offload: self.fixed.offload.unwrap_or(self.base.offload),
             collective: self.fixed.collective.unwrap_or(self.base.collective),
             context_order: self.fixed.context_order.unwrap_or(self.base.context_order),
+            loss_chunk: self.fixed.loss_chunk.or(self.base.loss_chunk),
+            mlp_chunk: self.fixed.mlp_chunk.or(self.base.mlp_chunk),
             ..self.base.clone()
         }
     }

@@ -54,6 +54,10 @@ pub struct Fixed {
     pub context_method: Option<ContextMethod>,
     /// Order in which context-parallel ranks hold the positions of a sequence.
     pub context_order: Option<ContextOrder>,
+    /// Most positions of a rank's micro-batch whose logits are in memory at once.
+    pub loss_chunk: Option<usize>,
+    /// Most positions of a rank's micro-batch that are at once in an MLP.
+    pub mlp_chunk: Option<usize>,
 }
 
 impl Fixed {
@@ -101,6 +105,17 @@ impl std::str::FromStr for Fixed {
             }
             seen.push(name);
             fixed.set(name, value).map_err(|reason| wrong(&reason))?;
+        }
+        // A list of recomputed layers has a number for each stage.
+        if let Some(Recompute::FullLayersOfStages(layers)) = &fixed.recompute {
+            let stages = layers.len();
+            let stated = fixed.stages.as_ref().map(Vec::len).or(fixed.pipeline);
+            if stated.is_some_and(|stated| stated != stages) {
+                let reason =
+                    format!("it has a number for each of {stages} stages, and other values state another number of stages");
+                return Err(FixedError { part: format!("recompute={}", recompute_text(layers)), reason });
+            }
+            fixed.pipeline = Some(stages);
         }
         // The lengths of `shares` and `cuts` give `data` and `pipeline` if these are not fixed
         // themselves.
@@ -162,6 +177,8 @@ impl Fixed {
             }
             "context_method" => self.context_method = Some(one_of(name, value, &ContextMethod::ALL, ContextMethod::name)?),
             "context_order" => self.context_order = Some(one_of(name, value, &ContextOrder::ALL, ContextOrder::name)?),
+            "loss_chunk" => self.loss_chunk = Some(positive(value)?),
+            "mlp_chunk" => self.mlp_chunk = Some(positive(value)?),
             "offload" => self.offload = Some(one_of(name, value, &Offload::ALL, Offload::name)?),
             "collective" => {
                 self.collective = Some(one_of(name, value, &CollectiveAlgorithm::ALL, CollectiveAlgorithm::name)?);
@@ -202,6 +219,11 @@ fn one_of<Choice: Copy>(
         let names: Vec<&str> = choices.iter().map(|&choice| name(choice)).collect();
         format!("{field} is one of {}", names.join(", "))
     })
+}
+
+/// The text of a list of recomputed layers.
+fn recompute_text(layers: &[usize]) -> String {
+    format!("full:{}", layers.iter().map(usize::to_string).collect::<Vec<_>>().join("+"))
 }
 
 fn recompute(value: &str) -> Result<Recompute, &'static str> {
@@ -246,6 +268,9 @@ mod tests {
         assert_eq!(some, Some(Recompute::FullLayers(3)));
         let of_stages = "recompute=full:3+1+0".parse::<Fixed>().expect("well formed").recompute;
         assert_eq!(of_stages, Some(Recompute::FullLayersOfStages(vec![3, 1, 0])));
+        assert_eq!("recompute=full:3+1+0".parse::<Fixed>().expect("well formed").pipeline, Some(3));
+        let other = "pipeline=2,recompute=full:3+1+0".parse::<Fixed>().expect_err("two numbers of stages").to_string();
+        assert!(other.starts_with("`recompute=full:3+1+0` cannot be fixed: it has a number for each of 3 stages"), "{other}");
         assert!("recompute=full:0".parse::<Fixed>().is_err() && "recompute=full:".parse::<Fixed>().is_err());
     }
 
@@ -258,6 +283,8 @@ mod tests {
         assert_eq!(fixed.rank_order, Some(vec![Axis::Tensor, Axis::Pipeline]));
         assert_eq!(fixed.context_method, Some(ContextMethod::Ring));
         assert_eq!(fixed.context_order, Some(ContextOrder::Contiguous));
+        let fixed: Fixed = "loss_chunk=1024,mlp_chunk=512".parse().expect("well formed");
+        assert_eq!((fixed.loss_chunk, fixed.mlp_chunk), (Some(1024), Some(512)));
     }
 
     #[test]

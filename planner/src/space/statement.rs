@@ -232,6 +232,8 @@ impl Space<'_> {
                 partly("copies to the hosts beside the same work hardly ever save time", !self.offloads.is_empty()),
                 fixed.offload.is_some(),
             ),
+            chunk("loss_chunk", self.base.loss_chunk, fixed.loss_chunk),
+            chunk("mlp_chunk", self.base.mlp_chunk, fixed.mlp_chunk),
         ]
     }
 
@@ -332,6 +334,13 @@ fn of_sizes(
     let values = searched.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     let reason = if left_out > 0 || is_cut_in_part { reason.to_owned() } else { String::new() };
     dimension(name, values, Some(left_out), reason, is_fixed)
+}
+
+/// States a size of chunks, which no family varies.
+fn chunk(name: &str, base: Option<usize>, fixed: Option<usize>) -> Dimension {
+    let reason = "chunks need less memory and compute some work twice; `--fix` states their size".into();
+    let value = base.map_or_else(|| "whole".into(), |size| size.to_string());
+    dimension(name, value, None, reason, fixed.is_some())
 }
 
 fn dimension(name: &str, values: String, left_out: Option<usize>, reason: String, is_fixed: bool) -> Dimension {

@@ -35,6 +35,7 @@ struct Key {
     zigzag_ranks: usize,
     expert_tensor: Option<usize>,
     operators: OperatorPatterns,
+    tiles: [Option<usize>; 2],
     fusions: Fusions,
     quantises: bool,
     /// The recipe. The graph depends on its frozen parameters and its loss only, but a caller's
@@ -82,6 +83,7 @@ impl<'a> LoweringCache<'a> {
             zigzag_ranks: plan.layout.zigzag_ranks(),
             expert_tensor: plan.layout.expert_tensor,
             operators: plan.layout.operators.clone(),
+            tiles: [plan.layout.loss_chunk, plan.layout.mlp_chunk],
             fusions: Fusions::of(plan),
             quantises: plan.quantises(),
             training: plan.training.clone(),

@@ -7,7 +7,8 @@
 //! [`StageEmitter`] only decides what comes next, and brings operands into the placements that
 //! operators read ([`operands`]). It works on a list builder ([`list`]), the live tensors
 //! ([`live`]), the persistent buffers ([`persistent`]), and one policy each for gathered parameters
-//! ([`gather`]), gradient buckets ([`buckets`]) and offloaded activations ([`activations`]).
+//! ([`gather`]), gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Parts
+//! that run a few positions at a time are emitted tile by tile ([`tiles`]).
 //! Micro-batches that repeat an earlier one are copied from it ([`repeats`]). It must not know what
 //! a schedule is called: tasks arrive in order.
 
@@ -29,6 +30,7 @@ mod repeats;
 mod ring;
 mod servers;
 mod stage;
+mod tiles;
 mod transfers;
 mod update;
 mod workers;
@@ -37,6 +39,7 @@ pub(super) use stage::Stage;
 
 use super::messages::Receive;
 use super::reshard::crossing_placements;
+use super::tiling::WaveId;
 use crate::cycle::ExchangePart;
 use crate::mesh::{Axis, Group};
 use crate::program::{BufferId, BufferRole, Operation, Phase, StageProgram};
@@ -45,14 +48,14 @@ use activations::OffloadedActivations;
 use buckets::GradientBuckets;
 use early::EarlyUpdates;
 use exchange::Exchange;
-use foretell_models::{Kernel, OperatorId, Pass, Role, TensorId};
+use foretell_models::{Kernel, Operand, OperatorId, Pass, Role, TensorId};
 use gather::GatheredParameters;
 use list::{Label, ListBuilder};
 use live::{ALL_MICRO_BATCHES, LiveTensors};
 use persistent::PersistentBuffers;
 use repeats::{ListEnd, Next, Repeats, Segment};
 use ring::Ring;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
 use update::Update;
 use workers::WorkerMessages;
@@ -80,6 +83,10 @@ pub(super) struct StageEmitter<'a> {
     /// The part of an exchange between replicas that this step carries out, if any.
     exchange: Option<Exchange<'a>>,
     early: EarlyUpdates,
+    /// The waves of tiled parts that were emitted for each micro-batch.
+    emitted_waves: FxHashSet<(WaveId, usize)>,
+    /// The operators that came before their wave did.
+    waiting: FxHashMap<(WaveId, usize), Vec<OperatorId>>,
 }
 
 impl<'a> StageEmitter<'a> {
@@ -98,6 +105,8 @@ impl<'a> StageEmitter<'a> {
             offloaded: OffloadedActivations::default(),
             exchange: None,
             early: EarlyUpdates::default(),
+            emitted_waves: FxHashSet::default(),
+            waiting: FxHashMap::default(),
         }
     }
 
@@ -188,9 +197,11 @@ impl<'a> StageEmitter<'a> {
             let now = (position, micro_batch);
             self.offloaded.move_in_ahead(&mut self.list, stage, &mut self.live, &activations, now);
             self.operator(id, micro_batch, phase);
-            let instance = (id, micro_batch);
-            self.gradients.after_operator(&mut self.list, stage, &self.persistent, &mut self.messages, instance);
-            self.update_early(task, position, id);
+            for id in self.done_after(id, micro_batch) {
+                let instance = (id, micro_batch);
+                self.gradients.after_operator(&mut self.list, stage, &self.persistent, &mut self.messages, instance);
+                self.update_early(task, position, id);
+            }
             self.offloaded.move_out(&mut self.list, stage, &mut self.live, &mut leaving, now, returns);
         }
         if task.pass == StagePass::Forward {
@@ -207,10 +218,13 @@ impl<'a> StageEmitter<'a> {
     fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
         let stage = self.stage;
         let (lowering, operator) = (stage.lowering, stage.operator(id));
+        if self.tiled_operator(id, micro_batch, phase) {
+            return;
+        }
         if operator.outputs.iter().any(|output| self.live.contains(output.tensor, ALL_MICRO_BATCHES)) {
             return;
         }
-        let mut reads: Vec<BufferId> = operator
+        let reads: Vec<BufferId> = operator
             .inputs
             .iter()
             .map(|input| self.fetch(input.tensor, micro_batch, lowering.sharding.wanted(id, input), phase))
@@ -219,7 +233,26 @@ impl<'a> StageEmitter<'a> {
         if accumulate {
             self.clear_unread_sums(id, &writes, (micro_batch, phase));
         }
-        let mut kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, &lowering.mesh));
+        let kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, &lowering.mesh));
+        let label = Label { name: &operator.name, micro_batch: Some(micro_batch), phase };
+        self.compute(id, kernel, label, accumulate, reads, &writes);
+        for output in operator.outputs.iter().filter(|output| lowering.is_activation(output.tensor)) {
+            self.finish_output(output.tensor, micro_batch, phase);
+        }
+    }
+
+    /// Emits an operator's kernel, or the steps of its ring.
+    fn compute(
+        &mut self,
+        id: OperatorId,
+        mut kernel: Kernel,
+        label: Label<'_>,
+        accumulate: bool,
+        mut reads: Vec<BufferId>,
+        writes: &[BufferId],
+    ) {
+        let stage = self.stage;
+        let (lowering, operator) = (stage.lowering, stage.operator(id));
         let loss_scale = self.persistent.control.filter(|_| stage.plan.scales_loss());
         if let (
             Kernel::CrossEntropyGradient { scaled, .. } | Kernel::WeightedCrossEntropyGradient { scaled, .. },
@@ -229,61 +262,68 @@ impl<'a> StageEmitter<'a> {
             *scaled = true;
             reads.push(control);
         }
-        let kernel = kernel.with_first_sample(stage.first_sample(micro_batch)).with_sample_parts(stage.sample_parts(id));
+        let first_sample = stage.first_sample(label.micro_batch.expect("invariant: an operator runs for a micro-batch"));
+        let kernel = kernel.with_first_sample(first_sample).with_sample_parts(stage.sample_parts(id));
         let kernel = kernel.with_order(lowering.sharding.order_of(operator));
         let axes = stage.positional_axes(id);
         let group = (!axes.is_empty()).then(|| self.list.group(Group::over(axes)));
-        let label = Label { name: &operator.name, micro_batch: Some(micro_batch), phase };
         if lowering.sharding.is_ring(id) {
             let ranks = lowering.mesh.size(Axis::Context);
-            Ring { list: &mut self.list, label, ranks, group }.attention(kernel, &reads, &writes);
+            Ring { list: &mut self.list, label, ranks, group }.attention(kernel, &reads, writes);
         } else {
-            self.list.push(label, Operation::Compute { kernel, accumulate, group }, &reads, &writes);
+            self.list.push(label, Operation::Compute { kernel, accumulate, group }, &reads, writes);
         }
-        for output in operator.outputs.iter().filter(|output| lowering.is_activation(output.tensor)) {
-            self.settle(output.tensor, micro_batch, phase);
-            if phase != Phase::Recompute {
-                self.send(output.tensor, micro_batch, phase);
-            }
+    }
+
+    /// Sums and sends an activation that was just made.
+    fn finish_output(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
+        self.settle(tensor, micro_batch, phase);
+        if phase != Phase::Recompute {
+            self.send(tensor, micro_batch, phase);
         }
     }
 
     /// The buffers that an operator writes, and whether it adds to their contents.
     fn output_buffers(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) -> (Vec<BufferId>, bool) {
-        let stage = self.stage;
-        let outputs = &stage.operator(id).outputs;
+        let outputs = &self.stage.operator(id).outputs;
         let mut buffers = Vec::with_capacity(outputs.len());
         let mut accumulate = false;
-        for output in outputs {
-            let produced = stage.lowering.sharding.produced(output.tensor);
-            match stage.lowering.graph.tensor(output.tensor).role {
-                // Batch statistics were summed when the operator first ran.
-                Role::Sum if phase == Phase::Recompute => {}
-                Role::Sum | Role::ParameterGradient(_) => {
-                    let instance = (output.tensor, micro_batch);
-                    let target = self.gradients.sum_target(&mut self.list, stage, &self.persistent, instance);
-                    if let Some(target) = target {
-                        accumulate |= target.has_contents;
-                        buffers.push(target.buffer);
-                    }
-                }
-                // Each micro-batch has a buffer of its own until the end of the step.
-                Role::Kept => {
-                    let tensor = stage.lowering.graph.tensor(output.tensor);
-                    let data_type = tensor.storage.data_type(stage.plan.storage());
-                    let shape = produced.local_shape(&stage.lowering.shape(output.tensor), &stage.lowering.mesh);
-                    buffers.push(self.list.add_persistent(stage.name(output.tensor), BufferRole::Sum, shape, data_type));
-                }
-                Role::OfParameter(_) => {
-                    let instance = (output.tensor, ALL_MICRO_BATCHES);
-                    let buffer = self.live.new_variant(&mut self.list, stage, instance, produced);
-                    self.list.set_role(buffer, BufferRole::ParameterCopy);
-                    buffers.push(buffer);
-                }
-                _ => buffers.push(self.live.new_variant(&mut self.list, stage, (output.tensor, micro_batch), produced)),
-            }
+        for (buffer, has_contents) in outputs.iter().filter_map(|output| self.output_buffer(output, micro_batch, phase)) {
+            accumulate |= has_contents;
+            buffers.push(buffer);
         }
         (buffers, accumulate)
+    }
+
+    /// The buffer that an operator writes an output to, and whether it adds to what is there;
+    /// `None` if it does not write the output in this pass.
+    fn output_buffer(&mut self, output: &Operand, micro_batch: usize, phase: Phase) -> Option<(BufferId, bool)> {
+        let stage = self.stage;
+        let produced = stage.lowering.sharding.produced(output.tensor);
+        let buffer = match stage.lowering.graph.tensor(output.tensor).role {
+            // Batch statistics were summed when the operator first ran.
+            Role::Sum if phase == Phase::Recompute => return None,
+            Role::Sum | Role::ParameterGradient(_) => {
+                let instance = (output.tensor, micro_batch);
+                let target = self.gradients.sum_target(&mut self.list, stage, &self.persistent, instance)?;
+                return Some((target.buffer, target.has_contents));
+            }
+            // Each micro-batch has a buffer of its own until the end of the step.
+            Role::Kept => {
+                let tensor = stage.lowering.graph.tensor(output.tensor);
+                let data_type = tensor.storage.data_type(stage.plan.storage());
+                let shape = produced.local_shape(&stage.lowering.shape(output.tensor), &stage.lowering.mesh);
+                self.list.add_persistent(stage.name(output.tensor), BufferRole::Sum, shape, data_type)
+            }
+            Role::OfParameter(_) => {
+                let instance = (output.tensor, ALL_MICRO_BATCHES);
+                let buffer = self.live.new_variant(&mut self.list, stage, instance, produced);
+                self.list.set_role(buffer, BufferRole::ParameterCopy);
+                buffer
+            }
+            _ => self.live.new_variant(&mut self.list, stage, (output.tensor, micro_batch), produced),
+        };
+        Some((buffer, false))
     }
 
     /// Zeroes the outputs that nothing reads, before their kernel adds to them.

@@ -48,7 +48,7 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
         return invalid("global_batch", reason, "lower it, or raise `data` or `micro_batch`");
     }
     let graph = &lowering.graph;
-    let operators = graph.operators.len();
+    let operators = graph.operators.len().saturating_add(lowering.tiling.kernels());
     if micro_batches.checked_mul(operators).is_none_or(|instructions| instructions > MOST_INSTRUCTIONS) {
         return invalid(
             "micro_batch",

@@ -5,6 +5,7 @@
 //! own blocks from the lowering of its mesh.
 
 use super::recipe::check_recipe;
+use super::tiling::Tiling;
 use crate::fusion::{Fusions, fuse};
 use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
 use crate::plan::{Layout, Plan, PlanError, ShardedPart};
@@ -64,6 +65,8 @@ pub(super) struct Lowering {
     pub(super) consumers: Vec<Vec<OperatorId>>,
     /// The operator that writes each tensor, indexed by tensor.
     pub(super) producers: Vec<Option<OperatorId>>,
+    /// The parts that run a few positions at a time.
+    pub(super) tiling: Tiling,
 }
 
 impl Lowering {
@@ -81,7 +84,16 @@ impl Lowering {
         if plan.quantises() {
             (graph, sharding) = quantise(graph, sharding)?;
         }
-        Ok(Self { consumers: consumers(&graph), producers: producers(&graph), graph, sharding, hidden_matrices, mesh })
+        let tiles = |layout: &Layout| Tiling::new(&graph, &sharding, &mesh, layout, source.blocks.is_some());
+        let whole_loss = || Layout { loss_chunk: None, ..plan.layout.clone() };
+        let tiling = match purpose {
+            Purpose::Training => tiles(&plan.layout)?,
+            // The five best of sharded classes are counted from statistics of all positions.
+            Purpose::Evaluation => tiles(&plan.layout).or_else(|_| tiles(&whole_loss()))?,
+            // Logits that are asked for are whole.
+            Purpose::Logits => tiles(&whole_loss())?,
+        };
+        Ok(Self { consumers: consumers(&graph), producers: producers(&graph), graph, sharding, hidden_matrices, mesh, tiling })
     }
 
     /// The stages other than `stage` whose operators read a tensor, ascending.

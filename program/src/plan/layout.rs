@@ -50,6 +50,15 @@ pub struct Layout {
     /// The tensors that are kept in the host's memory while they are not used.
     #[serde(skip_serializing_if = "Offload::is_none")]
     pub offload: Offload,
+    /// The most positions of a rank's micro-batch whose logits are in memory at once: the loss is
+    /// then computed in chunks, and the backward pass computes each chunk's logits again. All of
+    /// them if `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_chunk: Option<usize>,
+    /// The most positions of a rank's micro-batch that are at once in an MLP, whose inner features
+    /// the backward pass then computes again. All of them if `None`. Experts are not cut.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mlp_chunk: Option<usize>,
     /// The number of samples of a micro-batch on one rank of `data`.
     pub micro_batch: usize,
     /// The number of blocks in each chunk, in the model's order; as even as possible if `None`.
@@ -134,6 +143,8 @@ impl Default for Layout {
             shard_group: None,
             recompute: Recompute::None,
             offload: Offload::None,
+            loss_chunk: None,
+            mlp_chunk: None,
             micro_batch: 1,
             cuts: None,
             placement: None,

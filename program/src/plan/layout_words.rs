@@ -56,6 +56,8 @@ impl Layout {
             },
             self.recompute_dimension(),
             self.offload_dimension(),
+            optional("loss chunk", self.loss_chunk, "loss in chunks of "),
+            optional("MLP chunk", self.mlp_chunk, "MLPs in chunks of "),
             usual_unless(!self.collective.is_automatic(), "all-reduce", self.collective.name(), "all-reduce by "),
             long("placement", self.placement.as_deref(), "the pipeline inside the nodes", |_| None),
             LayoutDimension {

@@ -1,6 +1,7 @@
 //! Expected Programs of particular layouts: Megatron's collectives, ZeRO's shards, recomputation,
 //! refusals.
 
+mod chunks;
 mod context;
 mod dropout;
 mod exchanges;

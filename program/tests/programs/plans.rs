@@ -61,13 +61,14 @@ prop_compose! {
         zero in 0usize..4,
         group in any::<bool>(),
         bucket in prop_oneof![Just(64u64), Just(4096), Just(25 << 20)],
+        [loss_chunk, mlp_chunk] in proptest::array::uniform2(proptest::sample::select(vec![None, None, None, None, None, Some(3)])),
         offload in prop_oneof![3 => Just(Offload::None), 3 => proptest::sample::select(Offload::ALL.to_vec())],
     ) -> (Layout, usize) {
         let bucket = foretell_units::Bytes::new(bucket);
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
             data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, offload, zero, shard_group, sequence_parallel,
-            context_method, context_order, operators: if tensor > 1 { operators } else { OperatorPatterns::default() },
+            context_method, context_order, loss_chunk, mlp_chunk, operators: if tensor > 1 { operators } else { OperatorPatterns::default() },
             stage_places: rotated(pipeline, micro_batches),
             ..Layout::default()
         };

@@ -153,7 +153,7 @@ fn find_leaving(stage: &Stage<'_>, task: &Task) -> Vec<Leaving> {
         let operator = stage.operator(id);
         let inputs = operator.inputs.iter().map(|input| input.tensor);
         for tensor in inputs.chain(operator.outputs.iter().map(|output| output.tensor)) {
-            if stage.lowering.is_activation(tensor) {
+            if stage.lowering.is_activation(tensor) && !stage.lowering.tiling.is_wide(tensor) {
                 last_uses.insert(tensor, position);
             }
         }
@@ -167,7 +167,8 @@ fn find_leaving(stage: &Stage<'_>, task: &Task) -> Vec<Leaving> {
         if forward.iter().any(is_of_other_chunk) || stage.recomputation.forgets(stage.lowering, tensor) {
             return None;
         }
-        let recomputed = forward.into_iter().filter(|&id| stage.recomputation.contains(id));
+        let runs_again = |id| stage.recomputation.contains(id) || stage.lowering.tiling.runs_again(id);
+        let recomputed = forward.into_iter().filter(|&id| runs_again(id));
         let last_block = backward.into_iter().chain(recomputed).map(|id| stage.operator(id).block).max()?;
         Some(Leaving { tensor, last_use, blocks_after: blocks.range(last_block + 1..).count() })
     });
@@ -188,6 +189,7 @@ fn find_blocks(stage: &Stage<'_>, task: &Task) -> Vec<BlockActivations> {
             readers.extend(stage.recomputation.of_block(block));
         }
         if let Some(block) = blocks.last_mut() {
+            readers.extend(stage.lowering.tiling.again_for(id));
             let inputs = readers.iter().flat_map(|&id| &stage.operator(id).inputs).map(|input| input.tensor);
             for tensor in inputs.filter(|&tensor| stage.lowering.is_activation(tensor)) {
                 if !block.tensors.contains(&tensor) {

@@ -116,6 +116,7 @@ fn find_blocks(stage: &Stage<'_>, task: &Task) -> Vec<BlockParameters> {
         }
         if let Some(block) = blocks.last_mut() {
             block.buckets.extend(buckets_read(id));
+            block.buckets.extend(stage.lowering.tiling.again_for(id).iter().flat_map(|&id| buckets_read(id)));
         }
     }
     blocks

@@ -28,27 +28,11 @@ impl Recomputation {
             recomputed_blocks.truncate(*layers);
         }
         let is_kept = kept_operators(lowering, recompute);
-        let mut is_needed = vec![false; graph.operators.len()];
-        for (index, operator) in graph.operators.iter().enumerate().rev() {
-            // A forward operator is not recomputed, and needs no inputs, if nothing reads its
-            // results or they are kept.
-            if operator.pass == Pass::Forward && (!is_needed[index] || is_kept[index]) {
-                continue;
-            }
-            for input in &operator.inputs {
-                if let Some(producer) = lowering.producers[input.tensor.0]
-                    && lowering.is_activation(input.tensor)
-                    && graph.operators[producer.0].pass == Pass::Forward
-                    && graph.operators[producer.0].block == operator.block
-                {
-                    is_needed[producer.0] = true;
-                }
-            }
-        }
+        let is_needed = needed_operators(lowering, &is_kept);
         let mut operators = vec![Vec::new(); graph.blocks.len()];
         for &id in forward {
             let block = graph.operators[id.0].block;
-            if is_needed[id.0] && recomputed_blocks.contains(&block) && !is_kept[id.0] {
+            if is_needed[id.0] && recomputed_blocks.contains(&block) {
                 operators[block].push(id);
             }
         }
@@ -80,6 +64,48 @@ impl Recomputation {
         let Some(producer) = lowering.producers[tensor.0] else { return false };
         let block = lowering.graph.operators[producer.0].block;
         self.of_block(block).contains(&producer) && stays_in_block(lowering, tensor, block)
+    }
+}
+
+/// For each operator, whether its results are not kept and gradients of the same block, or
+/// operators that run again for them, read them.
+fn needed_operators(lowering: &Lowering, is_kept: &[bool]) -> Vec<bool> {
+    let (graph, tiling) = (&lowering.graph, &lowering.tiling);
+    let mut is_needed = vec![false; graph.operators.len()];
+    loop {
+        for (index, operator) in graph.operators.iter().enumerate().rev() {
+            // A forward operator is not recomputed, and needs no inputs, if nothing reads its
+            // results or they are kept.
+            if operator.pass == Pass::Forward && !is_needed[index] {
+                continue;
+            }
+            // Tiles of wide tensors are made again, from what is not wide.
+            let again = tiling.again_for(OperatorId(index));
+            let inputs = operator.inputs.iter().chain(again.iter().flat_map(|id| &graph.operators[id.0].inputs));
+            for input in inputs {
+                if let Some(producer) = lowering.producers[input.tensor.0]
+                    && lowering.is_activation(input.tensor)
+                    && graph.operators[producer.0].pass == Pass::Forward
+                    && graph.operators[producer.0].block == operator.block
+                    && !is_kept[producer.0]
+                    && !again.contains(&producer)
+                {
+                    is_needed[producer.0] = true;
+                }
+            }
+        }
+        // The operators of a wave run together.
+        let found: Vec<OperatorId> = tiling
+            .forward_waves(graph)
+            .filter(|wave| wave.iter().any(|id| is_needed[id.0]))
+            .flatten()
+            .copied()
+            .filter(|id| !is_needed[id.0])
+            .collect();
+        if found.is_empty() {
+            return is_needed;
+        }
+        found.iter().for_each(|id| is_needed[id.0] = true);
     }
 }
 
