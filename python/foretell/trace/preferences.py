@@ -6,8 +6,8 @@ Such samples are what the traced steps have (`losses.dpo`), so nothing of a step
 import torch
 
 from . import models
+from .real import SEQUENCES
 
-SEQUENCES = {"dpo": 2, "orpo": 2, "reward": 2, "kto": 1}
 PAD, END = "<pad>", "<end>"
 
 
@@ -83,8 +83,6 @@ def classes(method):
 
 def trainer(job, layers, folder, count, callbacks, keep, **arguments):
     """TRL's trainer of a job."""
-    if job.preference == "kto" and job.z["b"] < 2:
-        raise SystemExit("TRL's KTO trainer needs micro-batches of two samples or more: it pairs each with another's answer")
     Trainer, Configuration = classes(job.preference)
     more = {}
     if job.preference in ("dpo", "kto"):

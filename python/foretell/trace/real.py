@@ -24,6 +24,9 @@ from .recorder import describe, is_view
 OF_OPTIMIZER = {"aten._fused_adamw_": "AdamW", "aten._fused_sgd_": "SGD", "aten._foreach_norm": "gradients' norm",
                 "aten._foreach_mul_": "gradients' clipping"}
 
+# Sequences of a sample, by the method of training on preferences.
+SEQUENCES = {"dpo": 2, "orpo": 2, "reward": 2, "kto": 1}
+
 # Positions of a chunk of a loss in parts, as `OperatorTable::values` derives it.
 CHUNK = 1024
 
@@ -164,6 +167,12 @@ class Job:
             raise SystemExit("`flash_attn` does not run on processors: use `attention: sdpa`")
         if self.key["loss"] in losses.FUSED and self.z["v"] > losses.FUSED_TILE:
             raise SystemExit(f"TRL's head takes {losses.FUSED_TILE} words at a time: {self.z['v']} are not traced on processors")
+        if self.preference not in (None, *SEQUENCES):
+            raise SystemExit(f"`{self.preference}` is not trained here: {', '.join(SEQUENCES)} are")
+        if self.preference and self.key["adapter"].startswith("int8lora"):
+            raise SystemExit("frozen weights of 8 bits are run for texts alone: TRL narrows adapters beside them, which was not traced")
+        if self.preference == "kto" and self.z["b"] < 2:
+            raise SystemExit("TRL's KTO trainer needs micro-batches of two samples or more: it pairs each with another's answer")
 
     def model(self, layers, plain=False, keep=None):
         """The model with its adapters; a `plain` one is without them, for trainers that add them."""
@@ -184,13 +193,16 @@ class Job:
         model = self.model(layers)
         return (model if self.architecture.loss else step.train_forward(model, self.key)), reference
 
+    def momentum(self):
+        """SGD's momentum."""
+        return self.recipe.get("momentum", 0.9)
+
     def is_half(self):
         """Whether Accelerate has products in `bf16` (autocast)."""
         return self.key["precision"] in ("autocast", "mixed")
 
     def distinct_samples(self):
         """How many samples there are: those of a step of all ranks."""
-        from .preferences import SEQUENCES
         return self.z["b"] // SEQUENCES.get(self.preference, 1) * self.micro_batches * self.ranks
 
     def sample(self, number, sequences=1):
@@ -219,7 +231,7 @@ class Job:
     def optimizer_of(self, model):
         trained = [p for p in model.parameters() if p.requires_grad]
         if self.optimizer == "sgd":
-            return torch.optim.SGD(trained, lr=1e-3, momentum=0.9)
+            return torch.optim.SGD(trained, lr=1e-3, momentum=self.momentum())
         return torch.optim.AdamW(trained, lr=1e-5, fused=True)
 
 
@@ -253,6 +265,7 @@ def run(function):
     with open(question, encoding="utf-8") as file:
         request = json.load(file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    Job(request)                                                # refuses what cannot be run
     context = torch.multiprocessing.get_context("spawn")
     with context.Manager() as manager, tempfile.TemporaryDirectory() as scratch:
         request["scratch"] = scratch

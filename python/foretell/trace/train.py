@@ -19,6 +19,8 @@ WARM_UP = 3
 BUCKETS_MADE = 2
 # Where a plan states none.
 LEARNING_RATE = 1e-4
+# What the Trainer is not told as an argument.
+OWN = ("alpha", "momentum")
 # The folder, beside trained adapters, of the model that they are for.
 BASE = "base"
 
@@ -76,8 +78,8 @@ def arguments(job, watched):
         use_cpu=True, gradient_accumulation_steps=job.micro_batches, max_steps=watched.total(), logging_steps=1, save_strategy="no",
         report_to=[], disable_tqdm=True, dataloader_pin_memory=False, ddp_backend="gloo" if job.ranks > 1 else None,
         ddp_find_unused_parameters=False if job.ranks > 1 else None, bf16=job.is_half(), log_level="error",
-        optim="sgd" if job.optimizer == "sgd" else "adamw_torch_fused",
-        **{"learning_rate": LEARNING_RATE, **{name: value for name, value in job.recipe.items() if name != "alpha"}})
+        optim="sgd" if job.optimizer == "sgd" else "adamw_torch_fused", lr_scheduler_type="constant",
+        **{"learning_rate": LEARNING_RATE, **{name: value for name, value in job.recipe.items() if name not in OWN}})
 
 
 def trainer_steps(job, layers, steps):
@@ -104,6 +106,10 @@ def trainer_steps(job, layers, steps):
         else:
             options = TrainingArguments(output, per_device_train_batch_size=job.z["b"], seed=job.seed, **arguments(job, watched))
             trainer = Trainer(job.model(layers, keep=keep), options, train_dataset=Samples(job, count), callbacks=[Watch()])
+        if job.optimizer == "sgd":                              # the Trainer's own has no momentum
+            trained = [p for p in trainer.model.parameters() if p.requires_grad]
+            trainer.optimizer = torch.optim.SGD(trained, lr=trainer.args.learning_rate, momentum=job.momentum(),
+                                                weight_decay=trainer.args.weight_decay)
         trainer.train()
         if folder and trainer.is_world_process_zero():
             trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
@@ -142,6 +148,11 @@ def plain_steps(job, layers, steps):
         losses.append(loss.item())
         del loss, kept
         watched.end()
+    folder = checkpoint_of(job, watched)
+    if folder and (job.ranks == 1 or torch.distributed.get_rank() == 0):
+        from safetensors.torch import save_model
+        os.makedirs(folder, exist_ok=True)
+        save_model(model, os.path.join(folder, "model.safetensors"))
     return answer(watched, losses)
 
 
@@ -158,6 +169,8 @@ def main():
     request, told, path = real.run(train)
     slowest = [max(times) for times in zip(*(one["step_seconds"] for one in told))]
     packages = ["torch", *matrix.packages(real.Job(request).key)]
+    if request.get("preference") and "trl" not in packages:
+        packages.append("trl")
     real.write(path, {**told[0], "step_seconds": slowest, "peak_bytes": [one["peak_bytes"] for one in told],
                       "versions": {name: importlib.metadata.version(name) for name in packages}})
 
