@@ -78,7 +78,8 @@ pub fn execute(
     let mut request = Request::of(loaded)?;
     request.steps = arguments.steps.unwrap_or(STEPS);
     request.seed = arguments.seed.unwrap_or(0);
-    request.checkpoint = saves(arguments).then(|| std::path::absolute(folder.file(CHECKPOINTS))).transpose().map_err(unreadable)?;
+    request.checkpoint =
+        saves(arguments).then(|| std::path::absolute(folder.file(CHECKPOINTS))).transpose().map_err(unreadable)?;
     note_assumptions(loaded);
     let costs = predict::costs(Some(profile), &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs).map_err(|untraced| {

@@ -134,12 +134,51 @@ fn unread(plan: &Plan) -> Option<&'static str> {
 /// Whether a plan's adapters are on all linear layers or on all of attention's, or there are none.
 fn adapts_a_whole_group(plan: &Plan, model: &Model) -> Result<bool, Failure> {
     let Some(lora) = &plan.training.lora else { return Ok(true) };
-    let graph = model
-        .graph("model", &GraphOptions::ONE)
-        .map_err(|error| Failure::input(code::PLAN_CONTRADICTION, error.to_string()))?;
+    let graph =
+        model.graph("model", &GraphOptions::ONE).map_err(|error| Failure::input(code::PLAN_CONTRADICTION, error.to_string()))?;
     let is_attention = |name: &str| name.contains("attn") || name.contains("attention");
     let layers: Vec<(bool, bool)> =
         linear_layers(&graph).map(|(name, _)| (is_attention(name), lora.targets.match_name(name))).collect();
     let is_all = layers.iter().all(|&(_, is_adapted)| is_adapted);
     Ok(is_all || layers.iter().all(|&(in_attention, is_adapted)| in_attention == is_adapted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_program::Layout;
+
+    #[test]
+    fn a_recipe_is_stated_in_the_words_of_training_arguments() {
+        let mut plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+        plan.training.learning_rate = Some(1e-3);
+        plan.training.lora = Some(Lora::default());
+        let stated = recipe(&plan);
+        assert_eq!((stated["learning_rate"], stated["adam_beta2"], stated["alpha"]), (1e-3, 0.999, 8.0));
+        assert!(!stated.contains_key("max_grad_norm") && !stated.contains_key("momentum"));
+        plan.optimizer = Optimizer::Sgd;
+        assert_eq!(recipe(&plan)["momentum"], 0.9);
+    }
+
+    #[test]
+    fn what_the_framework_is_not_told_is_refused() {
+        let mut plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+        assert_eq!(unread(&plan), None);
+        plan.training.label_smoothing = 0.1;
+        assert_eq!(unread(&plan), Some("training.label_smoothing"));
+        plan.optimizer = Optimizer::Lamb;
+        assert_eq!(unread(&plan), Some("optimizer"));
+    }
+
+    #[test]
+    fn adapters_are_on_all_linear_layers_or_on_attentions() {
+        let model = Model::named("llama3-8b").expect("it is in the zoo");
+        let with_targets = |targets: &[&str]| {
+            let mut plan = Plan::new(Layout::default(), 8);
+            plan.training.lora = Some(Lora { targets: targets.iter().copied().collect(), ..Lora::default() });
+            adapts_a_whole_group(&plan, &model).expect("the model has a graph")
+        };
+        assert!(with_targets(&["*"]) && with_targets(&["*attn*"]));
+        assert!(!with_targets(&["*q_proj", "*v_proj"]));
+    }
 }
