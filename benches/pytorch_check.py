@@ -4,8 +4,8 @@
     benches/pytorch_check.py --foretell target/release/foretell --python venv/bin/python [--jobs gpt lora-2] [--steps 12]
 
 For each job: `foretell calibrate --stack hf-trainer`, then `foretell execute`, which predicts, has Hugging Face's Trainer
-train (DDP over gloo where a job has two ranks), and compares. The Python needs torch, transformers, accelerate and peft, and
-PYTHONPATH the folder `python`. About a minute a job on two idle cores. Writes a Markdown table.
+train (DDP over gloo where a job has two ranks), and compares. The Python needs torch, transformers, accelerate and peft, for
+fine-tuning trl and bitsandbytes too, and PYTHONPATH the folder `python`. About a minute a job on two idle cores. Writes a Markdown table.
 """
 
 import argparse
@@ -23,6 +23,16 @@ QWEN = dict(family="decoder", layers=6, hidden=512, heads=8, kv_heads=4, ffn=137
 BERT = dict(family="bert", layers=6, hidden=512, heads=8, vocab=8192, sequence=256)
 VIT = dict(family="vit", layers=6, hidden=384, heads=6, patch=16, image=224)
 LORA = dict(training=dict(lora=dict(rank=16)))
+# Fine-tuning, small: every method by the framework's own trainer.
+SMALL = dict(family="llama", layers=4, hidden=256, heads=4, ffn=688, vocab=4096, sequence=128)
+TUNED = dict(training=dict(lora=dict(rank=16, alpha=32), learning_rate=1e-3))
+
+
+def tuned(method, batch, layout=None, precision="fp32", base_bits=None, precomputed=False, training=TUNED):
+    workload = {name: value for name, value in dict(base_bits=base_bits, precomputed_reference=precomputed or None).items() if value}
+    return SMALL, batch, layout or {}, dict(training, method=method, precision=precision, workload=workload)
+
+
 JOBS = {
     "gpt": (GPT, 4, {}, {}),
     "gpt-2": (GPT, 4, dict(data=2), {}),
@@ -36,6 +46,19 @@ JOBS = {
     "bert": (BERT, 4, {}, {}),
     "bert-2": (BERT, 4, dict(data=2), {}),
     "vit": (VIT, 8, {}, {}),
+    "tuned-lora": tuned("lora", 4),
+    "tuned-lora-2": tuned("lora", 4, dict(data=2)),
+    "qlora": tuned("qlora", 4, precision="bf16"),
+    "qlora-2": tuned("qlora", 4, dict(data=2), precision="bf16"),
+    "int8": tuned("lora", 4, precision="bf16", base_bits=8),
+    "dpo": tuned("dpo", 2),
+    "dpo-2": tuned("dpo", 2, dict(data=2)),
+    "dpo-full": tuned("dpo", 2, training=dict(training=dict(learning_rate=1e-4))),
+    "dpo-precomputed": tuned("dpo", 2, precomputed=True),
+    "dpo-qlora": tuned("dpo", 2, precision="bf16", base_bits=4),
+    "reward": tuned("reward", 2),
+    "orpo": tuned("orpo", 2),
+    "kto": tuned("kto", 4),
 }
 # An operator kind counts if it takes this share of the measured operators.
 NOTABLE = 0.03
@@ -52,8 +75,8 @@ def one(name, args, folder):
     model, batch, layout, more = JOBS[name]
     layout = dict(dict(data=1), **layout)
     layout.setdefault("micro_batch", batch // layout["data"])
-    plan = dict(model=model, topology="local", global_batch=batch, precision="fp32", optimizer="adamw", stack="hf-trainer",
-                layout=layout, **more)
+    plan = dict(dict(model=model, topology="local", global_batch=batch, precision="fp32", optimizer="adamw", stack="hf-trainer",
+                     layout=layout), **more)
     path, profile, made = folder / f"{name}.yaml", folder / f"{name}-profile.yaml", folder / name
     path.write_text(json.dumps(plan))
     run([args.foretell, "calibrate", "--stack", "hf-trainer", "--plan", path, "--python", args.python, "-o", profile])

@@ -134,14 +134,29 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 /// Lets another framework train. The profile at `path` was measured with its operators.
 fn run_framework(arguments: &Arguments, loaded: &LoadedPlan, path: &Path, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(Some(path))?.expect("invariant: a path gives a profile");
+    let training = &arguments.training;
+    framework::refuse_options(training)?;
+    let of_own = [
+        ("--resume", arguments.resume.is_some()),
+        ("--elastic", arguments.elastic),
+        ("--max-restarts", arguments.max_restarts.is_some()),
+        ("--oversubscribe", arguments.oversubscribe),
+    ];
+    if let Some((option, _)) = of_own.into_iter().find(|(_, is_given)| *is_given) {
+        let message = format!("`{option}` is of our own executor, and `{}` trains", loaded.plan.stack.name());
+        return Err(Failure::input(code::OPTION_VALUE, message).hint("leave it out"));
+    }
     let folder = RunFolder::claim(arguments.run.as_deref(), arguments.overwrite)?;
     folder.clear()?;
-    let trained = framework::execute(loaded, &profile, arguments.training.steps, arguments.python.as_ref(), &folder)?;
+    let trained = framework::execute(loaded, &profile, training, arguments.python.as_ref(), &folder)?;
     if json {
         return output::json(&trained);
     }
     let checked = framework::check(&folder)?;
     output::line(&checked.text())?;
+    if framework::saves(training) {
+        output::line(&format!("what was trained is in {}", folder.file(framework::CHECKPOINTS).display()))?;
+    }
     output::line(&format!("the run of `{}` is in {}", loaded.plan.stack.name(), folder.path().display()))
 }
 

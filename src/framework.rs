@@ -6,17 +6,14 @@
 mod calibrate;
 mod check;
 mod execute;
+mod request;
 
 pub use calibrate::calibrate;
 pub use check::{FrameworkCheck, check, is_of_framework};
-pub use execute::execute;
+pub use execute::{CHECKPOINTS, execute, refuse_options, saves};
 
 use crate::failure::{Failure, code};
-use crate::inputs;
-use crate::plan_file::LoadedPlan;
-use foretell_models::operator_tables::TableSizes;
-use foretell_program::traced::wanted_key;
-use foretell_topologies::Architecture;
+use request::Request;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -26,67 +23,6 @@ use std::process::Command;
 
 /// The Python interpreter that runs the framework by default.
 pub const PYTHON: &str = "python3";
-
-/// A request to a framework to measure or train a step.
-#[derive(Clone, Debug, Serialize)]
-struct Request {
-    /// The entries of the operator table's key.
-    key: BTreeMap<String, String>,
-    /// The sizes of the model and its batch, by symbol.
-    sizes: BTreeMap<String, f64>,
-    /// Layers of every stack.
-    layers: usize,
-    /// Number of processes.
-    ranks: usize,
-    /// Threads of each process.
-    threads: usize,
-    /// Micro-batches of a step.
-    micro_batches: usize,
-    /// The optimizer: `adamw` or `sgd`.
-    optimizer: String,
-    /// Steps that are trained.
-    steps: usize,
-}
-
-impl Request {
-    /// The request for a plan whose stack has operator tables.
-    fn of(loaded: &LoadedPlan, steps: usize) -> Result<Self, Failure> {
-        let (plan, model) = (&loaded.plan, &loaded.model.model);
-        let stack = plan.stack.name();
-        let Some(tables) = &inputs::stack(stack)?.tables else {
-            let message = format!("`stack: {stack}` is not run here: the operators of its framework were not traced");
-            return Err(Failure::input(code::PLAN_CONTRADICTION, message)
-                .hint("use `stack: hf-trainer`, or `stack: foretell` for our own executor")
-                .in_file(&loaded.path));
-        };
-        if loaded.topology.devices().any(|device| loaded.topology.device_kind(device).architecture != Architecture::Cpu) {
-            let message = format!("`stack: {stack}` is run on processors only");
-            return Err(Failure::input(code::PLAN_CONTRADICTION, message).hint("use `topology: local`").in_file(&loaded.path));
-        }
-        let refused = |reason: String| {
-            Failure::input(code::PLAN_CONTRADICTION, format!("`stack: {stack}` does not run {reason}")).in_file(&loaded.path)
-        };
-        let key = wanted_key(plan, model, tables).map_err(|untraced| refused(untraced.reason))?;
-        let sizes = TableSizes::of_model(model, plan.layout.micro_batch)
-            .ok_or_else(|| refused(format!("models of the family `{}`", model.family())))?;
-        let rank = plan.training.lora.as_ref().map_or(0, |lora| lora.rank);
-        let sizes = sizes.with("r", rank);
-        let ranks = plan.layout.data;
-        if ranks > 1 && plan.layout.zero > 0 {
-            return Err(refused("sharded parameters on processors: Accelerate has DDP alone there".into()).hint("use `zero: 0`"));
-        }
-        Ok(Self {
-            key,
-            layers: sizes.layers,
-            sizes: sizes.symbols,
-            ranks,
-            threads: (foretell_executor::machine::core_count() / ranks).max(1),
-            micro_batches: plan.micro_batches()?,
-            optimizer: plan.optimizer.name().to_owned(),
-            steps,
-        })
-    }
-}
 
 /// Runs a module of the Python package on a request, and returns its answer.
 fn ask<T: DeserializeOwned>(python: &Path, module: &str, request: &Request) -> Result<T, Failure> {

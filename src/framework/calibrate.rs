@@ -49,7 +49,7 @@ struct ExchangeTime {
 
 /// Lets the plan's framework measure its step, and returns the profile.
 pub fn calibrate(loaded: &LoadedPlan, stated: Option<&PathBuf>) -> Result<Profile, Failure> {
-    let request = Request::of(loaded, 0)?;
+    let request = Request::of(loaded)?;
     let answer: Answer = output::with_spinner("calibrate", || ask(python(stated), "foretell.trace.measure", &request))?;
     let none = Sample { median: Seconds::ZERO, p10: Seconds::ZERO, p90: Seconds::ZERO, count: 0 };
     let ranks = request.ranks;

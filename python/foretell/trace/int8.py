@@ -1,12 +1,15 @@
 """8-bit base weights as bitsandbytes keeps them (`Linear8bitLt`, LLM.int8): one scale for each row of the weight.
 
-The product of eight-bit numbers leaves out the columns of the input that have an outlier; these are multiplied in the
+On processors training makes the weight in the input's format in each call (`MatMul8bitFp`), which is traced as it is.
+On CUDA the product of eight-bit numbers leaves out the columns of the input that have an outlier; these are multiplied in the
 input's own format. Which columns they are is read from the device in every call. Steps as in `MatMul8bitLt` of
 bitsandbytes 0.50 and its CUDA operators.
 """
 
 import torch
 from torch import nn
+
+from . import qlora
 
 THRESHOLD = 6.0
 # Columns with outliers: from 6.7 billion parameters on, about six in every layer (Dettmers et al.
@@ -71,16 +74,34 @@ def _quantised(linear):
     return new
 
 
-def quantise(model):
+def real(model, is_sharded=False):
+    """The model with bitsandbytes' own layers and data, as transformers loads it with `load_in_8bit`, prepared by peft."""
+    from bitsandbytes import nn as bnb
+    for module, name, child in qlora.linear_layers(model):
+        if not isinstance(child, nn.Linear):
+            raise SystemExit("frozen weights of 8 bits are run here in `nn.Linear` alone, which this model (`Conv1D`) lacks")
+        new = bnb.Linear8bitLt(1, 1, False, has_fp16_weights=False, threshold=THRESHOLD)
+        new.in_features, new.out_features, new.bias = child.in_features, child.out_features, child.bias
+        new.weight = bnb.Int8Params(child.weight.data, requires_grad=False, has_fp16_weights=False).to("cpu")
+        setattr(module, name, new)
+    return qlora.prepared(model, "is_loaded_in_8bit", is_sharded)
+
+
+def quantise(model, device="cuda", is_sharded=False):
     """All linear layers but the head. Everything else is in fp32, as `prepare_model_for_kbit_training` leaves it."""
     import bitsandbytes
-    _define()
-    bitsandbytes.nn.Linear8bitLt.forward = lambda self, x: _Product.apply(x, self.weight, self.scales, self.bias)
-    head = model.get_output_embeddings()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and child is not head:
-                setattr(module, name, _quantised(child))
+    if device == "cuda":
+        _define()
+        bitsandbytes.nn.Linear8bitLt.forward = lambda self, x: _Product.apply(x, self.weight, self.scales, self.bias)
+    else:
+        from bitsandbytes.autograd._functions import MatMul8bitFp
+        bitsandbytes.nn.Linear8bitLt.forward = lambda self, x: MatMul8bitFp.apply(x, self.weight, None, self.bias, self.state)
+    for module, name, child in qlora.linear_layers(model):
+        if not isinstance(child, nn.Linear):
+            continue
+        new = _quantised(child)
+        new.state.CB, new.state.SCB = new.weight, new.scales
+        setattr(module, name, new)
     for module in model.modules():
         for name, p in list(module._parameters.items()):
             if p is not None:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import re
 import types
 
 import torch
@@ -108,17 +109,23 @@ def use_fused_head(model, tokens, recorder, outputs):
     """Adds TRL's head to the model (`add_fused_lm_head`), with what it returns of each token.
 
     It multiplies 4,096 tokens with 32,768 words at a time; here `tokens` with all words at once, in
-    a buffer that the table states at its true width (`tile`).
+    a buffer that the table states at its true width (`tile`). Without a recorder it is TRL's own head,
+    whose tiles are folded by PyTorch's operators on processors.
     """
     import trl.kernels.chunked_logprob as kernels
     from trl.trainer import utils
-    kernels._use_triton = utils._use_triton = lambda device: True
-    utils._CHUNKED_LOGPROB_CHUNK_SIZE = TRACED_TILE
-    kernels.TOKEN_CHUNK_SIZE = tokens
-    kernels._addmm_fp32 = lambda total, a, b: recorder.product("aten.addmm", (total, a, b), total)
+    if recorder is not None:
+        if recorder.device == "cuda":
+            kernels._use_triton = utils._use_triton = lambda device: True
+            kernels._addmm_fp32 = lambda total, a, b: recorder.product("aten.addmm", (total, a, b), total)
+        utils._CHUNKED_LOGPROB_CHUNK_SIZE = TRACED_TILE
+        kernels.TOKEN_CHUNK_SIZE = tokens
     utils.add_fused_lm_head(model, outputs=outputs)
 
 
-def tile(text):
-    """A table's text with the true size of the fused head's buffer."""
-    return text.replace(str(TRACED_TILE), str(FUSED_TILE))
+def tile(text, from_width=TRACED_TILE, to_width=FUSED_TILE):
+    """A table's text with the true size of the fused head's buffer, or back."""
+    def resized(found):
+        size = int(found[2])
+        return f"{found[1]}{size // from_width * to_width}*q" if size % from_width == 0 else found[0]
+    return re.sub(r"^(\+ \d+ )(\d+)\*q$", resized, text, flags=re.MULTILINE)

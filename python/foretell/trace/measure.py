@@ -18,10 +18,10 @@ SHORTEST, LONGEST = 1 << 12, 1 << 26
 COLLECTIVE_SECONDS = 0.3
 
 
-def step(job, model, optimizer, inputs, timer=None):
+def step(job, model, reference, inputs, timer=None):
     """Forward and backward pass, timed; clipping and update are measured apart."""
     with timer or contextlib.nullcontext():
-        loss, kept = job.loss(model, inputs)
+        loss, kept = job.loss(model, inputs, reference)
         loss.backward()
         del loss, kept
 
@@ -33,7 +33,7 @@ def passes(job, model, optimizer):
     times = {"gradients' norm": (size, []), "gradients' clipping": (2 * size, []), "AdamW": (7 * size, []), "SGD": (5 * size, [])}
     times |= {real.INTO_BUCKETS: (2 * size, []), real.OUT_OF_BUCKETS: (2 * size, [])} if job.ranks > 1 else {}
     update = "SGD" if job.optimizer == "sgd" else "AdamW"
-    bucket = torch.zeros(size // 4) if job.ranks > 1 else None
+    bucket = torch.zeros(sum(p.numel() for p in trained), dtype=trained[0].dtype) if job.ranks > 1 else None
     for _ in range(6):
         grads = [p.grad for p in trained]
         began = time.perf_counter()
@@ -117,14 +117,16 @@ def trainers_part(job):
     if job.key["framework"] != "hf" or job.ranks > 1 or job.architecture.inputs != "ids":
         return 0.0
     from .train import plain_steps, trainer_steps
-    tiny = real.Job({**job.request, "sizes": {name: TINY.get(name, size) for name, size in job.sizes.items()}, "micro_batches": 1})
+    # Pairs are two sequences, and KTO needs two samples.
+    small = {**TINY, "b": 2 if job.preference else 1}
+    tiny = real.Job({**job.request, "sizes": {name: small.get(name, size) for name, size in job.sizes.items()}, "micro_batches": 1})
     usual = lambda steps: statistics.median(steps(tiny, 1, TRAINER_STEPS)["step_seconds"])
     return max(0.0, usual(trainer_steps) - usual(plain_steps))
 
 
 def measure(rank, job):
     layers = min(LAYERS, job.layers)
-    model = job.model(layers)
+    model, reference = job.prepared(layers)
     optimizer = job.optimizer_of(model)
     batches = [job.inputs(torch.Generator().manual_seed(rank * 100 + i)) for i in range(3)]
     def together():
@@ -134,7 +136,7 @@ def measure(rank, job):
     for i in range(PLAIN_STEPS):
         together()
         began = time.perf_counter()
-        step(job, model, optimizer, batches[i % 3])
+        step(job, model, reference, batches[i % 3])
         plain.append(time.perf_counter() - began)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -144,16 +146,16 @@ def measure(rank, job):
         together()
         if i == 1:
             timer.calls.clear()
-        step(job, model, optimizer, batches[i % 3], timer)
+        step(job, model, reference, batches[i % 3], timer)
         optimizer.zero_grad()
-    step(job, model, optimizer, batches[0])
+    step(job, model, reference, batches[0])
     together()
     moves = passes(job, model, optimizer)
     operators = [{"call": call, "bytes": timer.bytes[call], "time": real.sample(times)} for call, times in timer.calls.items()]
     count = sum(map(len, timer.calls.values())) / TIMED_STEPS
     inside = sum(statistics.median(times) * len(times) for times in timer.calls.values()) / TIMED_STEPS
     overheads = [max(0.0, took - inside) / count for took in plain[1:]]
-    del model, optimizer
+    del model, reference, optimizer
     return {"operators": operators, "moves": moves, "exchanges": exchanges(job), "operator_overhead": real.sample(overheads),
             "step_overhead": real.sample([trainers_part(job)]), "communication_share": share_of_processor(job)}
 

@@ -197,8 +197,26 @@ def configuration(architecture, z, layers, attention, dropout=None):
     return config
 
 
-def build(name, z, layers, key, recorder=None):
-    """The model in training mode, without data. `key` is a table's key."""
+QUANTISED = {"qlora": qlora, "int8lora": int8}
+
+
+def adapters(architecture, z, key):
+    """peft's configuration of a key's adapters. `alpha` is twice the rank, if `z` has no other."""
+    from peft import LoraConfig
+    words = key["adapter"].split("-")
+    targets = architecture.attention if "attention" in words else "all-linear"
+    task = "SEQ_CLS" if key["loss"] == "reward" else "CAUSAL_LM"
+    return LoraConfig(r=z["r"], lora_alpha=z.get("alpha") or 2 * z["r"], target_modules=targets, task_type=task,
+                      lora_dropout=0.05 if "dropout" in words else 0.0)
+
+
+def build(name, z, layers, key, recorder=None, plain=False, keep=None):
+    """The model in training mode. `key` is a table's key.
+
+    With a recorder it has no data, and the kernels of the recorder's device; without one it is for
+    this machine's processors. A `plain` model has neither adapters nor a head of TRL's, for
+    trainers that add them. `keep` is called with the model before its weights are quantised.
+    """
     import transformers
     architecture = find(key)
     stored = torch.bfloat16 if key["precision"] in ("bf16", "mixed") else torch.float32
@@ -240,23 +258,26 @@ def build(name, z, layers, key, recorder=None):
         for module in model.modules():
             if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
                 module.config._attn_implementation = "flash_attention_2"
-    if key["loss"] in losses.FUSED:
+    if key["loss"] in losses.FUSED and not plain:
         losses.use_fused_head(model, z["q"], recorder, losses.FUSED[key["loss"]])
     if key["loss"] == "chunked":
         chunk = z["q"]
         model.forward = lambda input_ids, labels, base=model, **_: {"loss": losses.chunked(base, input_ids, labels, chunk)}
+    if keep:
+        keep(model)
     if key["adapter"] != "none":
-        from peft import LoraConfig, get_peft_model
-        words = key["adapter"].split("-")                       # lora-all, lora-attention, qlora-all, int8lora-all; -dropout, -bf16
-        if words[0] == "qlora":
-            model = qlora.quantise(model, is_sharded="bf16" in words)
-        if words[0] == "int8lora":
-            model = int8.quantise(model)
-        targets = architecture.attention if "attention" in words else "all-linear"
-        task = "SEQ_CLS" if key["loss"] == "reward" else "CAUSAL_LM"
-        lora = LoraConfig(r=z["r"], lora_alpha=2 * z["r"], target_modules=targets, task_type=task,
-                          lora_dropout=0.05 if "dropout" in words else 0.0)
-        model = get_peft_model(model, lora, autocast_adapter_dtype="bf16" not in words)
+        # lora-all, lora-attention, qlora-all, int8lora-all; -dropout, -bf16
+        words = key["adapter"].split("-")
+        if words[0] in QUANTISED:
+            quantise = QUANTISED[words[0]]
+            model = quantise.real(model, "bf16" in words) if recorder is None else quantise.quantise(model, recorder.device, "bf16" in words)
+        if not plain:
+            from peft import get_peft_model
+            if recorder is None:
+                torch.manual_seed(z.get("seed", 0))
+            model = get_peft_model(model, adapters(architecture, z, key), autocast_adapter_dtype="bf16" not in words)
+    if plain:
+        return model
     if key["checkpoint"] != "none" and key["compiled"] == "none":   # else the compiler has them
         if key["adapter"] != "none":
             model.enable_input_require_grads()

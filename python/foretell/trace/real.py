@@ -9,6 +9,7 @@ import os
 import socket
 import statistics
 import sys
+import tempfile
 import time
 import weakref
 
@@ -16,12 +17,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import matrix, models
+from . import losses, matrix, models
 from .recorder import describe, is_view
 
 # How predictions name what optimizers call.
 OF_OPTIMIZER = {"aten._fused_adamw_": "AdamW", "aten._fused_sgd_": "SGD", "aten._foreach_norm": "gradients' norm",
                 "aten._foreach_mul_": "gradients' clipping"}
+
+# Sequences of a sample, by the method of training on preferences.
+SEQUENCES = {"dpo": 2, "orpo": 2, "reward": 2, "kto": 1}
+
+# Positions of a chunk of a loss in parts, as `OperatorTable::values` derives it.
+CHUNK = 1024
 
 INTO_BUCKETS, OUT_OF_BUCKETS = "copy into buckets", "copy out of buckets"
 
@@ -88,12 +95,13 @@ class Memory(TorchDispatchMode):
         self.live += size
         self.peak = max(self.peak, self.live)
 
-    def hold(self, model, optimizer):
-        """Counts what lives before the step."""
-        for t in (*model.parameters(), *model.buffers()):
-            self.see(t)
-            if t.grad is not None:
-                self.see(t.grad)
+    def hold(self, model, optimizer, reference=None):
+        """Counts what lives before the step, the scales of quantised weights included."""
+        for one in (model, reference) if reference is not None else (model,):
+            for t in (*one.parameters(), *one.buffers(), *scales(one)):
+                self.see(t)
+                if t.grad is not None:
+                    self.see(t.grad)
         for state in optimizer.state.values():
             for t in state.values():
                 if isinstance(t, torch.Tensor):
@@ -105,6 +113,17 @@ class Memory(TorchDispatchMode):
             if isinstance(t, torch.Tensor):
                 self.see(t)
         return out
+
+
+def scales(model):
+    """The tensors beside bitsandbytes' weights, which are no buffers of the model."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        four, eight = getattr(weight, "quant_state", None), getattr(getattr(module, "state", None), "SCB", None)
+        if four is not None:
+            yield from (four.absmax, four.state2.absmax) if four.nested else (four.absmax,)
+        if eight is not None or getattr(weight, "SCB", None) is not None:
+            yield eight if eight is not None else weight.SCB
 
 
 def sample(times):
@@ -122,7 +141,9 @@ def seconds(time):
 
 
 class Job:
-    """What is asked: sizes, layers, the table's key."""
+    """What is asked: sizes, layers, the table's key, and the recipe."""
+
+    preference, precomputed, checkpoint, seed, recipe, scratch = None, False, None, 0, {}, None
 
     def __init__(self, request):
         self.__dict__.update(request)
@@ -133,15 +154,68 @@ class Job:
         self.z = collections.defaultdict(int, full)
         # Learned positions, where a model has no number of its own.
         self.z.setdefault("p", full.get("s", 0))
+        self.z |= {"alpha": self.recipe.get("alpha", 0), "seed": self.seed}
+        if self.key["loss"] == "chunked":
+            self.z["q"] = min(CHUNK, self.z["b"] * (self.z["s"] - 1))
+        self.refuse()
 
-    def model(self, layers):
-        torch.manual_seed(0)
-        return models.build(self.key["architecture"], self.z, layers, self.key)
+    def refuse(self):
+        """Ends the program with the reason where a job cannot be run on processors."""
+        if self.key["kernels"] != "hf":
+            raise SystemExit(f"the kernels `{self.key['kernels']}` are Triton's, which do not run on processors")
+        if self.key["attention"] == "flash":
+            raise SystemExit("`flash_attn` does not run on processors: use `attention: sdpa`")
+        if self.key["loss"] in losses.FUSED and self.z["v"] > losses.FUSED_TILE:
+            raise SystemExit(f"TRL's head takes {losses.FUSED_TILE} words at a time: {self.z['v']} are not traced on processors")
+        if self.preference not in (None, *SEQUENCES):
+            raise SystemExit(f"`{self.preference}` is not trained here: {', '.join(SEQUENCES)} are")
+        if self.preference and self.key["adapter"].startswith("int8lora"):
+            raise SystemExit("frozen weights of 8 bits are run for texts alone: TRL narrows adapters beside them, which was not traced")
+        if self.preference == "kto" and self.z["b"] < 2:
+            raise SystemExit("TRL's KTO trainer needs micro-batches of two samples or more: it pairs each with another's answer")
 
-    def inputs(self, generator):
-        """One micro-batch of random samples."""
-        made = models.inputs(self.architecture, self.z, self.key)
+    def model(self, layers, plain=False, keep=None):
+        """The model with its adapters; a `plain` one is without them, for trainers that add them."""
+        torch.manual_seed(self.seed)
+        return models.build(self.key["architecture"], self.z, layers, self.key, plain=plain, keep=keep)
+
+    def reference(self, layers):
+        """The frozen copy that preferences are compared with, or none."""
+        torch.manual_seed(self.seed)
+        return models.reference(self.key["architecture"], self.z, layers, self.key)
+
+    def prepared(self, layers):
+        """-> (the model as Accelerate has it run, its reference)."""
+        from . import step
+        reference = self.reference(layers)
+        if reference is not None:
+            step.train_forward(reference, self.key)
+        model = self.model(layers)
+        return (model if self.architecture.loss else step.train_forward(model, self.key)), reference
+
+    def momentum(self):
+        """SGD's momentum."""
+        return self.recipe.get("momentum", 0.9)
+
+    def is_half(self):
+        """Whether Accelerate has products in `bf16` (autocast)."""
+        return self.key["precision"] in ("autocast", "mixed")
+
+    def distinct_samples(self):
+        """How many samples there are: those of a step of all ranks."""
+        return self.z["b"] // SEQUENCES.get(self.preference, 1) * self.micro_batches * self.ranks
+
+    def sample(self, number, sequences=1):
+        """Sample `number`, whatever ranks and micro-batches there are."""
+        generator = torch.Generator().manual_seed((self.seed << 32) + number + 1)
+        return self.inputs(generator, {**self.z, "b": sequences})
+
+    def inputs(self, generator, sizes=None):
+        """One micro-batch of random samples, of which every token counts."""
+        made = models.inputs(self.architecture, sizes or self.z, self.key)
         for name, t in made.items():
+            if name.endswith("mask"):
+                continue
             if t.is_floating_point():
                 t.normal_(generator=generator)
             else:
@@ -149,14 +223,15 @@ class Job:
                 t.random_(0, classes, generator=generator)
         return made
 
-    def loss(self, model, inputs):
+    def loss(self, model, inputs, reference=None):
         from . import step
-        return (self.architecture.loss or step.compute_loss)(model, inputs, {**self.key, "chunk": self.z.get("q")})
+        options = {**self.key, "chunk": self.z.get("q"), "reference": reference}
+        return (self.architecture.loss or step.compute_loss)(model, inputs, options)
 
     def optimizer_of(self, model):
         trained = [p for p in model.parameters() if p.requires_grad]
         if self.optimizer == "sgd":
-            return torch.optim.SGD(trained, lr=1e-3, momentum=0.9)
+            return torch.optim.SGD(trained, lr=1e-3, momentum=self.momentum())
         return torch.optim.AdamW(trained, lr=1e-5, fused=True)
 
 
@@ -190,8 +265,10 @@ def run(function):
     with open(question, encoding="utf-8") as file:
         request = json.load(file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    Job(request)                                                # refuses what cannot be run
     context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
+    with context.Manager() as manager, tempfile.TemporaryDirectory() as scratch:
+        request["scratch"] = scratch
         answers = manager.dict()
         torch.multiprocessing.spawn(_rank, (function, request, free_port(), answers), nprocs=request["ranks"])
         told = [json.loads(answers[rank]) for rank in range(request["ranks"])]

@@ -139,10 +139,14 @@ def is_view(func):
 
 
 class Recorder(TorchDispatchMode):
-    """While active, appends to `events`. `expert_rows`: rows per expert of a mixture of experts (balanced routing)."""
+    """While active, appends to `events`. `expert_rows`: rows per expert of a mixture of experts (balanced routing).
 
-    def __init__(self, expert_rows=None):
+    `device` is the one whose operators the step has: `cuda` or `cpu`.
+    """
+
+    def __init__(self, expert_rows=None, device="cuda"):
         super().__init__()
+        self.device = device
         self.events, self.expert_rows, self.phase, self.part = [], expert_rows, "forward", ""
         self._ids, self._known, self._next = {}, {}, 0
         self._library = "aten"
@@ -231,6 +235,7 @@ class Recorder(TorchDispatchMode):
             out = (out[0], *(x.to(torch.float32) for x in out[1:]))   # CUDA keeps the statistics in fp32
         if name in ("aten::all", "aten::_is_all_true"):
             out.every = True
+        self._count(func, args, out)
         inputs = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         if not is_view(func):
@@ -255,6 +260,13 @@ class Recorder(TorchDispatchMode):
         if name in WORKSPACES:
             self.events.append(WORKSPACES[name](*args, **kwargs))
         return out
+
+    def _count(self, func, args, out):
+        """Remembers how many tokens a sum of marks counts, which is all of them: a count is above 0 and equal to their number."""
+        if func is aten.sum.default and not args[0].is_floating_point():
+            out.total = getattr(args[0], "total", args[0].numel())
+        elif func in (aten.gt.Scalar, aten.eq.Scalar) and hasattr(args[0], "total") and args[1] in (0, args[0].total):
+            out.every = True
 
     def _by_mask(self, func, args):
         """What a mask selects: everything, as no token is padding. The host waits for the count."""

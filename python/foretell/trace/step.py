@@ -188,7 +188,7 @@ def trace(name, z, layers, key, device="cuda"):
     torch.autograd.set_multithreading_enabled(False)
     architecture = models.find(key)
     rows = z["b"] * z["s"] * z["t"] // z["E"] if architecture.experts else None
-    recorder = Recorder(rows)
+    recorder = Recorder(rows, device)
     log_triton(recorder)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = models.build(name, z, layers, key, recorder)

@@ -113,7 +113,7 @@ def check(key, text, layers=CHECK_LAYERS, base=None):
     here = models.find(key).sizes(base, key)
     events, _, _ = step.trace(key["architecture"], here, layers, key)
     if key["loss"] in losses.FUSED:                             # compare with what was traced
-        text = text.replace(str(losses.FUSED_TILE), str(losses.TRACED_TILE))
+        text = losses.tile(text, losses.FUSED_TILE, losses.TRACED_TILE)
     true, told = replay.replay_events(events), replay.replay(replay.Table(text), here, layers)
     wrong = [k for k in {*true.kernels, *told.kernels} if list(true.kernels.get(k, ())) != list(told.kernels.get(k, ()))]
     return {"peak": true.peak, "peak_error": told.peak / true.peak - 1, "forward_error": told.forward_end / max(1, true.forward_end) - 1,

@@ -16,23 +16,35 @@ KEYS = [
     {"architecture": "gpt2", "dropout": "some"},
     {"architecture": "bert"},
     {"architecture": "qwen3"},
+    {"architecture": "llama", "adapter": "lora-all", "precision": "mixed"},
+    {"architecture": "llama", "adapter": "qlora-all"},
+    {"architecture": "llama", "adapter": "qlora-all", "precision": "mixed"},
+    {"architecture": "gpt2", "adapter": "qlora-all", "dropout": "some"},
+    {"architecture": "llama", "adapter": "int8lora-all", "precision": "mixed"},
+    {"architecture": "llama", "loss": "dpo"},
+    {"architecture": "llama", "loss": "dpo", "adapter": "lora-all"},
+    {"architecture": "llama", "loss": "dpo", "adapter": "qlora-all-bf16", "precision": "mixed"},
+    {"architecture": "llama", "loss": "dpo-precomputed", "adapter": "lora-all"},
+    {"architecture": "llama", "loss": "reward", "adapter": "lora-all"},
 ]
 
 
 def job(key, sizes=SIZES):
+    # Two pairs, where a sample is one.
+    sizes = {**sizes, "b": 4} if key.get("loss", "").startswith("dpo") else sizes
     return real.Job({"key": {"framework": "hf", "attention": "sdpa", "precision": "fp32", **key}, "sizes": sizes, "layers": LAYERS,
                      "ranks": 1, "threads": 1, "micro_batches": 1, "optimizer": "adamw", "steps": 1})
 
 
 def real_calls(job):
     """How often a step calls each operator, by name and the tensors that it reads."""
-    model = job.model(LAYERS)
+    model, reference = job.prepared(LAYERS)
     timer, memory = real.Timer(), real.Memory()
     inputs = job.inputs(torch.Generator().manual_seed(0))
-    memory.hold(model, torch.optim.SGD(model.parameters()))
+    memory.hold(model, torch.optim.SGD(p for p in model.parameters() if p.requires_grad), reference)
     held = memory.live
     with memory, timer:
-        loss, _ = job.loss(model, inputs)
+        loss, _ = job.loss(model, inputs, reference)
         loss.backward()
     return collections.Counter({call: len(times) for call, times in timer.calls.items()}), memory.peak - held
 
@@ -41,6 +53,7 @@ def told_calls(text, sizes):
     """The same by a table."""
     calls = collections.Counter()
     parsed = replay.Table(text)
+    sizes = with_chunks(parsed, sizes)
     for _, lines, _ in parsed.sequence(LAYERS):
         for line in replay.unrolled(lines, sizes):
             if not line.startswith("o "):
@@ -48,6 +61,13 @@ def told_calls(text, sizes):
             name, *tensors = line[2:].split(" > ")[0].split(" ; ")[0].split()
             calls[" ".join([name, *(concrete(t, sizes) for t in tensors)])] += 1
     return calls
+
+
+def with_chunks(table, sizes):
+    """The sizes with the chunks of TRL's head, as `OperatorTable::values` derives them."""
+    rows = sizes["b"] * (sizes["s"] - 1)
+    length = min(4096, rows)
+    return {**sizes, "q": length, "c": -(-rows // length)} if "q" in table.symbols else sizes
 
 
 def concrete(tensor, sizes):
