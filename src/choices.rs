@@ -234,6 +234,7 @@ impl Choices {
             taken.push("--method lora".into());
             method.method = Some(Method::Lora);
         }
+        base.layout.loss_chunk = self.fix.loss_chunk;
         method.apply(&mut base, &model.model, &mut taken)?;
         if let Some(routing) = &self.routing {
             base.workload.routing = inputs::routing(routing)?;

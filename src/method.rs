@@ -281,6 +281,9 @@ impl Adapter {
     }
 }
 
+/// The positions of a chunk of our own stack's loss, where none are stated.
+const LOSS_CHUNK: usize = 1024;
+
 /// Parses the bits of frozen weights.
 fn base_bits(text: &str) -> Result<u8, Mistake> {
     match text {
@@ -345,6 +348,14 @@ impl MethodChoices {
         plan.workload.base_bits = if method == Method::Qlora { Some(4) } else { self.base_bits };
         plan.workload.loss = match self.loss {
             None | Some(Loss::Plain) => LossKernel::Plain,
+            // In our own stack chunks are a matter of the layout.
+            Some(Loss::Chunked) if plan.stack.is_own() => {
+                if plan.layout.loss_chunk.is_none() {
+                    plan.layout.loss_chunk = Some(LOSS_CHUNK);
+                    taken.push(format!("--fix loss_chunk={LOSS_CHUNK}"));
+                }
+                LossKernel::Plain
+            }
             Some(Loss::Chunked) => LossKernel::Chunked,
             Some(Loss::Liger) => LossKernel::Liger,
         };
@@ -369,6 +380,22 @@ mod tests {
         for wrong in ["rank", "rank=x", "rank=0", "size=4", "rank=4,rank=8", "dropout=2"] {
             assert!(wrong.parse::<Adapter>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_chunked_loss_is_of_the_layout_in_our_own_stack() {
+        let model = Model::named("gpt2").expect("it is in the zoo");
+        let choices = MethodChoices { loss: Some(Loss::Chunked), ..MethodChoices::default() };
+        let applied = |stack: &str, loss_chunk| {
+            let mut plan = Plan::new(foretell_program::Layout::default(), 8);
+            (plan.stack, plan.layout.loss_chunk) = (foretell_program::Stack::new(stack), loss_chunk);
+            let mut taken = Vec::new();
+            choices.apply(&mut plan, &model, &mut taken).expect("it applies");
+            (plan.layout.loss_chunk, plan.workload.loss, taken)
+        };
+        assert_eq!(applied("foretell", None), (Some(1024), LossKernel::Plain, vec!["--fix loss_chunk=1024".into()]));
+        assert_eq!(applied("foretell", Some(64)), (Some(64), LossKernel::Plain, Vec::new()));
+        assert_eq!(applied("hf-trainer", None), (None, LossKernel::Chunked, Vec::new()));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Sentences for the user about what a prediction assumes under another software stack. It must not
 //! know any predicted time.
 
-use crate::gpu::{AttentionKind, Profiles, RoutingSkew};
+use crate::gpu::{AttentionKind, Profiles, RoutingSkew, StackProfile};
 use foretell_models::{Model, Moe};
-use foretell_program::Plan;
+use foretell_program::{Overlap, Plan};
 use foretell_topologies::{Architecture, DeviceKind};
 use foretell_units::diagnostic::{Mistake, one_line};
 
@@ -35,9 +35,30 @@ pub(super) fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model, is_trace
             "`nodes_per_token` without effect: under `{named}` a token travels once to each of its experts, or there are none"
         ));
     }
+    if is_traced {
+        remarks.extend(on_traced(plan, stack));
+    }
     remarks.extend(on_routing(plan, model));
     remarks.extend(on_layout(plan, model));
     remarks
+}
+
+/// Returns a sentence if a plan states what the framework's own operators were traced without.
+fn on_traced(plan: &Plan, stack: &StackProfile) -> Option<String> {
+    let usual = [Overlap::default(), stack.defaults.overlap];
+    let stated = [
+        ("overlap", !usual.contains(&plan.overlap)),
+        ("workload.eager_loss", plan.workload.eager_loss),
+        ("training.label_smoothing", plan.training.label_smoothing > 0.0),
+        ("layout.collective", !plan.layout.collective.is_automatic()),
+        ("batch_norm_group", plan.batch_norm_group.is_some()),
+    ];
+    let names: Vec<String> =
+        stated.into_iter().filter(|(_, is_stated)| *is_stated).map(|(name, _)| format!("`{name}`")).collect();
+    (!names.is_empty()).then(|| {
+        let stack = plan.stack.name();
+        format!("without effect: {}; the step is predicted from the operators of `{stack}`, as they were traced", names.join(", "))
+    })
 }
 
 /// Returns a sentence if a framework is not known to train on these devices.
