@@ -1,8 +1,10 @@
 //! Plan files, read and written (`docs/reference/contract.md`). [`foretell_program::Plan`] has what
 //! the compiler needs; a plan file adds the model and the topology, by name, by path, or in place.
 
+mod input;
 mod model_reference;
 
+pub use input::{Input, MOST_AHEAD};
 pub use model_reference::ModelReference;
 
 use crate::failure::{Failure, code};
@@ -18,7 +20,7 @@ use foretell_program::{
 };
 use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
-use foretell_units::{Bytes, DataType, SchemaVersion, Seconds};
+use foretell_units::{Bytes, DataType, SchemaVersion};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::path::{Path, PathBuf};
@@ -85,34 +87,6 @@ pub struct PlanFile {
 
 fn default_precision() -> DataType {
     DataType::Fp32
-}
-
-/// The input pipeline of a rank. Costs that the file does not state are measured: by `execute` on
-/// its data, otherwise by the calibration.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Input {
-    /// Size of a sample in storage.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes_per_sample: Option<Bytes>,
-    /// Time that one worker takes to read, decode and augment a sample.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decode: Option<Seconds>,
-    /// Number of workers per rank.
-    #[serde(default = "one_worker")]
-    pub workers: usize,
-    /// Batches that may be ready or in preparation at the same time.
-    #[serde(default = "two_batches")]
-    pub prefetch: usize,
-}
-
-fn one_worker() -> usize {
-    1
-}
-
-/// PyTorch's default prefetch factor.
-fn two_batches() -> usize {
-    2
 }
 
 /// RL post-training: the method and the rollout.

@@ -1,0 +1,55 @@
+//! Values that an option or a field does not take. The program refuses each with a hint, and never
+//! ignores or replaces it without a word.
+
+mod common;
+
+use common::{Scratch, text};
+
+/// Runs a command that must refuse its input. Returns its standard error.
+#[track_caller]
+fn refused(scratch: &Scratch, arguments: &[&str]) -> String {
+    let output = scratch.run(arguments);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+    assert!(message.contains("hint: ") && !message.contains("panicked"), "{arguments:?}: {message}");
+    message
+}
+
+#[track_caller]
+fn assert_contains(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+}
+
+const PLAN: &str = "model: {family: mlp, widths: [64, 32, 10]}\ntopology: local\nglobal_batch: 8\n";
+
+#[test]
+fn an_input_pipeline_in_a_file_has_the_bounds_of_its_options() {
+    let scratch = Scratch::new();
+    for (field, number, range) in [
+        ("prefetch", "2305843009213693944", "from 1 to 1024"),
+        ("prefetch", "100000000", "from 1 to 1024"),
+        ("prefetch", "0", "from 1 to 1024"),
+        ("workers", "18446744073709551615", "from 0 to 1024"),
+    ] {
+        let input = format!("{PLAN}input: {{bytes_per_sample: 100kB, {field}: {number}}}\n");
+        let plan = scratch.file("plan.yaml", &input);
+        let message = refused(&scratch, &["simulate", "--plan", text(&plan)]);
+        assert_contains(&message, &["plan.yaml:4:", &format!("`input.{field}` is {number}"), range]);
+    }
+    let plan = scratch.file("plan.yaml", &format!("{PLAN}input: {{bytes_per_sample: 100kB, workers: 0, prefetch: 1024}}\n"));
+    scratch.json(&["simulate", "--plan", text(&plan)]);
+}
+
+#[test]
+fn a_kernel_too_large_to_count_in_a_profile_is_refused() {
+    let scratch = Scratch::new();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/examples/profile.yaml");
+    let profile = std::fs::read_to_string(example).expect("it is read");
+    let large = profile.replace("elements: 65536", "elements: 18446744073709551615");
+    assert_ne!(large, profile);
+    let (plan, profile) = (scratch.file("plan.yaml", PLAN), scratch.file("profile.yaml", &large));
+    let message = refused(&scratch, &["simulate", "--plan", text(&plan), "--profile", text(&profile)]);
+    assert_contains(&message, &["profile.yaml:", "sizes that no device holds", "foretell calibrate"]);
+}
