@@ -53,3 +53,15 @@ fn a_kernel_too_large_to_count_in_a_profile_is_refused() {
     let message = refused(&scratch, &["simulate", "--plan", text(&plan), "--profile", text(&profile)]);
     assert_contains(&message, &["profile.yaml:", "sizes that no device holds", "foretell calibrate"]);
 }
+
+#[test]
+fn lengths_and_prices_of_a_run_that_no_run_has_are_refused() {
+    let scratch = Scratch::new();
+    scratch.file("plan.yaml", PLAN);
+    for (option, number) in [("--steps", "nan"), ("--steps", "inf"), ("--samples", "1e300"), ("--epochs", "nan")] {
+        let message = refused(&scratch, &["simulate", "--plan", "plan.yaml", option, number]);
+        assert_contains(&message, &[option, "no length of a run", "up to 1e18"]);
+    }
+    let message = refused(&scratch, &["simulate", "--plan", "plan.yaml", "--cost", "--device-price", "1e308"]);
+    assert_contains(&message, &["`1e308` is not a price", "at most 1e12"]);
+}
