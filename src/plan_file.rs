@@ -126,7 +126,7 @@ impl LoadedPlan {
         self.file.optimizer = training.optimizer.take().or(Some(self.plan.optimizer));
         self.file.training = training;
         self.plan = self.file.plan();
-        self.plan.validate().map_err(|error| Failure::of_input(error).in_file(recipe))
+        self.file.divided(&self.plan).validate().map_err(|error| Failure::of_input(error).in_file(recipe))
     }
 
     /// Replaces the plan's routing of tokens to experts by the value of `--routing`.
@@ -142,8 +142,9 @@ impl LoadedPlan {
     pub fn replace_training(&mut self, training: Training, workload: PlannedWorkload) -> Result<(), Failure> {
         (self.file.training, self.file.workload) = (training, workload);
         self.plan = self.file.plan();
-        self.plan.validate().map_err(|error| Failure::of_input(error).in_file(&self.path))?;
-        check_stack(&self.model.model, &self.plan).map_err(|error| Failure::of_input(error).in_file(&self.path))
+        let divided = self.file.divided(&self.plan);
+        divided.validate().map_err(|error| Failure::of_input(error).in_file(&self.path))?;
+        check_stack(&self.model.model, &divided).map_err(|error| Failure::of_input(error).in_file(&self.path))
     }
 
     /// Refuses a plan whose mode has several kinds of steps, for a question (`what`) about one
@@ -210,6 +211,13 @@ impl PlanFile {
             workload: file.workload,
             mode: file.mode,
         }
+    }
+
+    /// The file's plan with a batch that the layout must divide. Responses of a rollout are packed
+    /// before they are distributed, so their number need not be a multiple of the layout's.
+    fn divided(&self, plan: &Plan) -> Plan {
+        let global_batch = if self.rollout.is_some() { plan.layout.samples_at_once() } else { plan.global_batch };
+        Plan { global_batch, ..plan.clone() }
     }
 
     /// Makes paths that are relative to one folder relative to another. Names that are not paths
@@ -326,10 +334,7 @@ impl PlanFile {
         }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| failure.in_file(path))?;
-        // Responses are packed before they are distributed, so their number need not be a multiple
-        // of the layout's.
-        let divided = if file.rollout.is_some() { plan.layout.samples_at_once() } else { plan.global_batch };
-        let divided = Plan { global_batch: divided, ..plan.clone() };
+        let divided = file.divided(&plan);
         let checked =
             divided.validate().and_then(|()| divided.validate_routing(model.model.experts(), model.model.mixture_layers()));
         checked.map_err(|error| Failure::of_input(error).in_file(path))?;
