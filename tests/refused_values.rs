@@ -65,3 +65,27 @@ fn lengths_and_prices_of_a_run_that_no_run_has_are_refused() {
     let message = refused(&scratch, &["simulate", "--plan", "plan.yaml", "--cost", "--device-price", "1e308"]);
     assert_contains(&message, &["`1e308` is not a price", "at most 1e12"]);
 }
+
+#[test]
+fn options_without_effect_are_refused_by_name() {
+    let scratch = Scratch::new();
+    scratch.file("plan.yaml", PLAN);
+    scratch.file("short.yaml", "base: llama3-8b\nlayers: 4\n");
+    let on_policies = ["plan", "--model", "short.yaml", "--topology", "8xh100", "--method", "grpo"];
+    let full = ["plan", "--model", "short.yaml", "--topology", "8xh100", "--method", "full"];
+    let job = ["export", "--plan", "plan.yaml", "-o", "job", "--to"];
+    let cases: [(&[&str], &[&str], &str); 8] = [
+        (&job, &["megatron", "--oversubscribe"], "`--oversubscribe` is about a step"),
+        (&job, &["slurm", "--profile", "nowhere.yaml"], "`--profile` is about a step"),
+        (&full, &["--plots", "plots"], "`--plots` draws the points of"),
+        (&full, &["--reference", "beside"], "`--reference` without a reference model"),
+        (&full, &["--reference", "precomputed"], "`--reference` without a reference model"),
+        (&on_policies, &["--reference", "beside"], "`--reference` without a reference model"),
+        (&on_policies, &["--checkpoint-every", "5"], "`--checkpoint-every` has no answer"),
+        (&["plan", "--model", "gpt2", "--topology", "8xh100", "--method", "lora"], &["--adapter", "targets=+"], "an empty name"),
+    ];
+    for (command, more, expected) in cases {
+        assert_contains(&refused(&scratch, &[command, more].concat()), &[expected]);
+    }
+    assert!(!scratch.path("job").exists() && !scratch.path("plots").exists());
+}
