@@ -245,8 +245,9 @@ impl Plan {
 
     /// The mesh of the layout.
     ///
-    /// # Errors [`PlanError::Invalid`] if a size is 0, an axis is named twice, or `stage_places` is
-    /// no permutation of the stages.
+    /// # Errors
+    /// [`PlanError::Invalid`] if a size is 0, an axis is named twice, or `stage_places` is no
+    /// permutation of the stages.
     pub fn mesh(&self) -> Result<Mesh, PlanError> {
         let layout = &self.layout;
         layout.validate_stages()?;
