@@ -343,6 +343,9 @@ impl PlanFile {
         if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());
         }
+        if file.batch_norm_group.is_some() && !model.model.has_batch_norm() {
+            remarks.push("`batch_norm_group` without effect: the model has no batch normalisation".into());
+        }
         remarks.append(&mut method_remarks);
         let policy = match (file.method.and_then(Method::policy), file.rollout.clone()) {
             (Some(method), Some(rollout)) => Some(PolicyTraining { method, rollout }),

@@ -89,3 +89,17 @@ fn options_without_effect_are_refused_by_name() {
     }
     assert!(!scratch.path("job").exists() && !scratch.path("plots").exists());
 }
+
+#[test]
+fn a_group_that_shares_no_batch_statistics_is_refused() {
+    let scratch = Scratch::new();
+    let plan = ["plan", "--topology", "8xa100-80g", "--global-batch", "64", "--batch-norm-group"];
+    let message = refused(&scratch, &[&plan[..], &["7", "--model", "gpt2"]].concat());
+    assert_contains(&message, &["`gpt2` has no batch normalisation"]);
+    assert_contains(&refused(&scratch, &[&plan[..], &["0", "--model", "resnet50"]].concat()), &["has no samples"]);
+    let path = scratch.file("plan.yaml", &format!("{PLAN}batch_norm_group: 0\n"));
+    assert_contains(&refused(&scratch, &["simulate", "--plan", text(&path)]), &["batch_norm_group", "plan.yaml"]);
+    let path = scratch.file("plan.yaml", &format!("{PLAN}batch_norm_group: 2\n"));
+    let output = scratch.run(&["simulate", "--plan", text(&path)]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("`batch_norm_group` without effect"));
+}
