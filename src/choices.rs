@@ -169,6 +169,7 @@ impl Choices {
     pub fn setting(&self, trainer: Trainer) -> Result<Setting, Failure> {
         let mut taken = Vec::new();
         let model = self.model(&mut taken)?;
+        self.check_batch_norm(&model)?;
         if self.topology.is_empty() {
             let hint = "name a cluster of `foretell topologies`, a file, or devices such as 8xh100";
             return Err(Failure::input(code::OPTION_MISSING, "`--topology` is missing").hint(hint));
@@ -241,6 +242,18 @@ impl Choices {
             base.validate_routing(model.model.experts(), model.model.mixture_layers()).map_err(Failure::of_input)?;
         }
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken, policy })
+    }
+
+    /// Refuses a group of samples of which none share statistics.
+    fn check_batch_norm(&self, model: &NamedModel) -> Result<(), Failure> {
+        let refused = |message: String, hint: &str| Err(Failure::input(code::OPTION_VALUE, message).hint(hint));
+        match self.batch_norm_group {
+            Some(0) => refused("`--batch-norm-group 0` has no samples".into(), "ask for 1 or more"),
+            Some(_) if !model.model.has_batch_norm() => {
+                refused(format!("`--batch-norm-group`: `{}` has no batch normalisation", model.name), "leave it out")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// RL post-training, if that is the method.

@@ -98,6 +98,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if !matches!(arguments.to, Target::Slurm | Target::Perfetto) {
         loaded.require_equal_steps("a plan in another tool's format")?;
     }
+    arguments.refuse_options_of_steps()?;
     if let Some(original) = &arguments.into {
         let Some(framework) = arguments.to.framework() else {
             let message = "a step's trace goes back to no file of settings";
@@ -120,6 +121,20 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         Target::Chakra => chakra(&predicted, &loaded, profile.as_ref(), &arguments.output, json),
         Target::Perfetto => perfetto(&predicted, &arguments.output, json),
         _ => unreachable!("invariant: a framework's job was written before"),
+    }
+}
+
+impl Arguments {
+    /// Refuses options about a step's prediction for formats that have none.
+    fn refuse_options_of_steps(&self) -> Result<(), Failure> {
+        let stated = [("--profile", self.profile.is_some()), ("--oversubscribe", self.oversubscribe)];
+        match stated.into_iter().find(|(_, is_stated)| *is_stated && self.to.framework().is_some()) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let message = format!("`{name}` is about a step, and a job of a framework has no prediction");
+                Err(Failure::input(code::OPTION_VALUE, message).hint("leave it out, or use `--to chakra` or `--to perfetto`"))
+            }
+        }
     }
 }
 

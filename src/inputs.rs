@@ -219,12 +219,14 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     })
 }
 
-/// The place of the first field in a file with a base that the base does not take; `None` if it
-/// takes each by itself.
+/// The place of the base in a file if there is no such base, else of the first field that the base
+/// does not take; `None` if it takes each by itself.
 fn refused_place(content: &str, base: &Value) -> Option<Place> {
     let fields: BTreeMap<String, Spanned<Value>> = read_yaml(content).ok()?;
-    let is_refused = |(name, field): &(String, Spanned<Value>)| {
-        name != "base" && based(base, [(name.clone(), field.value.clone())].into_iter().collect()).is_err()
+    let is_known = based(base, serde_json::Map::new()).is_ok();
+    let is_refused = |(name, field): &(String, Spanned<Value>)| match name.as_str() {
+        "base" => !is_known,
+        _ => is_known && based(base, [(name.clone(), field.value.clone())].into_iter().collect()).is_err(),
     };
     let (_, refused) = fields.into_iter().find(is_refused)?;
     let location = refused.referenced;

@@ -239,6 +239,10 @@ impl std::str::FromStr for Adapter {
                     adapter.targets = match value {
                         "all-linear" | "all" => Targets::All,
                         "attention" => Targets::Attention,
+                        names if names.split('+').any(|name| name.trim().is_empty()) => {
+                            let hint = "write all-linear, attention, or names joined by `+`, such as q_proj+v_proj";
+                            return Err(Mistake::new(format!("`targets`: `{names}` has an empty name"), hint));
+                        }
                         names => Targets::Named(names.split('+').map(str::to_owned).collect()),
                     }
                 }
@@ -320,7 +324,7 @@ impl MethodChoices {
                 .hint("add `--method grpo` or `--method ppo`"));
         }
         plan.workload.preference = preference;
-        if self.reference == Some(Reference::Precomputed) && !preference.is_some_and(Preference::has_reference) {
+        if self.reference.is_some() && !preference.is_some_and(Preference::has_reference) {
             return Err(Failure::input(code::OPTION_VALUE, "`--reference` without a reference model")
                 .hint("add `--method dpo` or `--method kto`"));
         }
@@ -377,7 +381,8 @@ mod tests {
         let adapter: Adapter = "rank=8,alpha=16,targets=q_proj+v_proj,dropout=0.05".parse().expect("it is well formed");
         assert_eq!((adapter.rank, adapter.alpha, adapter.has_dropout), (8, Some(16), true));
         assert_eq!(adapter.targets, Targets::Named(vec!["q_proj".into(), "v_proj".into()]));
-        for wrong in ["rank", "rank=x", "rank=0", "size=4", "rank=4,rank=8", "dropout=2"] {
+        for wrong in ["rank", "rank=x", "rank=0", "size=4", "rank=4,rank=8", "dropout=2", "targets=", "targets=+", "targets=fc1+"]
+        {
             assert!(wrong.parse::<Adapter>().is_err(), "{wrong}");
         }
     }
@@ -406,6 +411,12 @@ mod tests {
         assert!(choices.apply(&mut plan, &model, &mut Vec::new()).is_err());
         let contradicting = MethodChoices { method: Some(Method::Qlora), base_bits: Some(8), ..MethodChoices::default() };
         assert!(contradicting.apply(&mut plan.clone(), &model, &mut Vec::new()).is_err());
+        for method in [None, Some(Method::Full), Some(Method::Orpo), Some(Method::Grpo)] {
+            for reference in [Reference::Beside, Reference::Precomputed].map(Some) {
+                let without = MethodChoices { method, reference, ..MethodChoices::default() };
+                assert!(without.apply(&mut plan.clone(), &model, &mut Vec::new()).is_err(), "{method:?}, {reference:?}");
+            }
+        }
         let choices = MethodChoices { method: Some(Method::Qlora), ..MethodChoices::default() };
         choices.apply(&mut plan, &model, &mut Vec::new()).expect("it applies");
         assert_eq!(plan.training.lora.as_ref().map(|lora| lora.rank), Some(Lora::USUAL_RANK));

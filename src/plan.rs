@@ -1,6 +1,7 @@
 //! `foretell plan`: searches the fastest layouts of a model on a topology.
 
 mod answer;
+mod refused;
 
 pub use answer::{PlanAnswer, PointsAnswer, document};
 
@@ -108,6 +109,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     } else {
         arguments.refuse_running_costs()?;
     }
+    arguments.refuse_plots_of_one_layout()?;
     if !arguments.gpus_needed.is_empty() {
         let find = || gpus_needed::answer(&arguments.gpus_needed, &arguments.choices, profile.as_ref());
         let answer = output::with_spinner("search", find)?;
@@ -287,24 +289,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 impl Arguments {
-    /// Refuses questions about a run's cost if the answer is not a single layout.
-    fn refuse_running_costs(&self) -> Result<(), Failure> {
-        let others = [
-            ("--gpus-needed", !self.gpus_needed.is_empty()),
-            ("--table", self.table.is_some()),
-            ("--scaling", self.scaling.is_some()),
-            ("--front", self.front),
-            ("--mode", self.mode == ModeChoice::Any),
-        ];
-        match others.iter().find(|(_, is_given)| *is_given && self.running.ask()) {
-            Some((other, _)) => {
-                Err(Failure::input(code::OPTION_VALUE, format!("what a run costs is asked of one layout, not with `{other}`"))
-                    .hint("plan without it, or ask `foretell simulate` about a plan"))
-            }
-            None => Ok(()),
-        }
-    }
-
     /// The costs of a run of the best layout.
     fn cost_of(
         &self,
@@ -318,30 +302,6 @@ impl Arguments {
         let predicted = predict::predict(&loaded, profile, choices.oversubscribe)?;
         let pace = lengths.map_or_else(|| running_cost::Pace::of(&predicted), LengthsAnswer::pace);
         running_cost::answer(&self.running, &predicted, pace, &loaded)
-    }
-
-    /// Refuses options that have no answer for RL post-training.
-    fn refuse_of_policies(&self) -> Result<(), Failure> {
-        let Choices { objective, oversubscribe, precision, price_limit, .. } = &self.choices;
-        let stated = [
-            ("--explain", self.explain),
-            ("--scaling", self.scaling.is_some()),
-            ("--front", self.front),
-            ("--compare", self.compare.is_some()),
-            ("--breakeven", self.breakeven.is_some()),
-            ("--plots", self.plots.is_some()),
-            ("--lengths", self.lengths.are_stated()),
-            ("--goodput", self.running.goodput || self.running.checkpoint_every.is_some()),
-            ("--mode", self.mode == ModeChoice::Any),
-            ("--progress", self.progress.is_some()),
-            ("--objective", !matches!(objective, Objective::Time)),
-            ("--oversubscribe", *oversubscribe),
-            ("--price-limit", price_limit.is_some()),
-            ("several formats in --precision", precision.len() > 1),
-        ];
-        let of_policies =
-            |(name, is_stated): (&str, bool)| if is_stated { self.choices.refuse_policy(&format!("`{name}`")) } else { Ok(()) };
-        stated.into_iter().try_for_each(of_policies)
     }
 }
 

@@ -1,8 +1,10 @@
 //! Plan files, read and written (`docs/reference/contract.md`). [`foretell_program::Plan`] has what
 //! the compiler needs; a plan file adds the model and the topology, by name, by path, or in place.
 
+mod input;
 mod model_reference;
 
+pub use input::{Input, MOST_AHEAD};
 pub use model_reference::ModelReference;
 
 use crate::failure::{Failure, code};
@@ -18,7 +20,7 @@ use foretell_program::{
 };
 use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
-use foretell_units::{Bytes, DataType, SchemaVersion, Seconds};
+use foretell_units::{Bytes, DataType, SchemaVersion};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::path::{Path, PathBuf};
@@ -87,34 +89,6 @@ fn default_precision() -> DataType {
     DataType::Fp32
 }
 
-/// The input pipeline of a rank. Costs that the file does not state are measured: by `execute` on
-/// its data, otherwise by the calibration.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Input {
-    /// Size of a sample in storage.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes_per_sample: Option<Bytes>,
-    /// Time that one worker takes to read, decode and augment a sample.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decode: Option<Seconds>,
-    /// Number of workers per rank.
-    #[serde(default = "one_worker")]
-    pub workers: usize,
-    /// Batches that may be ready or in preparation at the same time.
-    #[serde(default = "two_batches")]
-    pub prefetch: usize,
-}
-
-fn one_worker() -> usize {
-    1
-}
-
-/// PyTorch's default prefetch factor.
-fn two_batches() -> usize {
-    2
-}
-
 /// RL post-training: the method and the rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyTraining {
@@ -152,7 +126,7 @@ impl LoadedPlan {
         self.file.optimizer = training.optimizer.take().or(Some(self.plan.optimizer));
         self.file.training = training;
         self.plan = self.file.plan();
-        self.plan.validate().map_err(|error| Failure::of_input(error).in_file(recipe))
+        self.file.divided(&self.plan).validate().map_err(|error| Failure::of_input(error).in_file(recipe))
     }
 
     /// Replaces the plan's routing of tokens to experts by the value of `--routing`.
@@ -168,8 +142,9 @@ impl LoadedPlan {
     pub fn replace_training(&mut self, training: Training, workload: PlannedWorkload) -> Result<(), Failure> {
         (self.file.training, self.file.workload) = (training, workload);
         self.plan = self.file.plan();
-        self.plan.validate().map_err(|error| Failure::of_input(error).in_file(&self.path))?;
-        check_stack(&self.model.model, &self.plan).map_err(|error| Failure::of_input(error).in_file(&self.path))
+        let divided = self.file.divided(&self.plan);
+        divided.validate().map_err(|error| Failure::of_input(error).in_file(&self.path))?;
+        check_stack(&self.model.model, &divided).map_err(|error| Failure::of_input(error).in_file(&self.path))
     }
 
     /// Refuses a plan whose mode has several kinds of steps, for a question (`what`) about one
@@ -236,6 +211,13 @@ impl PlanFile {
             workload: file.workload,
             mode: file.mode,
         }
+    }
+
+    /// The file's plan with a batch that the layout must divide. Responses of a rollout are packed
+    /// before they are distributed, so their number need not be a multiple of the layout's.
+    fn divided(&self, plan: &Plan) -> Plan {
+        let global_batch = if self.rollout.is_some() { plan.layout.samples_at_once() } else { plan.global_batch };
+        Plan { global_batch, ..plan.clone() }
     }
 
     /// Makes paths that are relative to one folder relative to another. Names that are not paths
@@ -352,10 +334,7 @@ impl PlanFile {
         }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| failure.in_file(path))?;
-        // Responses are packed before they are distributed, so their number need not be a multiple
-        // of the layout's.
-        let divided = if file.rollout.is_some() { plan.layout.samples_at_once() } else { plan.global_batch };
-        let divided = Plan { global_batch: divided, ..plan.clone() };
+        let divided = file.divided(&plan);
         let checked =
             divided.validate().and_then(|()| divided.validate_routing(model.model.experts(), model.model.mixture_layers()));
         checked.map_err(|error| Failure::of_input(error).in_file(path))?;
@@ -363,6 +342,9 @@ impl PlanFile {
         let (model, mut remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
         if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());
+        }
+        if file.batch_norm_group.is_some() && !model.model.has_batch_norm() {
+            remarks.push("`batch_norm_group` without effect: the model has no batch normalisation".into());
         }
         remarks.append(&mut method_remarks);
         let policy = match (file.method.and_then(Method::policy), file.rollout.clone()) {

@@ -1,6 +1,10 @@
 //! `--cost`, `--steps`, `--goodput`: what a step and a run cost in money, energy, and time lost to
 //! failures.
 
+mod documents;
+
+pub use documents::{CostAnswer, GoodputAnswer};
+
 use crate::failure::{Failure, code};
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
@@ -14,8 +18,6 @@ use foretell_simulator::{
 };
 use foretell_topologies::{DeviceId, NodeId, Topology};
 use foretell_units::{Bytes, Joules, Price, Seconds};
-use schemars::JsonSchema;
-use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// Options about the cost of a step and a run.
@@ -127,6 +129,9 @@ pub fn answer_of_roles(
     let tokens = Some(prediction.tokens_per_second * prediction.step_seconds);
     let pace = Pace { step, samples: prompts as f64, tokens, data_set: None };
     let devices = prediction.groups.iter().map(|group| group.devices).sum();
+    if states_failures(topology, devices) {
+        note("no goodput: a run of RL post-training is answered without failures, though `mean_time_between_failures` is stated");
+    }
     let cost = RunningCost { unpowered: Vec::new(), ..cost_of_devices(topology, devices) };
     let (cost, currency) = priced(questions, cost, topology);
     Ok(Answers { cost, currency, step, steps: steps(questions, pace)?, goodput: None, is_asked: questions.asks_for_cost() })
@@ -157,9 +162,19 @@ fn priced(questions: &Questions, mut cost: RunningCost, topology: &Topology) -> 
     (cost, currency.clone())
 }
 
+/// The most steps, samples, tokens or epochs of a run: beyond all runs, and their times and prices
+/// can be written.
+const MOST: f64 = 1e18;
+
 /// The run's length in steps.
 fn steps(questions: &Questions, pace: Pace) -> Result<Option<f64>, Failure> {
     let wrong = |message: &str, hint: &str| Err(Failure::input(code::OPTION_VALUE, message).hint(hint));
+    let Questions { steps, samples, tokens, epochs, .. } = *questions;
+    for (name, stated) in [("--steps", steps), ("--samples", samples), ("--tokens", tokens), ("--epochs", epochs)] {
+        if let Some(number) = stated.filter(|number| !(0.0..=MOST).contains(number)) {
+            return wrong(&format!("`{name} {number:?}` is no length of a run"), "write a number up to 1e18, such as 300e9");
+        }
+    }
     if questions.tokens.is_some() && pace.tokens.is_none() {
         return wrong("the model's samples are no sequences", "use `--samples`");
     }
@@ -176,9 +191,16 @@ fn steps(questions: &Questions, pace: Pace) -> Result<Option<f64>, Failure> {
         .or(per_step(samples, pace.samples.max(1.0)))
         .or(per_step(questions.tokens, pace.tokens.unwrap_or(1.0).max(1.0)));
     match steps {
-        Some(steps) if !(steps.is_finite() && steps >= 1.0) => wrong("a run of 0 steps has no cost", "ask for at least 1"),
+        Some(steps) if steps < 1.0 => wrong("a run of 0 steps has no cost", "ask for at least 1"),
         steps => Ok(steps),
     }
+}
+
+/// Whether the topology says how often one of the nodes of these devices fails.
+fn states_failures(topology: &Topology, devices: usize) -> bool {
+    let nodes: BTreeSet<NodeId> = (0..devices).map(|device| topology.node_of(DeviceId(device))).collect();
+    let groups = topology.node_groups();
+    nodes.iter().any(|node| groups[topology.group_of(*node)].mean_time_between_failures.is_some())
 }
 
 fn goodput(
@@ -189,10 +211,8 @@ fn goodput(
     devices: usize,
 ) -> Result<Option<Goodput>, Failure> {
     let topology = &loaded.topology;
-    let nodes: BTreeSet<NodeId> = (0..devices).map(|device| topology.node_of(DeviceId(device))).collect();
-    let between = |node: &NodeId| topology.node_groups()[topology.group_of(*node)].mean_time_between_failures;
     let is_asked = questions.goodput || questions.checkpoint_every.is_some();
-    if !is_asked && !nodes.iter().any(|node| between(node).is_some()) {
+    if !is_asked && !states_failures(topology, devices) {
         return Ok(None);
     }
     let state = checkpoint_bytes(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
@@ -300,109 +320,6 @@ impl Answers {
         }
         (!rows.is_empty()).then(|| table(&[Column::words(""), Column::words("")], &rows))
     }
-
-    /// The answer as JSON: `cost`, and `goodput` if the failure rate is known.
-    pub fn documents(&self) -> (CostAnswer, Option<GoodputAnswer>) {
-        let energy = |energy: Option<Joules>| energy.map(Joules::value);
-        let cost = CostAnswer {
-            nodes: self.cost.nodes,
-            devices: self.cost.devices,
-            price_per_hour: self.cost.price_per_hour,
-            currency: self.currency.clone(),
-            step_price: self.cost.price(self.step),
-            step_energy_joules: energy(self.cost.step_energy),
-            unpriced: self.cost.unpriced.clone(),
-            unpowered: self.cost.unpowered.clone(),
-            run: self.steps.map(|steps| RunCostAnswer {
-                steps,
-                seconds: self.run_time().map(Seconds::value),
-                price: self.run_time().and_then(|time| self.cost.price(time)),
-                energy_joules: energy(self.run_energy()),
-            }),
-        };
-        let goodput = self.goodput.as_ref().map(|failing| GoodputAnswer {
-            goodput: failing.goodput,
-            expected_goodput: failing.expected,
-            checkpoint_every_steps: failing.every,
-            is_best: failing.is_best,
-            mean_seconds_between_failures: failing.reliability.mean_time_between_failures.value(),
-            checkpoint_bytes: failing.state.count(),
-            checkpoint_seconds: failing.reliability.checkpoint.value(),
-            checkpoint_write_seconds: (failing.reliability.checkpoint + failing.reliability.write).value(),
-            restart_seconds: failing.reliability.restart.value(),
-            young_seconds: failing.reliability.young().value(),
-            daly_seconds: failing.reliability.daly().value(),
-        });
-        (cost, goodput)
-    }
-}
-
-/// The price and energy of a step.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Cost")]
-pub struct CostAnswer {
-    /// Nodes with at least one rank.
-    nodes: usize,
-    /// Devices with at least one rank.
-    devices: usize,
-    /// Price of the nodes per hour; null if one has no price.
-    price_per_hour: Option<f64>,
-    /// Currency of the prices; absent if the topology file names none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    currency: Option<String>,
-    /// Price of a step.
-    step_price: Option<f64>,
-    /// Energy of the devices for a step; null if the power of one is unknown.
-    step_energy_joules: Option<f64>,
-    /// Node kinds without a price.
-    unpriced: Vec<String>,
-    /// Device kinds without a power.
-    unpowered: Vec<String>,
-    /// The whole run, if its steps were given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    run: Option<RunCostAnswer>,
-}
-
-/// The price and energy of a run.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "RunCost")]
-struct RunCostAnswer {
-    /// Its steps.
-    steps: f64,
-    /// Its duration, failures included if they were asked for.
-    seconds: Option<f64>,
-    /// Its price.
-    price: Option<f64>,
-    /// Its energy.
-    energy_joules: Option<f64>,
-}
-
-/// The share of a run's time that makes progress.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Goodput")]
-pub struct GoodputAnswer {
-    /// The share, simulated.
-    goodput: f64,
-    /// The share by the closed form.
-    expected_goodput: f64,
-    /// Steps between checkpoints.
-    checkpoint_every_steps: f64,
-    /// Whether that interval is the best one.
-    is_best: bool,
-    /// Mean time between failures of the nodes together.
-    mean_seconds_between_failures: f64,
-    /// Size of a checkpoint.
-    checkpoint_bytes: u64,
-    /// Time that a step waits for it.
-    checkpoint_seconds: f64,
-    /// Time until it is on storage.
-    checkpoint_write_seconds: f64,
-    /// Time of a restart.
-    restart_seconds: f64,
-    /// The best interval by Young's formula.
-    young_seconds: f64,
-    /// The best interval by Daly's formula.
-    daly_seconds: f64,
 }
 
 fn quoted(names: &[String]) -> String {

@@ -69,7 +69,8 @@ pub fn write(path: &Path, program: &Program, timelines: &[&Timeline], ranks: &Tr
     let all = program.mesh.world_size();
     if *ranks == TraceRanks::Differing && chosen.len() < all {
         output::note(&format!(
-            "the trace has {} of {all} ranks: each of the others does the same as one of them (`--trace-ranks all`)",
+            "the trace has {} of {all} ranks: each of the others does the same as one of them (`foretell simulate --trace FILE \
+             --trace-ranks all` writes all)",
             chosen.len()
         ));
     }

@@ -6,7 +6,7 @@ use crate::input::cores_per_rank;
 use crate::launch::Hosts;
 use crate::live::LiveProgress;
 use crate::output;
-use crate::plan_file::{Input, LoadedPlan};
+use crate::plan_file::{Input, LoadedPlan, MOST_AHEAD};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::checkpoint::check_start;
@@ -41,10 +41,10 @@ pub struct TrainingArguments {
     pub data: Option<DataSource>,
     /// Threads per rank that read and decode samples ahead of the steps [default: the plan's, or
     /// one per free core up to 4 for pictures]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=i64::from(MOST_AHEAD)))]
     pub workers: Option<u16>,
     /// Batches that are prepared ahead of the step [default: the plan's, or 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_AHEAD)))]
     pub prefetch: Option<u16>,
     /// Random changes of training pictures: none, or a list of crop, flip and jitter=S (brightness,
     /// contrast and saturation; jitter=B:C:S:H for each and the hue) [default: crop,flip]

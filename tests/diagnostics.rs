@@ -40,6 +40,10 @@ fn a_field_that_a_base_does_not_take_has_its_place_in_the_file() {
     let (error, printed) = failure(&scratch, &["plan", "--model", "m.yaml", "--topology", "8xh100"]);
     assert_eq!((&error["line"], &error["column"]), (&json!(3), &json!(8)), "{error}");
     assert!(printed.contains("3 | heads: many"), "{printed}");
+    scratch.file("m.yaml", "layers: 4\nheads: 32\nbase: llama3-8bb\n");
+    let (error, printed) = failure(&scratch, &["plan", "--model", "m.yaml", "--topology", "8xh100"]);
+    assert_eq!((&error["line"], &error["column"]), (&json!(3), &json!(7)), "{error}");
+    assert!(printed.contains("llama3-8b") && printed.contains("3 | base: llama3-8bb"), "{printed}");
 }
 
 #[test]

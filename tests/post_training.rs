@@ -163,3 +163,27 @@ fn published_rows_are_scored_in_two_halves() {
     assert_eq!(scores["seen"]["rows"], 1);
     assert_eq!(scores["held_out"]["rows"], 0);
 }
+
+#[test]
+fn a_topology_with_failures_is_named_where_a_run_has_none() {
+    let scratch = scratch();
+    let nodes = "{count: 1, devices: {kind: h100-sxm-80g, count: 8}, link: nvswitch-900GB/s, mean_time_between_failures: 5000h}";
+    scratch.file("failing.yaml", &format!("name: failing\nnodes:\n  - {nodes}\n"));
+    let job = ["plan", "--model", "short.yaml", "--topology", "failing.yaml", "--method", "grpo", "--rollout", ROLLOUT];
+    let output = scratch.run(&[&job[..], &["--steps", "100"]].concat());
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && notes.contains("`mean_time_between_failures`"), "{notes}");
+}
+
+#[test]
+fn options_replace_parts_of_a_plan_whose_batch_is_not_divided() {
+    let scratch = scratch();
+    planned(&scratch, &["--rollout", ROLLOUT, "-o", "best.yaml"]);
+    let plan = std::fs::read_to_string(scratch.path("best.yaml")).expect("written");
+    // 128 responses are not a multiple of 7 on each of 8 ranks.
+    let undivided = plan.lines().map(|line| if line.contains("micro_batch:") { "  micro_batch: 7" } else { line });
+    scratch.file("undivided.yaml", &undivided.collect::<Vec<_>>().join("\n"));
+    for more in [["--method", "grpo"], ["--adapter", "rank=8"], ["--loss", "chunked"]] {
+        scratch.json(&[&["simulate", "--plan", "undivided.yaml"][..], &more].concat());
+    }
+}

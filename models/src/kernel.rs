@@ -15,6 +15,7 @@
 #[macro_use]
 mod row;
 
+mod bounds;
 mod control;
 mod derived;
 mod members;

@@ -245,8 +245,9 @@ impl Plan {
 
     /// The mesh of the layout.
     ///
-    /// # Errors [`PlanError::Invalid`] if a size is 0, an axis is named twice, or `stage_places` is
-    /// no permutation of the stages.
+    /// # Errors
+    /// [`PlanError::Invalid`] if a size is 0, an axis is named twice, or `stage_places` is no
+    /// permutation of the stages.
     pub fn mesh(&self) -> Result<Mesh, PlanError> {
         let layout = &self.layout;
         layout.validate_stages()?;
@@ -361,6 +362,9 @@ impl Plan {
         }
         if self.global_batch > MOST_SAMPLES {
             return refuse("global_batch", "more than 4,294,967,296 samples in a step", "use a smaller global batch");
+        }
+        if self.batch_norm_group == Some(0) {
+            return refuse("batch_norm_group", "no sample shares statistics with others", "use 1 or more, or leave it out");
         }
         if let Some(method) = self.workload.method_of_others().filter(|_| self.stack.is_own()) {
             return refuse(

@@ -7,9 +7,10 @@ mod framework;
 pub use framework::{FrameworkProfile, MovesSample, OperatorSample};
 
 use foretell_models::Kernel;
+use foretell_units::diagnostic::Mistake;
 use foretell_units::{Bytes, BytesPerSecond, DataType, SchemaVersion, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Repeated measurements of one duration. Outliers beyond three scaled median absolute deviations
 /// are discarded (Leys et al. 2013).
@@ -32,6 +33,7 @@ pub struct Sample {
 pub struct KernelSample {
     /// The kernel, with its sizes.
     #[schemars(schema_with = "kernel_schema")]
+    #[serde(deserialize_with = "countable")]
     pub kernel: Kernel,
     /// Whether it added to the buffers that it wrote.
     #[serde(default)]
@@ -47,6 +49,16 @@ pub struct KernelSample {
 /// for a schema of profiles.
 fn kernel_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "minProperties": 1, "maxProperties": 1})
+}
+
+/// Reads a kernel, and refuses one whose elements cannot be counted.
+fn countable<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Kernel, D::Error> {
+    let kernel = Kernel::deserialize(deserializer)?;
+    if kernel.is_countable() {
+        return Ok(kernel);
+    }
+    let message = "a kernel of `kernels` has sizes that no device holds";
+    Err(Mistake::new(message, "remove the kernel, or measure again with `foretell calibrate`").into_serde())
 }
 
 /// The kind of communication that a transport sample measured.
@@ -258,6 +270,19 @@ fn is_zero(seconds: &Seconds) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_whose_elements_cannot_be_counted_is_refused() {
+        let time = r#"{"median": "1ms", "p10": "1ms", "p90": "1ms", "count": 9}"#;
+        let sample = |rows: u64| {
+            let kernel = format!(r#"{{"cross_entropy": {{"rows": {rows}, "classes": 10}}}}"#);
+            serde_json::from_str::<KernelSample>(&format!(r#"{{"kernel": {kernel}, "precision": "fp32", "time": {time}}}"#))
+        };
+        assert!(sample(64).is_ok());
+        let error = sample(u64::MAX).expect_err("no device holds it").to_string();
+        let mistake = Mistake::recorded(&error).expect("it has a hint");
+        assert!(mistake.hint.contains("foretell calibrate"), "{mistake}");
+    }
 
     #[test]
     fn slowdowns_beyond_running_in_turn_are_capped_at_running_in_turn() {

@@ -37,8 +37,9 @@ impl Topology {
     /// `@RATE`, the rate of one NIC per device. A device's name without numbers is one device.
     /// Returns `None` if the text has another form.
     ///
-    /// # Errors [`TopologyError`] if the library has no such device, or if there are several nodes
-    /// and the rate of their NICs is unknown.
+    /// # Errors
+    /// [`TopologyError`] if the library has no such device, or if there are several nodes and the
+    /// rate of their NICs is unknown.
     pub fn said(text: &str) -> Option<Result<SaidTopology, TopologyError>> {
         let said = Said::parse(text).or_else(|| {
             (text.len() > 1 && find(text, &mut Vec::new()).is_ok()).then_some(Said {

@@ -17,7 +17,8 @@ pub struct YamlError {
 
 /// Reads YAML. JSON is a subset of it.
 ///
-/// # Errors [`YamlError`] if the text is not YAML or does not match `T`.
+/// # Errors
+/// [`YamlError`] if the text is not YAML or does not match `T`.
 pub fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, YamlError> {
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options)

@@ -265,8 +265,8 @@ fn prices_and_counts_may_have_a_currency_and_separators() {
     assert_eq!(cluster("0", "$0").unwrap().price_per_hour(), Some(0.0));
     let place = "cluster.yaml:9:21: `price_per_hour`";
     let error = |price: &str| one_line(&cluster("$98", price).unwrap_err());
-    for wrong in ["-1", "1,02", "98 dollars", "cheap"] {
-        let hint = "hint: write a number, such as `98.32`, `$98.32` or `98.32 EUR`";
+    for wrong in ["-1", "1,02", "98 dollars", "cheap", "1e308"] {
+        let hint = "hint: write a number, such as `98.32`, `$98.32` or `98.32 EUR`, of at most 1e12";
         assert_eq!(error(wrong), format!("{place}: `{wrong}` is not a price; {hint}"));
     }
     assert_eq!(

@@ -187,6 +187,15 @@ fn gpus_of_several_types_count_and_become_no_topology() {
 }
 
 #[test]
+fn a_number_of_gpus_that_is_none_is_refused() {
+    let text = include_str!("imports/gpu-cluster.slurm-nodes.txt");
+    for wrong in ["gpu:h200:x", "gpu:h200:0", "gpu:h200", "gpu:-8"] {
+        let error = one_line(&SlurmNode::parse_all(&text.replace("gpu:h200:8", wrong)).unwrap_err());
+        assert!(error.contains("in place of a number of GPUs; hint: write how many"), "{wrong}: {error}");
+    }
+}
+
+#[test]
 fn gpus_of_jobs_are_the_total_or_the_sum_of_types() {
     let text = include_str!("imports/gpu-cluster.slurm-nodes.txt");
     for (allocated, count) in [

@@ -17,12 +17,16 @@ pub fn count(text: &str) -> Result<usize, UnitError> {
 /// A price, such as `98.32`, `$98.32`, `98.32 EUR` or `1,032.50`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Price {
-    /// The amount, at least 0.
+    /// The amount, from 0 to 1e12.
     pub amount: f64,
     /// The currency, if the text names one: a code such as `USD`, or a sign that several currencies
     /// share.
     pub currency: Option<String>,
 }
+
+/// The largest price: beyond any hour of any cluster in any currency, so that the price of a long
+/// run can still be written.
+const MOST: f64 = 1e12;
 
 /// Signs of currencies. The dollar is assumed to be that of the United States.
 const SIGNS: [(&str, &str); 4] = [("$", "USD"), ("\u{20ac}", "EUR"), ("\u{a3}", "GBP"), ("\u{a5}", "\u{a5}")];
@@ -39,7 +43,7 @@ impl FromStr for Price {
                 (before, after) => before.or(after),
             };
             let amount: f64 = plain(&text[first..=last])?.parse().ok()?;
-            amount.is_finite().then_some(Self { amount, currency })
+            (amount <= MOST).then_some(Self { amount, currency })
         });
         price.ok_or_else(|| UnitError::NotAPrice { text: text.trim().into() })
     }
@@ -90,7 +94,9 @@ mod tests {
         }
         assert_eq!(".5".parse::<Price>().map(|price| price.amount), Ok(0.5));
         assert_eq!("0".parse::<Price>().map(|price| price.amount), Ok(0.0));
-        for text in ["", "$", "-3", "$3 USD", "3 dollars", "1,03.5", "3.5.5", "1e999", "inf", "3 \u{20ac} \u{20ac}", "3 and 4"] {
+        for text in
+            ["", "$", "-3", "$3 USD", "3 dollars", "1,03.5", "3.5.5", "1e999", "1e308", "inf", "3 \u{20ac} \u{20ac}", "3 and 4"]
+        {
             let error = one_line(&text.parse::<Price>().expect_err("it is wrong"));
             assert!(error.contains("is not a price; hint: "), "{text}: {error}");
         }

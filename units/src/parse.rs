@@ -53,9 +53,9 @@ pub enum UnitError {
         /// The text.
         text: String,
     },
-    /// Not a number of at least 0 with at most one currency.
+    /// Not a number from 0 to 1e12 with at most one currency.
     #[error("`{text}` is not a price")]
-    #[diagnostic(code(quantity::not_a_price), help("write a number, such as `98.32`, `$98.32` or `98.32 EUR`"))]
+    #[diagnostic(code(quantity::not_a_price), help("write a number, such as `98.32`, `$98.32` or `98.32 EUR`, of at most 1e12"))]
     NotAPrice {
         /// The text.
         text: String,

@@ -1,8 +1,8 @@
 //! PyTorch's FSDP as Hugging Face's libraries configure it: the words of `fsdp`, and the settings
 //! of `fsdp_config`, which Accelerate writes with a prefix.
 
-use super::FrameworkError;
 use super::stated::Stated;
+use super::{FrameworkError, Surroundings};
 use foretell_program::{Layout, Offload, Recompute};
 use serde_json::{Value, json};
 
@@ -79,8 +79,46 @@ fn strategy(text: &str) -> Option<Sharding> {
     Some(Sharding { zero, is_hybrid, is_offloaded: false })
 }
 
+/// Reads a Trainer's `fsdp` and `fsdp_config`, which may name a file. Returns FSDP's version if one
+/// is stated.
+pub(super) fn read_trainer(
+    stated: &mut Stated,
+    surroundings: &Surroundings<'_>,
+    layout: &mut Layout,
+) -> Result<Option<usize>, FrameworkError> {
+    let words = read_words(stated)?;
+    let mut section = stated.section("fsdp_config");
+    if let Some(path) = stated.text("fsdp_config")? {
+        let Some(text) = (surroundings.file)(&path) else {
+            return Err(FrameworkError::Form {
+                reason: format!("`fsdp_config: {path}`: there is no such file beside this one"),
+                hint: "put it there, or give its contents in its place".into(),
+            });
+        };
+        section = Stated::parse(&text, "FSDP's settings as JSON")?;
+    }
+    let (account, in_section) = read_config(section, words, layout, surroundings.devices_per_node)?;
+    stated.absorb(account);
+    match (read_version(stated, "fsdp_version")?, in_section) {
+        (Some(version), Some(other)) if version != other => Err(FrameworkError::Form {
+            reason: format!("{} beside version {other} in `fsdp_config`", stated.written("fsdp_version")),
+            hint: "keep one of them".into(),
+        }),
+        (version, in_section) => Ok(version.or(in_section)),
+    }
+}
+
+/// Reads FSDP's version. PyTorch has two.
+fn read_version(stated: &mut Stated, name: &str) -> Result<Option<usize>, FrameworkError> {
+    let version = stated.size(name)?;
+    if version.is_some_and(|version| version > 2) {
+        return Err(stated.unknown(name, "versions of FSDP: 1, 2"));
+    }
+    Ok(version)
+}
+
 /// Reads the words of a Trainer's `fsdp`: a text, a list, or a switch. `None` if it is off.
-pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, FrameworkError> {
+fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, FrameworkError> {
     let words: Vec<String> = match stated.take("fsdp") {
         None if is_implied(stated) => return Ok(Some(Sharding::FULL)),
         None | Some(Value::Bool(false)) => return Ok(None),
@@ -150,7 +188,7 @@ pub(super) fn read_config(
     };
     let recomputes = section.is_on("activation_checkpointing")?;
     section.neutral(&NEUTRAL);
-    let version = section.size("version")?;
+    let version = read_version(&mut section, "version")?;
     if let Some(words) = words {
         let sharding = match from_switch {
             Some(switch) if words.zero > 0 => Sharding { zero: switch.zero, ..words },

@@ -17,6 +17,15 @@ pub(super) const FSDP2: &str = "fsdp2";
 /// its file's library is known.
 pub(super) const FSDP1: [&str; 2] = ["hf-trainer-fsdp1", "trl-fsdp1"];
 
+/// Where FSDP's version comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VersionSource {
+    /// The file states it.
+    File,
+    /// `accelerate launch` takes the first one, as no file states any.
+    Launcher,
+}
+
 /// Whether neither operators nor sequences are sharded.
 fn is_usual(layout: &Layout) -> bool {
     layout.tensor == 1 && layout.context == 1
@@ -46,10 +55,27 @@ pub(super) fn of_deepspeed(layout: &Layout, usual: &'static str) -> &'static str
 
 /// Sets the stack of an imported plan, and notes it.
 pub(super) fn choose(stated: &mut Stated, plan: &mut Plan, name: &'static str, usual: &'static str) {
+    choose_of_pytorch(stated, plan, name, usual, VersionSource::File);
+}
+
+/// As [`choose`], for a stack that may depend on FSDP's version.
+pub(super) fn choose_of_pytorch(
+    stated: &mut Stated,
+    plan: &mut Plan,
+    name: &'static str,
+    usual: &'static str,
+    version: VersionSource,
+) {
     let what = match name {
         "trl" => "TRL on PyTorch's DDP or FSDP2",
         "hf-trainer" => "Hugging Face's Trainer and Accelerate on PyTorch's DDP or FSDP2",
-        name if FSDP1.contains(&name) => "Hugging Face's Trainer, TRL or Accelerate on PyTorch's first FSDP, as the file says",
+        name if FSDP1.contains(&name) => match version {
+            VersionSource::File => "Hugging Face's Trainer, TRL or Accelerate on PyTorch's first FSDP, as the file says",
+            VersionSource::Launcher => {
+                "Hugging Face's Trainer, TRL or Accelerate on PyTorch's first FSDP, which `accelerate launch` takes where no file states \
+                 `fsdp_version`"
+            }
+        },
         "hf-deepspeed" => "Hugging Face's Trainer and Accelerate on DeepSpeed",
         "deepspeed-zero" => "DeepSpeed without a Trainer",
         FSDP2 => "PyTorch's FSDP2",

@@ -19,13 +19,14 @@ mod swift;
 use super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::degrees;
 use super::fsdp;
-use super::hf_stack;
+use super::hf_stack::{self, VersionSource};
 use super::stated::{Stated, object_of};
 use super::{FrameworkError, ImportedPlan, Surroundings};
 use accelerate_launch::AccelerateLaunch;
 use foretell_program::{ContextMethod, Layout, Offload, Plan, Recompute, Stack};
 use foretell_units::Bytes;
 use formats::Loaded;
+use launch::Launched;
 use names::{NEUTRAL, REFUSED, RENAMED, SWITCHES};
 use serde_json::{Value, json};
 
@@ -181,7 +182,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         );
     }
     let launched = launch.map(|launch| launch::follow(&launch, &mut stated, surroundings)).transpose()?;
-    let (mut plan, loaded) = read_plan(&mut stated, tool, surroundings)?;
+    let (mut plan, loaded, version) = read_plan(&mut stated, tool, surroundings)?;
     plan.workload.preference = preference;
     plan.workload.precomputed_reference = precomputed_reference;
     let mut has_deepspeed = stated.has("deepspeed");
@@ -190,8 +191,9 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
     if has_deepspeed {
         is_followed = follow_deepspeed(&mut stated, surroundings, &mut plan)?;
     }
+    let version_source = launched.as_ref().map_or(VersionSource::File, Launched::version_source);
     if let Some(launched) = launched {
-        is_followed |= launch::put(launched, &mut stated, &mut plan)?;
+        is_followed |= launch::put(launched, &mut stated, &mut plan, version)?;
         has_deepspeed |= is_followed;
     }
     method::read(&mut stated, tool, &mut plan)?;
@@ -221,7 +223,7 @@ pub(super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<Impo
         hf_stack::choose(&mut stated, &mut plan, stack, "hf-deepspeed");
     } else {
         let stack = hf_stack::of_imported(&plan, usual);
-        hf_stack::choose(&mut stated, &mut plan, stack, usual);
+        hf_stack::choose_of_pytorch(&mut stated, &mut plan, stack, usual, version_source);
     }
     Ok(ImportedPlan { sequence, unknown_model, ..ImportedPlan::new(plan, stated.finish()?) })
 }
@@ -259,8 +261,13 @@ fn note_packing(stated: &mut Stated) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Reads everything except DeepSpeed's configuration, the method and the kernels.
-fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -> Result<(Plan, Loaded), FrameworkError> {
+/// Reads everything except DeepSpeed's configuration, the method and the kernels. Also returns
+/// FSDP's version if one is stated.
+fn read_plan(
+    stated: &mut Stated,
+    tool: Tool,
+    surroundings: &Surroundings<'_>,
+) -> Result<(Plan, Loaded, Option<usize>), FrameworkError> {
     let micro_batch = match stated.size("per_device_train_batch_size")?.or(surroundings.micro_batch) {
         Some(size) => size,
         None => {
@@ -285,22 +292,9 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
         stated.state_bucket();
         layout.bucket = Bytes::new((megabytes as u64).saturating_mul(1 << 20));
     }
-    let words = fsdp::read_words(stated)?;
-    let mut section = stated.section("fsdp_config");
-    if let Some(path) = stated.text("fsdp_config")? {
-        let Some(text) = (surroundings.file)(&path) else {
-            return Err(FrameworkError::Form {
-                reason: format!("`fsdp_config: {path}`: there is no such file beside this one"),
-                hint: "put it there, or give its contents in its place".into(),
-            });
-        };
-        section = Stated::parse(&text, "FSDP's settings as JSON")?;
-    }
-    let (account, version) = fsdp::read_config(section, words, &mut layout, surroundings.devices_per_node)?;
-    stated.absorb(account);
+    let version = fsdp::read_trainer(stated, surroundings, &mut layout)?;
     degrees::apply(shards, &mut layout);
     stated.usual("fsdp_min_num_params", &json!(0));
-    let version = stated.size("fsdp_version")?.or(version);
     stated.neutral(&["fsdp_transformer_layer_cls_to_wrap", "fsdp_final_state_dict_type"]);
     let global = micro_batch.saturating_mul(accumulation).saturating_mul(layout.data);
     let mut plan = Plan::new(layout, global);
@@ -310,7 +304,7 @@ fn read_plan(stated: &mut Stated, tool: Tool, surroundings: &Surroundings<'_>) -
     let (precision, loaded) = formats::read_precision(stated, tool, surroundings)?;
     plan.precision = precision;
     formats::read_optimizer(stated, tool, &mut plan)?;
-    Ok((plan, loaded))
+    Ok((plan, loaded, version))
 }
 
 /// Whether blocks are recomputed. Also reads the offload of their activations into the layout.

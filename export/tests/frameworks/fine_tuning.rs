@@ -215,6 +215,31 @@ fn a_job_gets_the_stack_of_its_library() {
 }
 
 #[test]
+fn fsdp_has_two_versions_and_a_job_one_of_them() {
+    for version in [3, 7, 99] {
+        refused(&format!("fsdp: full_shard\nfsdp_version: {version}\n"), &["fsdp_version", "versions of FSDP: 1, 2"]);
+        refused(&format!("fsdp: full_shard\nfsdp_config: {{version: {version}}}\n"), &["version", "versions of FSDP: 1, 2"]);
+    }
+    refused("fsdp: full_shard\nfsdp_version: 1\nfsdp_config: {version: 2}\n", &["fsdp_version", "version 2 in `fsdp_config`"]);
+    let launched = |arguments: &str, version: &str| {
+        let text = format!("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {{{version}}}\n");
+        let file = |name: &str| (name == "launch.yaml").then(|| text.clone());
+        let surroundings = Surroundings { file: &file, launch_file: Some("launch.yaml"), ..Surroundings::from(8) };
+        let read = import_plan(&format!("{BASE}bf16: true\n{arguments}"), PlanForm::HuggingFaceTrainer, surroundings);
+        read.map(|imported| imported.assumed.join("\n")).map_err(|error| one_line(&error))
+    };
+    let own = "fsdp_config: {version: 1}\n";
+    let error = launched(own, "fsdp_version: 2").expect_err("they differ");
+    assert!(error.contains("version 1 of FSDP, and the launch has version 2; hint: write one version"), "{error}");
+    assert!(launched(own, "fsdp_version: 1").is_ok_and(|notes| notes.contains("first FSDP, as the file says")));
+    assert!(
+        launched("", "fsdp_offload_params: false").is_ok_and(|notes| notes.contains("first FSDP, which `accelerate launch`"))
+    );
+    let alone = import_plan("distributed_type: FSDP\nmixed_precision: bf16\n", PlanForm::Accelerate, 8).expect("it is sound");
+    assert!(alone.assumed.iter().any(|note| note.contains("where no file states `fsdp_version`")), "{:?}", alone.assumed);
+}
+
+#[test]
 fn a_fine_tuning_job_goes_back_to_its_framework() {
     let llama = Model::named("llama3-8b").expect("in the zoo");
     for text in [

@@ -52,7 +52,8 @@ impl Framework {
 
     /// Refuses a method, stack or rollout that the framework does not support.
     ///
-    /// # Errors [`Mistake`] with a hint of what it supports.
+    /// # Errors
+    /// [`Mistake`] with a hint of what it supports.
     pub fn check(&self, method: PolicyMethod, rollout: &Rollout, stack: &str) -> Result<(), Mistake> {
         let refuse = |what: String, hint: String| Err(Mistake::new(format!("the framework does not run {what}"), hint));
         if !self.methods.contains(&method) {

@@ -132,7 +132,8 @@ impl std::str::FromStr for Fixed {
 impl Fixed {
     /// Sets the field `name` to the value written as `value`.
     ///
-    /// # Errors A message about the name or the value.
+    /// # Errors
+    /// A message about the name or the value.
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "data" => self.data = Some(positive(value)?),

@@ -69,7 +69,8 @@ impl<'a> Compiler<'a> {
     /// Compiles the training step as [`Compiler::training`] does, unless `is_over` returns `true`
     /// during it. The compiler calls it between instruction lists, from any thread.
     ///
-    /// # Errors [`PlanError::Interrupted`] if `is_over` returned `true`, and as [`super::compile`].
+    /// # Errors
+    /// [`PlanError::Interrupted`] if `is_over` returned `true`, and as [`super::compile`].
     pub fn training_until(&self, plan: &Plan, is_over: &(dyn Fn() -> bool + Sync)) -> Result<Program, PlanError> {
         self.one_until(plan, first_step(plan), Offsets::Planned, is_over)
     }

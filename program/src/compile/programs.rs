@@ -128,7 +128,8 @@ pub(super) type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
 /// no optimizer state. If evaluation is among them, ranks share a list only if both training and
 /// evaluation are equal for them.
 ///
-/// # Errors [`PlanError::Interrupted`] once `is_over` returns `true`.
+/// # Errors
+/// [`PlanError::Interrupted`] once `is_over` returns `true`.
 pub(super) fn programs(
     cache: &LoweringCache<'_>,
     plan: &Plan,

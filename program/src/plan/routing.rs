@@ -38,8 +38,8 @@ const HINT: &str = "use `balanced`, `lognormal:SIGMA` or `zipf:S` with a number 
 impl Routing {
     /// Loads as they were measured: one number an expert in each layer.
     ///
-    /// # Errors A mistake if the lists differ in length, or if the loads of a list are no valid
-    /// shares.
+    /// # Errors
+    /// A mistake if the lists differ in length, or if the loads of a list are no valid shares.
     pub fn measured(layers: Vec<Vec<f64>>) -> Result<Self, Mistake> {
         let hint = "give one number of tokens an expert, or a list of such lists, one a layer";
         let experts = layers.first().map_or(0, Vec::len);

@@ -19,10 +19,11 @@ pub(super) struct Requests {
 impl Requests {
     /// Finds the loops that a plan requests.
     ///
-    /// # Errors [`PlanError::Invalid`] if a name matches no operator, or if an operator cannot be
-    /// sharded as requested. It is enough that one of the operators that a pattern matches can be
-    /// sharded so; the others follow their inputs. Evaluation lacks some operators of training and
-    /// has its own loss, so only training refuses.
+    /// # Errors
+    /// [`PlanError::Invalid`] if a name matches no operator, or if an operator cannot be sharded as
+    /// requested. It is enough that one of the operators that a pattern matches can be sharded so;
+    /// the others follow their inputs. Evaluation lacks some operators of training and has its own
+    /// loss, so only training refuses.
     pub(super) fn resolve(rules: &Rules<'_>, operators: &OperatorPatterns) -> Result<Self, PlanError> {
         let graph = rules.graph;
         let mut requests = Self { requested: vec![None; graph.operators.len()], any: false };

@@ -69,7 +69,8 @@ pub struct PathTime {
 
 /// Returns the critical path of a step.
 ///
-/// # Errors [`SimulationError::Malformed`] if the Program contradicts itself, and
+/// # Errors
+/// [`SimulationError::Malformed`] if the Program contradicts itself, and
 /// [`SimulationError::Unmatched`] if the timeline does not belong to the Program.
 pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalPath, SimulationError> {
     let lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;

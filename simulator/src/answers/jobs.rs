@@ -30,8 +30,8 @@ pub struct Job<'a> {
 /// Predicts one step of each job, with all jobs running at once. With a single job it equals
 /// [`crate::simulate`] starting at `first_node`.
 ///
-/// # Errors [`SimulationError::SharedNode`] if two jobs would run on one node, and as
-/// [`crate::simulate`].
+/// # Errors
+/// [`SimulationError::SharedNode`] if two jobs would run on one node, and as [`crate::simulate`].
 pub fn simulate_jobs(
     jobs: &[Job<'_>],
     topology: &Topology,

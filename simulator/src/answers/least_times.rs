@@ -82,8 +82,8 @@ pub fn least_times(
 /// Returns the least times if all devices of each stage were of kind `kind_of_stage(stage)`.
 /// Communication costs come from the GPU profiles.
 ///
-/// # Errors [`SimulationError::NoRepresentative`] if a profile lacks these costs, and as
-/// [`least_times`].
+/// # Errors
+/// [`SimulationError::NoRepresentative`] if a profile lacks these costs, and as [`least_times`].
 pub fn least_times_on(
     program: &Program,
     costs: &CostModel,

@@ -53,7 +53,8 @@ pub struct LinkLoad {
 /// Returns the load by the Programs of a cycle, each with the number of its steps in the cycle.
 /// `step` is the predicted time of the mean step, `paces` the prediction of unsynchronised workers.
 ///
-/// # Errors [`SimulationError`] if a Program does not fit the topology.
+/// # Errors
+/// [`SimulationError`] if a Program does not fit the topology.
 pub fn load(
     steps: &[(&Program, usize)],
     topology: &Topology,

@@ -103,7 +103,8 @@ struct Kernels {
 impl PacedSteps {
     /// Reads the steps from one simulated step that all workers begin together.
     ///
-    /// # Errors [`SimulationError`] if the Program does not fit the topology.
+    /// # Errors
+    /// [`SimulationError`] if the Program does not fit the topology.
     pub(super) fn new(
         program: &Program,
         topology: &Topology,

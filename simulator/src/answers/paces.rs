@@ -34,7 +34,8 @@ impl Prediction {
     /// The prediction of unsynchronised workers, from that of one step and its timeline. Times and
     /// rates become those of the mean step of all workers.
     ///
-    /// # Errors [`SimulationError`] if the Program does not fit the topology.
+    /// # Errors
+    /// [`SimulationError`] if the Program does not fit the topology.
     pub fn at_own_paces(
         self,
         program: &Program,

@@ -84,8 +84,9 @@ pub struct MissingFact {
 /// bytes. `storage` is the rate at which checkpoints are written and read. Training stops while one
 /// is written.
 ///
-/// # Errors [`MissingFact`] if the topology does not state how often nodes fail, how fast
-/// checkpoints are written, or how long a restart takes.
+/// # Errors
+/// [`MissingFact`] if the topology does not state how often nodes fail, how fast checkpoints are
+/// written, or how long a restart takes.
 pub fn reliability(
     topology: &Topology,
     devices: usize,

@@ -75,8 +75,9 @@ pub struct Simulation {
 
 /// Predicts one step of a Program on a topology.
 ///
-/// # Errors [`SimulationError`] if the Program does not fit the topology, contradicts itself, or
-/// would never end.
+/// # Errors
+/// [`SimulationError`] if the Program does not fit the topology, contradicts itself, or would never
+/// end.
 pub fn simulate(
     program: &Program,
     topology: &Topology,
@@ -94,8 +95,9 @@ pub fn simulate(
 /// If a stage has several kinds, return the slowest, since other ranks wait for it. Links are
 /// shared only according to the GPU rules for collectives ([`crate::gpu`]).
 ///
-/// # Errors [`SimulationError::NoRepresentative`] if the ranks of a stage are not equivalent or a
-/// kind has no GPU profile, and as [`crate::simulate`].
+/// # Errors
+/// [`SimulationError::NoRepresentative`] if the ranks of a stage are not equivalent or a kind has
+/// no GPU profile, and as [`crate::simulate`].
 pub fn simulate_representatives(
     program: &Program,
     costs: &CostModel,
@@ -115,7 +117,8 @@ pub struct Prepared<'a> {
 /// Prepares a Program: pairs groups and messages, finds routes, and folds equivalent ranks. Ignores
 /// the quantile and recording of the options.
 ///
-/// # Errors [`SimulationError`] if the Program does not fit the topology or contradicts itself.
+/// # Errors
+/// [`SimulationError`] if the Program does not fit the topology or contradicts itself.
 pub fn prepare<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -129,7 +132,8 @@ pub fn prepare<'a>(
 impl Prepared<'_> {
     /// Predicts one step.
     ///
-    /// # Errors [`SimulationError`] if the Program would never end.
+    /// # Errors
+    /// [`SimulationError`] if the Program would never end.
     pub fn simulate(&self, quantile: Quantile, recording: Recording) -> Result<Simulation, SimulationError> {
         run(&self.runnable, &Scenario { quantile, recording, paces: self.paces.clone(), ..Scenario::default() })
     }

@@ -58,8 +58,9 @@ pub enum TracedOutcome {
 
 /// Predicts a plan's step by its framework's operators.
 ///
-/// # Errors [`Untraced`] if the stack has no tables, or none for this plan. The stack's profile can
-/// still predict the plan.
+/// # Errors
+/// [`Untraced`] if the stack has no tables, or none for this plan. The stack's profile can still
+/// predict the plan.
 pub fn traced_prediction(
     plan: &Plan,
     model: &Model,
@@ -160,7 +161,8 @@ fn machine_of(costs: &CostModel, kind: usize) -> Result<TracedMachine<'_>, Untra
 /// The step of a plan's ranks on a kind of device: from the operators that its framework measured
 /// there, or else from a built-in table.
 ///
-/// # Errors [`Untraced`] if the stack has no tables on that kind, or none for this plan.
+/// # Errors
+/// [`Untraced`] if the stack has no tables on that kind, or none for this plan.
 pub fn traced_plan(plan: &Plan, model: &Model, costs: &CostModel, kind: usize) -> Result<TracedPlan, Untraced> {
     let tables = costs.tables(kind).ok_or_else(|| Untraced { reason: "this stack".into() })?;
     match costs.framework(kind) {

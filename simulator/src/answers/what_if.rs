@@ -104,7 +104,8 @@ impl WhatIf {
 
     /// Returns the scaled topology.
     ///
-    /// # Errors [`TopologyError`] if a scaled value is not valid, which does not happen for a valid
+    /// # Errors
+    /// [`TopologyError`] if a scaled value is not valid, which does not happen for a valid
     /// topology.
     pub fn topology(&self, topology: &Topology) -> Result<Topology, TopologyError> {
         let scale = self.scale();

@@ -19,8 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Lowers one rank of each stage, on a device of the kind that `kind_of_stage` returns.
 ///
-/// # Errors [`SimulationError::NoRepresentative`] if the ranks of a stage run different lists, or
-/// if the costs of collectives on a kind of device are unknown.
+/// # Errors
+/// [`SimulationError::NoRepresentative`] if the ranks of a stage run different lists, or if the
+/// costs of collectives on a kind of device are unknown.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     costs: &'a CostModel,

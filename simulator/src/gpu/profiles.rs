@@ -130,7 +130,8 @@ impl Profiles {
 
     /// Returns the compiled-in profiles with the values of another `fitted.yaml`.
     ///
-    /// # Errors [`ProfileError::Unreadable`], with the position in the text.
+    /// # Errors
+    /// [`ProfileError::Unreadable`], with the position in the text.
     pub fn with_fitted(fitted: &str) -> Result<Self, ProfileError> {
         Self::read(DEVICES, LINKS, STACKS, fitted)
     }
@@ -148,7 +149,8 @@ impl Profiles {
     /// Reads the texts of the profile files. `devices`, `links` and `stacks` have the priors, and
     /// `fitted` has the values that replace some of them.
     ///
-    /// # Errors [`ProfileError::Unreadable`], with the position in the file.
+    /// # Errors
+    /// [`ProfileError::Unreadable`], with the position in the file.
     pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
         let LinksFile { links, network, networks } = parse("links.yaml", links)?;
         let stacks: BTreeMap<String, StackProfile> = parse("stacks", stacks)?;

@@ -22,7 +22,8 @@ pub struct ChangeablePlan<'a> {
 impl<'a> ChangeablePlan<'a> {
     /// Prepares a plan for the model called `name`.
     ///
-    /// # Errors [`PlanPredictionError`] if the plan has no costs or cannot be compiled.
+    /// # Errors
+    /// [`PlanPredictionError`] if the plan has no costs or cannot be compiled.
     pub fn new(
         (model, name): (&'a Model, &str),
         plan: &'a Plan,
@@ -37,7 +38,8 @@ impl<'a> ChangeablePlan<'a> {
 
     /// Predicts the step after a change.
     ///
-    /// # Errors [`PlanPredictionError`] if the changed plan cannot be predicted.
+    /// # Errors
+    /// [`PlanPredictionError`] if the changed plan cannot be predicted.
     /// [`PlanPredictionError::Measured`] if the framework measured its operators on the unchanged
     /// devices.
     pub fn predict(&self, what_if: &WhatIf) -> Result<Prediction, PlanPredictionError> {

@@ -51,7 +51,8 @@ pub enum PlanCostError {
 
 /// Makes the cost model of a plan. Its remarks list the assumptions.
 ///
-/// # Errors [`PlanCostError`] if the plan has a setting with unknown costs.
+/// # Errors
+/// [`PlanCostError`] if the plan has a setting with unknown costs.
 pub fn plan_costs(
     profile: Option<&Profile>,
     topology: &Topology,

@@ -79,6 +79,13 @@ impl SlurmNode {
         // GPUs missing from `Gres` may still be configured as trackable resources:
         // `CfgTRES=cpu=192,gres/gpu=4,gres/gpu:nvidia_b200=4`.
         let generic = text("Gres").replace("(null)", "");
+        if let Some((_, wrong)) = gpu_entries(&generic).find(|(_, count)| positive(count).is_none()) {
+            return Err(ImportError::Form {
+                tool: TOOL,
+                reason: format!("`Gres` of node `{name}` has `{wrong}` in place of a number of GPUs"),
+                hint: "write how many it has, as in `Gres=gpu:h100:8`, or leave out the GPUs of a node that has none",
+            });
+        }
         let all = if gpu_types(&generic).is_empty() { of_tres(text("CfgTRES")) } else { generic };
         // CPUs are devices only in nodes without GPUs, so only these must state their number.
         let cpus = if gpu_types(&all).is_empty() { cpus? } else { cpus.unwrap_or(0) };
@@ -138,14 +145,25 @@ fn of_tres(list: &str) -> String {
     if of_types.is_empty() { total.unwrap_or_default() } else { of_types.join(",") }
 }
 
+/// The type and the number, as text, of each entry of GPUs in a list of generic resources.
+fn gpu_entries(resources: &str) -> impl Iterator<Item = (Option<&str>, &str)> {
+    // `gpu:h100:8(S:0-1)` or `gpu:8`. The list may have other resources, too.
+    resources.split(',').filter_map(|resource| resource.strip_prefix("gpu:")).map(|of_gpus| {
+        let plain = of_gpus.split('(').next().unwrap_or_default();
+        plain.rsplit_once(':').map_or((None, plain), |(kind, count)| (Some(kind), count))
+    })
+}
+
+/// A number of GPUs. `None` if the text is no positive number.
+fn positive(count: &str) -> Option<usize> {
+    count.parse().ok().filter(|&count| count > 0)
+}
+
 /// The GPUs of each type in a list of generic resources.
 fn gpu_types(resources: &str) -> Vec<SlurmGpus<'_>> {
     let mut types: Vec<SlurmGpus<'_>> = Vec::new();
-    // `gpu:h100:8(S:0-1)` or `gpu:8`. The list may have other resources, too.
-    for of_gpus in resources.split(',').filter_map(|resource| resource.strip_prefix("gpu:")) {
-        let plain = of_gpus.split('(').next().unwrap_or_default();
-        let (kind, count) = plain.rsplit_once(':').map_or((None, plain), |(kind, count)| (Some(kind), count));
-        let Some(count) = count.parse().ok().filter(|&count| count > 0) else { continue };
+    for (kind, count) in gpu_entries(resources) {
+        let Some(count) = positive(count) else { continue };
         match types.iter_mut().find(|known| known.kind == kind) {
             Some(one) => one.count = one.count.saturating_add(count),
             None => types.push(SlurmGpus { kind, count }),

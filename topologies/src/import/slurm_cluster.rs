@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 /// those of the device's kind, and a note says so. Nodes that run no jobs are left out, and a note
 /// states their number.
 ///
-/// # Errors As [`super::from_smi_topo`]; also if a node has GPUs of several types, or if no node
-/// runs jobs.
+/// # Errors
+/// As [`super::from_smi_topo`]; also if a node has GPUs of several types, or if no node runs jobs.
 pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
     let all = SlurmNode::parse_all(&plain(text))?;
     let nodes: Vec<&SlurmNode> = all.iter().filter(|node| node.takes_jobs()).collect();

@@ -3,6 +3,7 @@
 
 use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::super::fsdp::{self, Sharding};
+use super::super::hf_stack::VersionSource;
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings, degrees, hf_stack};
 use foretell_program::{ContextMethod, Layout, Plan, Stack};
@@ -54,6 +55,8 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     let mut trainer = Trainer::usual(surroundings);
     trainer.accumulation = stated.size("gradient_accumulation_steps")?.unwrap_or(1);
     let precision = read_precision(&mut stated)?;
+    let states_version = ["fsdp_config.fsdp_version", "fsdp_config.version"].iter().any(|name| stated.has(name));
+    let version = if states_version { VersionSource::File } else { VersionSource::Launcher };
     let mut plan = match kind.as_str() {
         "DEEPSPEED" => read_deepspeed_part(&mut stated, surroundings, &mut trainer, precision)?,
         "NO" | "MULTI_GPU" | "FSDP" | "NPU" | "MULTI_NPU" => read_pytorch_part(&mut stated, surroundings, &trainer, &kind)?,
@@ -65,7 +68,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     } else {
         plan.precision = precision.unwrap_or_else(|| assumed_precision(&mut stated));
         let stack = hf_stack::of_imported(&plan, "hf-trainer");
-        hf_stack::choose(&mut stated, &mut plan, stack, "hf-trainer");
+        hf_stack::choose_of_pytorch(&mut stated, &mut plan, stack, "hf-trainer", version);
     }
     Ok(ImportedPlan::new(plan, stated.finish()?))
 }

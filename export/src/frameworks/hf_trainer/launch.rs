@@ -1,6 +1,7 @@
 //! Accelerate's configuration that launches a Trainer's script: it states the layout, and the
 //! script's arguments state everything else.
 
+use super::super::hf_stack::VersionSource;
 use super::super::stated::{Stated, object_of};
 use super::super::{FrameworkError, ImportedPlan, Surroundings, accelerate};
 use super::accelerate_launch::AccelerateLaunch;
@@ -12,6 +13,16 @@ use serde_json::{Map, Value};
 pub(super) struct Launched {
     imported: ImportedPlan,
     is_deepspeed: bool,
+    is_fsdp: bool,
+    /// FSDP's version, if the configuration states one.
+    version: Option<usize>,
+}
+
+impl Launched {
+    /// Where FSDP's version comes from.
+    pub(super) fn version_source(&self) -> VersionSource {
+        if self.version.is_some() { VersionSource::File } else { VersionSource::Launcher }
+    }
 }
 
 /// Reads the launch's configuration. Its precision counts if the arguments state none.
@@ -33,8 +44,10 @@ pub(super) fn follow(
         of_file = object_of(&text, "Accelerate's configuration, which `accelerate config` writes")?;
     }
     let text = launch.text(of_file);
-    let kind = object_of(&text, "Accelerate's configuration")?.remove("distributed_type");
-    let is_deepspeed = kind.and_then(|kind| kind.as_str().map(str::to_ascii_uppercase)).as_deref() == Some("DEEPSPEED");
+    let settings = object_of(&text, "Accelerate's configuration")?;
+    let kind = settings.get("distributed_type").and_then(Value::as_str).map(str::to_ascii_uppercase);
+    let (is_deepspeed, is_fsdp) = (kind.as_deref() == Some("DEEPSPEED"), kind.as_deref() == Some("FSDP"));
+    let version = settings.get("fsdp_config").and_then(version_in);
     let mut launched = accelerate::import(&text, surroundings)?;
     if !stated.has("bf16") && !stated.has("fp16") {
         match launched.plan.precision {
@@ -46,18 +59,39 @@ pub(super) fn follow(
             DataType::Fp64 | DataType::Int8 | DataType::Int32 => unreachable!("invariant: Accelerate has no such precision"),
         }
     }
-    Ok(Launched { imported: launched, is_deepspeed })
+    Ok(Launched { imported: launched, is_deepspeed, is_fsdp, version })
 }
 
-/// Puts the launch's layout into the arguments' plan. Returns whether DeepSpeed shards it.
-pub(super) fn put(launched: Launched, stated: &mut Stated, plan: &mut Plan) -> Result<bool, FrameworkError> {
+/// FSDP's version in a section `fsdp_config`, which has been read as sound.
+fn version_in(config: &Value) -> Option<usize> {
+    let value = ["fsdp_version", "version"].iter().find_map(|name| config.get(name))?;
+    let number = value.as_f64().or_else(|| value.as_str()?.trim().parse().ok())?;
+    Some(number as usize)
+}
+
+/// Puts the launch's layout into the arguments' plan, which may state FSDP's version without
+/// sharding anything. Returns whether DeepSpeed shards it.
+pub(super) fn put(
+    launched: Launched,
+    stated: &mut Stated,
+    plan: &mut Plan,
+    version: Option<usize>,
+) -> Result<bool, FrameworkError> {
     if plan.layout.zero > 0 {
         return Err(FrameworkError::Form {
             reason: "`fsdp` beside the launch's own sharding".into(),
             hint: "keep one of them".into(),
         });
     }
-    let Launched { imported: launched, is_deepspeed } = launched;
+    let Launched { imported: launched, is_deepspeed, is_fsdp, version: of_launch } = launched;
+    // `accelerate launch` takes the first version where a file states none.
+    let launched_version = of_launch.unwrap_or(1);
+    if let Some(version) = version.filter(|version| is_fsdp && *version != launched_version) {
+        return Err(FrameworkError::Form {
+            reason: format!("the arguments state version {version} of FSDP, and the launch has version {launched_version}"),
+            hint: "write one version in both, as `fsdp_version` in the launch's `fsdp_config`".into(),
+        });
+    }
     let own = plan.layout.clone();
     let steps = plan.global_batch / own.micro_batch.saturating_mul(own.data).max(1);
     let (others, launched_others) = ([own.tensor, own.context], [launched.plan.layout.tensor, launched.plan.layout.context]);
