@@ -142,7 +142,7 @@ impl TracedPlan {
             // Some frameworks train in the narrow format alone, and say so in their entry.
             Wrapping::PyTorch => {
                 let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16") && !stores_wide(tables);
-                (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None
+                (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None || has_narrow_adapters(&table)
             }
         };
         let period = layers_of_table_layer(model);
@@ -286,6 +286,13 @@ fn fsdp2_groups(tables: &BTreeMap<String, String>) -> Option<Fsdp2Groups> {
 /// Whether a framework gathers parameters in sixteen bits and stores them in single precision.
 fn stores_wide(tables: &BTreeMap<String, String>) -> bool {
     tables.get("stored").is_some_and(|stored| stored == "f32")
+}
+
+/// Whether adapters are trained in sixteen bits, with their gradients and moments: TRL 1.x casts those
+/// beside quantised weights (`param.data.to(torch.bfloat16)` in `DPOTrainer`), and keeps no copy.
+fn has_narrow_adapters(table: &OperatorTable) -> bool {
+    let word = |name: &str| table.key.get(name).map_or("", String::as_str);
+    [WITH_REFERENCE, WITHOUT_REFERENCE].contains(&word("loss")) && word("adapter").ends_with("-bf16")
 }
 
 /// Whether the release of transformers is one before 5.
