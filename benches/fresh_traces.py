@@ -280,7 +280,27 @@ def optimizer_of(model, job):
     if name == "adafactor":
         from transformers.optimization import Adafactor
         return Adafactor(groups, lr=1e-5, scale_parameter=False, relative_step=False)
+    if name == "muon":
+        return MuonAndAdamW(model, groups)
     raise ValueError(name)
+
+
+class MuonAndAdamW:
+    """Muon for the layers' matrices and AdamW for the rest, as `torch.optim.Muon` says to use it."""
+
+    def __init__(self, model, groups):
+        inside = {id(p) for p in layers_of(model).parameters() if p.ndim == 2}
+        kept = [dict(g, params=[p for p in g["params"] if id(p) not in inside]) for g in groups]
+        self.all = [torch.optim.Muon([p for g in groups for p in g["params"] if id(p) in inside], lr=1e-5)]
+        self.all += [torch.optim.AdamW(kept, lr=1e-5, fused=True)] * any(g["params"] for g in kept)
+
+    def step(self):
+        for each in self.all:
+            each.step()
+
+    def zero_grad(self, set_to_none):
+        for each in self.all:
+            each.zero_grad(set_to_none=set_to_none)
 
 
 def trace(job):
@@ -384,14 +404,18 @@ OTHERS = ["gpt2", "bert", "vit"]
 WEIGHTS = {"llama": 4, "mistral": 3, "qwen2": 4, "qwen3": 4, "gpt2": 3}
 
 
-def draw(rng, only="", wrapper=""):
-    """One configuration, with a wrapper if one is named."""
+def draw(rng, only="", wrapper="", loss="", tied=False, optimizer=""):
+    """One configuration, with a wrapper, a loss, shared weights or an optimizer if these are asked for."""
     while True:
         names = [only] if only in models.ARCHITECTURES else [*DECODERS, *MIXTURES, *OTHERS]
         name = rng.choices(names, [WEIGHTS.get(n, 1.5) for n in names])[0]
         job = one(rng, name)
-        if job is not None and wrapper in ("", job["wrapper"]):
-            return job
+        if job is None or wrapper not in ("", job["wrapper"]) or loss not in ("", job["loss"]) or tied > job["tied"]:
+            continue
+        if optimizer and (job["wrapper"].startswith("fsdp") or job["optimizer"] != "adamw"):
+            continue                                            # it needs whole matrices, as Adafactor does
+        job["optimizer"] = optimizer or job["optimizer"]
+        return job
 
 
 def of_pairs(rng, name):
@@ -473,8 +497,8 @@ def one(rng, name):
         loss = rng.choices(["plain", "chunked", "liger"], [6, 1, 1])[0]
         if loss == "chunked" and name not in ("llama", "qwen2", "qwen3"):
             loss = "plain"
-        if loss == "liger" and (name not in ("llama", "mistral", "qwen2", "qwen3", "mixtral") or wrapper == "fsdp2"):
-            loss = "plain"                                      # Liger's head finds a sharded weight under FSDP2
+        if loss == "liger" and (name not in ("llama", "mistral", "qwen2", "qwen3", "mixtral") or (wrapper == "fsdp2" and method != "full")):
+            loss = "plain"                                      # Liger's head finds a sharded weight below peft
     adapter = "none" if method == "full" else f"{method}-{rng.choice(['all', 'attention'])}"
     checkpoint = rng.choice(["none", "full"])
     job = dict(name=name, sizes=z, layers=layers, method=method, wrapper=wrapper, precision=precision, narrow=narrow, attention=attention,
@@ -512,7 +536,7 @@ def plan_of(job, folder):
     path = pathlib.Path(folder, "config.json")
     path.write_text(config.to_json_string(use_diff=False), encoding="utf-8")
     plan = dict(topology=DEVICE, nodes=1, global_batch=z["b"] * job["ranks"] * job["micro_batches"], precision=job["precision"],
-                optimizer="sgd" if job["optimizer"] == "sgd" else "adamw", stack="hf-trainer",
+                optimizer=job["optimizer"] if job["optimizer"] in ("sgd", "muon") else "adamw", stack="hf-trainer",
                 layout=dict(data=job["ranks"], zero=3 if job["wrapper"].startswith("fsdp") else 0, micro_batch=z["b"],
                             recompute=job["checkpoint"]), workload={}, training={})
     workload, training = plan["workload"], plan["training"]
@@ -658,7 +682,9 @@ def main():
     parser.add_argument("--minutes", type=float, default=1e9, help="no new configuration after so long")
     parser.add_argument("--only", default="", help="one architecture")
     parser.add_argument("--wrapper", default="", choices=["", "none", "ddp", "fsdp1", "fsdp2"], help="configurations with one alone")
-    parser.add_argument("--loss", choices=["dpo", "grpo"], help="configurations of such a method of TRL alone")
+    parser.add_argument("--loss", default="", choices=["", "plain", "chunked", "liger", "dpo", "grpo"], help="configurations with such a loss, or such a method of TRL, alone")
+    parser.add_argument("--tied", action="store_true", help="configurations whose head shares the embedding's weights alone")
+    parser.add_argument("--optimizer", default="", choices=["", "muon"], help="configurations with an optimizer that is not drawn otherwise")
     parser.add_argument("--rows", help="append a JSON line for each configuration; those that are there are not run again")
     parser.add_argument("--report", metavar="ROWS", help="print the report of such a file, and run nothing")
     parser.add_argument("--again", metavar="ROWS", help="predict such a file's jobs again beside the traces that it has, and print the report")
@@ -675,7 +701,8 @@ def main():
     if args.rows and pathlib.Path(args.rows).exists():
         known = {json.dumps(r["job"], sort_keys=True): r for r in map(json.loads, open(args.rows, encoding="utf-8"))}
     for number in range(args.count):
-        job = json.loads(json.dumps(on_preferences(rng, args.loss) if args.loss else draw(rng, args.only, args.wrapper)))
+        job = json.loads(json.dumps(on_preferences(rng, args.loss) if args.loss in ("dpo", "grpo")
+                                    else draw(rng, args.only, args.wrapper, args.loss, args.tied, args.optimizer)))
         row = known.get(json.dumps(job, sort_keys=True))
         if row is None:
             if time.time() - began > 60 * args.minutes:

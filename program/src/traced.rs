@@ -23,11 +23,12 @@ mod zero;
 
 pub use event::{AllocationStream, Contents, HostOptimizer, RankEvent, TracedCollective, TracedPhase};
 pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads, traced_stages, wanted_key};
-pub use optimizer::TracedOptimizer;
+pub use optimizer::{MuonProducts, TracedOptimizer};
 
 use foretell_models::operator_tables::{
     Element, OperatorTable, ParameterRole, StepEvent, TableError, TableParameter, TableSizes,
 };
+use optimizer::{TrainedTensor, matrix_of};
 use rank_state::RankState;
 use rustc_hash::FxHashMap;
 use sharding::Wrapper;
@@ -111,6 +112,8 @@ pub struct TracedJob {
     /// Whether each expert of a mixture is modules with weights of their own, as in transformers
     /// before release 5, or a row of one weight.
     pub separate_experts: bool,
+    /// The products of Muon's update; none with other optimizers.
+    pub muon: Arc<MuonProducts>,
 }
 
 /// The name of copies between device and host that the step itself makes, such as of the loss.
@@ -141,7 +144,10 @@ impl TracedJob {
         stored: Element,
         optimizer: TracedOptimizer,
     ) -> Self {
+        let is_muon = optimizer == TracedOptimizer::Muon;
+        let muon = if is_muon { MuonProducts::new(&table, &sizes) } else { MuonProducts::default() };
         TracedJob {
+            muon: Arc::new(muon),
             table,
             sizes,
             ranks,
@@ -421,6 +427,13 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
     /// Elements of a parameter, of one expert where each has its own.
     fn elements(&self, index: usize) -> u64 {
         self.job.table.parameters[index].own_elements(&self.values)
+    }
+
+    /// A trained parameter as an optimizer updates it where no rank has a shard.
+    fn trained(&self, parameter: ParameterOf) -> TrainedTensor {
+        let of_table = &self.job.table.parameters[parameter.index];
+        let matrix = matrix_of(of_table.own_dimensions(), &self.values).filter(|_| of_table.stack.is_some());
+        TrainedTensor { elements: self.elements(parameter.index), width: self.stored(parameter).bytes(), matrix }
     }
 
     /// The experts that have a row each of a parameter, if each is modules of its own although the

@@ -26,6 +26,19 @@ const WITHOUT_REFERENCE: &str = "dpo-precomputed";
 const BY_FSDP2: &str = "parameters are sharded by FSDP2, the Trainer's default since transformers 5 (Accelerate 1.15's groups, no \
                         autocast); the stacks `hf-trainer-fsdp1` and `trl-fsdp1` have the first FSDP";
 
+/// Liger's head reads its weight outside of its module. Below peft the head is a group of its own,
+/// which nothing gathers then: without adapters the last norm is in the group, and gathers it.
+const LIGER_BELOW_PEFT: &str = "a run with these versions stops in its first step: under FSDP2 below peft, Liger 0.8's head reads a \
+                                weight that Accelerate 1.15 leaves sharded; predicted as if it were gathered";
+
+/// The bias of BERT's head is in the head and beside it, so in two groups of Accelerate's.
+const BIAS_IN_TWO_GROUPS: &str = "a run with these versions stops in its first step: PyTorch 2.15 refuses the bias of BERT's head, which \
+                                  Accelerate 1.15 has in two groups of FSDP2; predicted as if it were in one";
+
+/// Whose Muon it is: neither the Trainer of transformers 5 nor TRL 1 has one by name.
+const MUON_OF_PYTORCH: &str = "Muon is `torch.optim.Muon` for the layers' matrices and PyTorch's fused AdamW for the rest, passed by a \
+                               script: neither transformers 5 nor TRL 1 has an `optim` of that name";
+
 /// What keeps a plan's step from being known operator by operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Diagnostic)]
 #[error("{reason}")]
@@ -151,6 +164,13 @@ impl TracedPlan {
         }
         if let Sharding::Fsdp2 { groups: Fsdp2Groups::Accelerate, .. } = sharding {
             assumptions.push(BY_FSDP2.into());
+            let says = |word: &str, value: &str| table.key.get(word).is_some_and(|own| own == value);
+            if says("kernels", "liger") && adapter != Adapters::None {
+                assumptions.push(LIGER_BELOW_PEFT.into());
+            }
+            if says("architecture", "bert") {
+                assumptions.push(BIAS_IN_TWO_GROUPS.into());
+            }
         }
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
@@ -160,6 +180,12 @@ impl TracedPlan {
             return Err(Untraced::new("`offload: optimizer` with another optimizer than AdamW in single precision"));
         }
         let workload = &plan.workload;
+        if optimizer == TracedOptimizer::Muon {
+            if !matches!(sharding, Sharding::Replicated | Sharding::Ddp) || workload.updates_in_backward {
+                return Err(Untraced::new("`optimizer: muon` with sharded parameters, or updates in the backward pass"));
+            }
+            assumptions.push(MUON_OF_PYTORCH.into());
+        }
         if workload.updates_in_backward && (sharding != Sharding::Replicated || micro_batches > 1) {
             return Err(Untraced::new("`updates_in_backward` on several ranks, or over several micro-batches"));
         }
@@ -316,165 +342,10 @@ fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOpt
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) => Ok(TracedOptimizer::AdamWEightBits),
         (Optimizer::Sgd, MomentFormat::Single) if plan.training.weight_decay > 0.0 => Ok(TracedOptimizer::SgdWithDecay),
         (Optimizer::Sgd, MomentFormat::Single) => Ok(TracedOptimizer::Sgd),
+        (Optimizer::Muon, MomentFormat::Single) => Ok(TracedOptimizer::Muon),
         (other, _) => Err(Untraced::new(format!("`optimizer: {}` with such moments", other.name()))),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::LossKernel;
-    use crate::{Layout, Lora, NamePatterns, Recompute};
-    use foretell_models::operator_tables::ParameterRole;
-
-    fn job(change: impl Fn(&mut Plan)) -> Result<TracedPlan, Untraced> {
-        let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
-        change(&mut plan);
-        let tables = BTreeMap::from([("framework".to_owned(), "hf".to_owned())]);
-        TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &tables)
-    }
-
-    fn with_targets(targets: &[&str]) -> Result<TracedPlan, Untraced> {
-        job(|plan| plan.training.lora = Some(Lora { targets: targets.iter().copied().collect(), ..Lora::default() }))
-    }
-
-    #[test]
-    fn a_plan_is_traced_or_says_why_not() {
-        assert!(job(|_| {}).expect("it was traced").assumptions.is_empty());
-        let refused: [&dyn Fn(&mut Plan); 7] = [
-            &|plan| plan.layout.tensor = 2,
-            &|plan| (plan.layout.data, plan.layout.zero) = (8, 1),
-            &|plan| plan.precision = DataType::Fp8,
-            &|plan| plan.optimizer = Optimizer::Lamb,
-            &|plan| plan.workload.base_bits = Some(4),
-            &|plan| plan.layout.recompute = Recompute::Selective,
-            &|plan| plan.workload.packed = Some(512),
-        ];
-        for (index, change) in refused.into_iter().enumerate() {
-            assert!(job(change).is_err(), "change {index}");
-        }
-    }
-
-    #[test]
-    fn deepspeed_shards_by_stage_and_casts_the_model() {
-        let deepspeed = |zero: usize, data: usize, change: &dyn Fn(&mut Plan)| {
-            let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
-            (plan.layout.zero, plan.layout.data) = (zero, data);
-            change(&mut plan);
-            let tables = [("framework", "hf"), ("wrapper", "deepspeed")].map(|(name, value)| (name.into(), value.into()));
-            TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &BTreeMap::from(tables))
-        };
-        for (zero, data, stage) in [(0, 1, 1), (2, 1, 2), (1, 8, 1), (2, 8, 2), (3, 8, 3)] {
-            let TracedPlan { job, assumptions } = deepspeed(zero, data, &|_| {}).expect("it was traced");
-            assert_eq!((job.sharding, job.stored), (Sharding::Zero { stage }, Element::Bf16));
-            assert!(job.table.key["precision"] == "bf16" && assumptions.is_empty(), "{assumptions:?}");
-        }
-        let adapters = deepspeed(3, 8, &|plan| plan.training.lora = Some(Lora::default())).expect("it was traced");
-        assert!(adapters.job.table.key["precision"] == "bf16", "{:?}", adapters.job.table.key);
-        assert!(deepspeed(0, 8, &|_| {}).is_err());
-        assert!(deepspeed(2, 8, &|plan| plan.workload.no_master_copy = true).is_err());
-    }
-
-    #[test]
-    fn accelerates_fsdp2_casts_parameters_and_the_first_fsdp_has_autocast() {
-        let sharded = |wrapper: Option<&str>, change: &dyn Fn(&mut Plan)| {
-            let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
-            (plan.layout.zero, plan.layout.data) = (3, 8);
-            change(&mut plan);
-            let words = [("framework", Some("hf")), ("wrapper", wrapper)].into_iter();
-            let tables = words.filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
-            TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &tables).expect("it was traced")
-        };
-        let whole: &dyn Fn(&mut Plan) = &|_| {};
-        let adapters: &dyn Fn(&mut Plan) = &|plan| plan.training.lora = Some(Lora::default());
-        let accelerate = |reduce| Sharding::Fsdp2 { reduce, groups: Fsdp2Groups::Accelerate };
-        for (wrapper, change, sharding, precision, stored) in [
-            (Some("accelerate-fsdp2"), whole, accelerate(Element::Bf16), "bf16", Element::F32),
-            (Some("accelerate-fsdp2"), adapters, accelerate(Element::Bf16), "bf16", Element::F32),
-            (
-                Some("accelerate-fsdp2"),
-                &|plan: &mut Plan| plan.workload.no_master_copy = true,
-                accelerate(Element::Bf16),
-                "bf16",
-                Element::Bf16,
-            ),
-            (
-                Some("accelerate-fsdp2"),
-                &|plan: &mut Plan| plan.precision = DataType::Fp32,
-                accelerate(Element::F32),
-                "fp32",
-                Element::F32,
-            ),
-            (None, whole, Sharding::Fsdp1, "mixed", Element::F32),
-            (None, adapters, Sharding::Fsdp1, "mixed", Element::F32),
-        ] {
-            let TracedPlan { job, .. } = sharded(wrapper, change);
-            assert_eq!((job.sharding, &*job.table.key["precision"], job.stored), (sharding, precision, stored));
-        }
-        let narrow = sharded(Some("accelerate-fsdp2"), adapters).job.table;
-        assert!(narrow.key["adapter"].ends_with("-bf16"), "{:?}", narrow.key);
-    }
-
-    #[test]
-    fn adapters_on_some_layers_are_said_to_be_predicted_as_on_all() {
-        assert!(with_targets(&["*"]).expect("traced").assumptions.is_empty());
-        assert!(with_targets(&["*attn*"]).expect("traced").assumptions.is_empty());
-        let fewer = with_targets(&["*q_proj", "*v_proj"]).expect("traced").assumptions;
-        assert!(fewer.len() == 1 && fewer[0].contains("some of attention's layers"), "{fewer:?}");
-        let pattern = NamePatterns::from_iter(["*"]);
-        assert!(pattern.match_name("model.layers.0.self_attn.q_proj"));
-    }
-
-    #[test]
-    fn mixtures_of_release_4_run_their_experts_in_a_loop() {
-        let mixture = |version: Option<&str>, change: &dyn Fn(&mut Plan)| {
-            let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
-            change(&mut plan);
-            let words = [("framework", Some("hf")), ("version", version)].into_iter();
-            let tables = words.filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
-            TracedPlan::new(&plan, &Model::named("mixtral-8x7b").expect("it is in the zoo"), &tables).expect("it was traced")
-        };
-        let whole: &dyn Fn(&mut Plan) = &|_| {};
-        let all: &dyn Fn(&mut Plan) = &|plan| plan.training.lora = Some(Lora::default());
-        let of_attention: &dyn Fn(&mut Plan) =
-            &|plan| plan.training.lora = Some(Lora { targets: ["*attn*"].into_iter().collect(), ..Lora::default() });
-        for change in [whole, all, of_attention] {
-            let TracedPlan { job, assumptions } = mixture(Some("4.48"), change);
-            assert_eq!((&*job.table.key["experts"], &*job.table.key["version"]), ("eager", "4.48"));
-            assert!(assumptions.is_empty(), "{assumptions:?}");
-            let elements = job.table.elements(&job.sizes).expect("sizes are given");
-            let elements =
-                job.table.parameters.iter().zip(elements).filter(|(parameter, _)| parameter.role != ParameterRole::Adapter);
-            let parameters: f64 = elements.map(|(_, (elements, count))| elements as f64 * count as f64).sum();
-            assert!((parameters / 46.703e9 - 1.0).abs() < 1e-3, "{parameters}");
-            let TracedPlan { job, assumptions } = mixture(None, change);
-            assert!(job.table.key["experts"] == "grouped_mm" && assumptions.is_empty(), "{assumptions:?}");
-        }
-        let TracedPlan { job, assumptions } = mixture(Some("4.48"), &|plan| plan.workload.loss = LossKernel::Liger);
-        assert_eq!(job.table.key["experts"], "grouped_mm");
-        assert!(assumptions.iter().any(|sentence| sentence.contains("experts in a loop")), "{assumptions:?}");
-    }
-
-    #[test]
-    fn four_bits_need_a_quarter_of_what_sixteen_do_and_eight_a_half() {
-        let of_role = |plan: &TracedPlan| -> f64 {
-            let elements = plan.job.table.elements(&plan.job.sizes).expect("sizes are given");
-            let parameters = plan.job.table.parameters.iter().zip(elements);
-            let linear = parameters.filter(|(parameter, _)| parameter.name.ends_with("down_proj.weight"));
-            linear.map(|(parameter, (elements, count))| (elements * parameter.element.bytes()) as f64 * count as f64).sum()
-        };
-        let lora = with_targets(&["*"]).expect("traced");
-        let qlora = job(|plan| {
-            plan.training.lora = Some(Lora::default());
-            plan.workload.base_bits = Some(4);
-        });
-        let ratio = of_role(&qlora.expect("traced")) / of_role(&lora);
-        assert!((ratio - 0.25).abs() < 1e-6, "{ratio}");
-        let eight_bits = job(|plan| {
-            plan.training.lora = Some(Lora::default());
-            plan.workload.base_bits = Some(8);
-        });
-        let ratio = of_role(&eight_bits.expect("traced")) / of_role(&lora);
-        assert!((ratio - 0.5).abs() < 1e-6, "{ratio}");
-    }
-}
+mod tests;

@@ -1,7 +1,12 @@
 //! What optimizers hold, and what they allocate while they update.
 //!
 //! Sources: `torch/optim/adamw.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes from which
-//! states are narrow or paged); `transformers/optimization.py` (Adafactor).
+//! states are narrow or paged); `transformers/optimization.py` (Adafactor). Muon's are in `muon.rs`.
+
+mod muon;
+
+pub use muon::MuonProducts;
+pub(super) use muon::matrix_of;
 
 use super::{AllocationStream, Contents, Emitter, RankEvent};
 
@@ -23,6 +28,31 @@ pub enum TracedOptimizer {
     Sgd,
     /// The same with weight decay, which PyTorch adds to copies of all gradients.
     SgdWithDecay,
+    /// PyTorch's Muon for the layers' matrices, and its fused AdamW for the rest.
+    Muon,
+}
+
+/// A tensor that an optimizer updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TrainedTensor {
+    /// Its elements.
+    pub(super) elements: u64,
+    /// Bytes of each.
+    pub(super) width: u64,
+    /// Its rows and columns as Muon turns it, if it is a whole matrix of a layer.
+    pub(super) matrix: Option<[u64; 2]>,
+}
+
+impl TrainedTensor {
+    /// One that is no matrix, such as a shard.
+    pub(super) fn flat(elements: u64, width: u64) -> Self {
+        Self { elements, width, matrix: None }
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.elements * self.width
+    }
 }
 
 /// Elements from which bitsandbytes keeps states in eight bits, and in paged memory.
@@ -30,11 +60,13 @@ const NARROW_FROM: u64 = 4096;
 const PAGED_FROM: u64 = 100_000;
 
 impl TracedOptimizer {
-    /// Bytes of states on the device per trained element of `width` bytes.
-    pub(super) fn state_bytes(self, elements: u64, width: u64) -> Vec<u64> {
+    /// Bytes of each of a tensor's states on the device.
+    pub(super) fn state_bytes(self, tensor: TrainedTensor) -> Vec<u64> {
+        let TrainedTensor { elements, width, matrix } = tensor;
         let scales = elements.div_ceil(256) * 4;
         match self {
-            TracedOptimizer::AdamWForeach | TracedOptimizer::AdamWFused => vec![elements * width; 2],
+            TracedOptimizer::Muon if matrix.is_some() => vec![elements * width],
+            TracedOptimizer::AdamWForeach | TracedOptimizer::AdamWFused | TracedOptimizer::Muon => vec![elements * width; 2],
             TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged if elements < NARROW_FROM => vec![elements * 4; 2],
             TracedOptimizer::AdamWPaged if elements >= PAGED_FROM => vec![scales, scales],
             TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged => vec![elements, scales, elements, scales],
@@ -49,11 +81,10 @@ impl TracedOptimizer {
         if self == TracedOptimizer::AdamWPaged && elements >= PAGED_FROM { 2 * elements } else { 0 }
     }
 
-    /// Emits an update of trained tensors, given the elements and width of each, with the clipping
-    /// of gradients before it.
-    pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
+    /// Emits an update of trained tensors, with the clipping of gradients before it.
+    pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[TrainedTensor]) {
         if emitter.job.clips_gradients {
-            let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
+            let bytes: u64 = held.iter().map(TrainedTensor::bytes).sum();
             let count = held.len() as u64;
             emitter.send(RankEvent::Moves { name: "gradients' norm", bytes, launches: 1 + count / 30 });
             emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 2 * bytes, launches: 1 + count / 60 });
@@ -62,9 +93,9 @@ impl TracedOptimizer {
     }
 
     /// Emits the update alone.
-    pub(super) fn step<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
-        let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
-        let all: u64 = held.iter().map(|&(elements, _)| elements).sum();
+    pub(super) fn step<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[TrainedTensor]) {
+        let bytes: u64 = held.iter().map(TrainedTensor::bytes).sum();
+        let all: u64 = held.iter().map(|tensor| tensor.elements).sum();
         let count = held.len() as u64;
         match self {
             TracedOptimizer::AdamWForeach => {
@@ -78,7 +109,7 @@ impl TracedOptimizer {
                 emitter.send(RankEvent::Moves { name: "AdamW", bytes: 7 * bytes, launches: 1 + count / 40 })
             }
             TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged => {
-                let paged: u64 = held.iter().map(|&(elements, _)| self.paged_bytes(elements)).sum();
+                let paged: u64 = held.iter().map(|tensor| self.paged_bytes(tensor.elements)).sum();
                 if emitter.job.pages_out && paged > 0 {
                     // In before the update, and out to make room for the next tensor's.
                     emitter.send(RankEvent::HostCopy { bytes: 2 * paged, stream: AllocationStream::Compute });
@@ -94,16 +125,23 @@ impl TracedOptimizer {
                 emitter.send(RankEvent::Moves { name: "SGD", bytes: 8 * bytes, launches: 3 * (1 + count / 40) });
                 copies.into_iter().for_each(|id| emitter.release(id));
             }
+            TracedOptimizer::Muon => {
+                let (matrices, rest): (Vec<_>, Vec<_>) = held.iter().copied().partition(|tensor| tensor.matrix.is_some());
+                muon::step(emitter, &matrices);
+                if !rest.is_empty() {
+                    TracedOptimizer::AdamWFused.step(emitter, &rest);
+                }
+            }
         }
     }
 }
 
 /// A temporary as large as each tensor, in its format.
-fn copies<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) -> Vec<u64> {
-    let copy = |&(elements, width): &(u64, u64)| temporary(emitter, elements * width);
-    held.iter().map(copy).collect()
+fn copies<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, held: &[TrainedTensor]) -> Vec<u64> {
+    held.iter().map(|tensor| temporary(emitter, tensor.bytes())).collect()
 }
 
+/// A temporary of an update.
 fn temporary<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, bytes: u64) -> u64 {
     emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute)
 }
@@ -111,9 +149,9 @@ fn temporary<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, bytes: u
 /// Adafactor's loop over parameters in Python, whose variables keep what they had of the parameter
 /// before until they are assigned: the update, and copies in single precision of a gradient and a
 /// parameter that are narrower.
-fn step_of_adafactor<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
+fn step_of_adafactor<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, held: &[TrainedTensor]) {
     let (mut update, mut widened) = (None, [None; 2]);
-    for &(elements, width) in held {
+    for &TrainedTensor { elements, width, .. } in held {
         let single = 4 * elements;
         for copy in &mut widened {
             copy.take().into_iter().for_each(|id| emitter.release(id));

@@ -6,12 +6,12 @@ mod units;
 use super::rank_state::RankState;
 use super::{
     AllocationStream, Contents, Emitter, Fsdp2Groups, HostOptimizer, ParameterOf, RankEvent, Sharding, TracedCollective,
-    TracedOptimizer,
+    TracedOptimizer, TrainedTensor,
 };
 use foretell_models::operator_tables::ParameterRole;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
-use units::{Unit, Units};
+use units::{Unit, Units, image_bytes};
 
 /// The invariant of what only FSDP does.
 const SHARDED: &str = "invariant: only FSDP shards parameters by unit";
@@ -41,8 +41,8 @@ pub(super) struct Wrapper {
     /// The same by parameter (FSDP2 without gradient synchronisation, which is Accelerate's
     /// `no_sync`).
     unreduced_parameters: BTreeMap<ParameterOf, u64>,
-    /// Trained tensors that the rank holds: elements and bytes of each.
-    trained: Vec<(u64, u64)>,
+    /// Trained tensors that the rank holds.
+    trained: Vec<TrainedTensor>,
     /// Bytes of the states that the first update makes, as `torch.optim` does: they lie in what the
     /// first backward pass has released.
     states_to_come: Vec<u64>,
@@ -52,6 +52,8 @@ pub(super) struct Wrapper {
     has_tail_gradient: bool,
     /// Bytes of a computed element, such as 2.
     compute_width: u64,
+    /// The micro-batch's images as they came, if a cast of them is used.
+    images: Option<u64>,
 }
 
 /// Bytes of a bucket of `DistributedDataParallel` (its default, 25 MiB).
@@ -73,7 +75,7 @@ impl Wrapper {
             if emitter.role(parameter) == ParameterRole::Buffer || !is_sharded {
                 emitter.allocate(elements * stored, Contents::Parameters, AllocationStream::Compute);
                 if is_trained {
-                    order.push((emitter.update_order(parameter), (elements, stored)));
+                    order.push((emitter.update_order(parameter), emitter.trained(parameter)));
                 }
                 continue;
             }
@@ -112,7 +114,7 @@ impl Wrapper {
                         emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
                     }
                     if is_trained {
-                        trained.push((shard, stored));
+                        trained.push(TrainedTensor::flat(shard, stored));
                     }
                 }
             }
@@ -133,17 +135,17 @@ impl Wrapper {
                 emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
             }
             if is_trained {
-                trained.push((shard, stored));
+                trained.push(TrainedTensor::flat(shard, stored));
             }
         }
         let mut states_to_come = Vec::new();
-        for &(elements, stored) in &trained {
+        for &tensor in &trained {
             if is_offloaded {
                 // Two moments and the gradient.
-                emitter.send(RankEvent::HostMemory { bytes: 3 * elements * stored });
+                emitter.send(RankEvent::HostMemory { bytes: 3 * tensor.bytes() });
                 continue;
             }
-            let states = emitter.job.optimizer.state_bytes(elements, stored);
+            let states = emitter.job.optimizer.state_bytes(tensor);
             if emitter.is_first_step && !emitter.job.updates_in_backward {
                 states_to_come.extend(states);
             } else {
@@ -151,14 +153,14 @@ impl Wrapper {
                     emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
                 }
             }
-            let paged = emitter.job.optimizer.paged_bytes(elements);
+            let paged = emitter.job.optimizer.paged_bytes(tensor.elements);
             if paged > 0 {
                 emitter.send(RankEvent::PagedMemory { bytes: paged });
             }
         }
         if sharding == Sharding::Ddp {
             // The buckets that gradients are copied to, all the time.
-            let bytes = trained.iter().map(|(elements, stored)| elements * stored).sum();
+            let bytes = trained.iter().map(TrainedTensor::bytes).sum();
             emitter.allocate(bytes, Contents::Communication, AllocationStream::Compute);
         }
         Wrapper {
@@ -178,6 +180,7 @@ impl Wrapper {
             unreduced: 0,
             has_tail_gradient: false,
             compute_width,
+            images: None,
         }
     }
 
@@ -248,6 +251,10 @@ impl RankState for Wrapper {
     /// own pass, unless the tail has it.
     fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.has_tail_gradient = false;
+        let images = image_bytes(emitter.job, &emitter.values);
+        if images > 0 {
+            self.images = Some(emitter.allocate(images, Contents::Activations, AllocationStream::Compute));
+        }
         let first = if self.units.is_tied { self.units.tail() } else { self.units.embedding() };
         for unit in [self.units.root(), first] {
             self.gather(emitter, unit);
@@ -323,10 +330,10 @@ impl RankState for Wrapper {
             }
             return;
         }
-        let (elements, width) = (emitter.elements(parameter.index), emitter.stored(parameter).bytes());
-        let bytes = elements * width;
+        let tensor = emitter.trained(parameter);
+        let bytes = tensor.bytes();
         if emitter.job.updates_in_backward {
-            emitter.job.optimizer.step(emitter, &[(elements, width)]);
+            emitter.job.optimizer.step(emitter, &[tensor]);
             emitter.release(id);
             return;
         }
@@ -354,7 +361,7 @@ impl RankState for Wrapper {
                 self.reduce(emitter, unit);
             }
         }
-        let buffers = [self.previous_gather.take(), self.previous_reduction.take()];
+        let buffers = [self.previous_gather.take(), self.previous_reduction.take(), self.images.take()];
         buffers.into_iter().flatten().for_each(|id| emitter.release(id));
         let left: Vec<u64> = std::mem::take(&mut self.in_flight).into_values().collect();
         left.into_iter().for_each(|id| emitter.release(id));
@@ -366,7 +373,7 @@ impl RankState for Wrapper {
             return;
         }
         if emitter.job.offloads_optimizer {
-            let elements = self.trained.iter().map(|(elements, _)| elements).sum();
+            let elements = self.trained.iter().map(|tensor| tensor.elements).sum();
             let is_fused = emitter.job.optimizer == TracedOptimizer::AdamWFused;
             let by = if is_fused { HostOptimizer::OneLoop } else { HostOptimizer::Lists };
             emitter.send(RankEvent::HostUpdate { elements, by });

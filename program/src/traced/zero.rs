@@ -21,7 +21,7 @@ mod tests;
 pub(super) use gradient_stages::GradientStages;
 pub(super) use parameter_stage::ParameterStage;
 
-use super::{AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent};
+use super::{AllocationStream, Contents, Emitter, HostOptimizer, ParameterOf, RankEvent, TrainedTensor};
 use std::collections::BTreeMap;
 
 /// Values of DeepSpeed's configuration, in elements.
@@ -64,7 +64,7 @@ fn single_gradients<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, e
 fn clip_and_step<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, elements: u64) {
     emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 8 * elements, launches: 1 });
     let optimizer = emitter.job.optimizer;
-    optimizer.step(emitter, &[(elements, 4)]);
+    optimizer.step(emitter, &[TrainedTensor::flat(elements, 4)]);
 }
 
 /// Copies a partition's updated parameters into the model's, of `width` bytes.

@@ -180,9 +180,13 @@ def _tied():
     known, both = ["llama", "qwen2", "qwen3"], dict(head=["tied"], checkpoint=["none", "full"])
     adapters = ["lora-all", "lora-attention", "qlora-all", "qlora-attention"]
     yield from _product(architecture=known, adapter=adapters, precision=["mixed"], **both)
-    yield from _product(architecture=known, kernels=["liger"], precision=["autocast", "mixed"], **both)
-    yield from _product(architecture=known, kernels=["liger"], adapter=["lora-all", "lora-attention"], precision=["mixed"], **both)
-    yield from _product(architecture=known, loss=["chunked"], precision=["autocast", "mixed"], **both)
+    # In sixteen bits as FSDP2 gathers them.
+    for parts in (dict(kernels=["liger"]), dict(loss=["chunked"])):
+        yield from _product(architecture=known, precision=["autocast", "mixed", "bf16"], **parts, **both)
+        yield from _product(architecture=known, adapter=["lora-all", "lora-attention"], precision=["mixed"], **parts, **both)
+    fused = dict(loss=["trl-fused"], **both)
+    yield from _product(architecture=known, precision=["mixed", "bf16"], **fused)
+    yield from _product(architecture=known, adapter=["lora-all", "lora-attention"], precision=["mixed"], **fused)
 
 
 def _narrow_adapters():
@@ -199,8 +203,11 @@ def _narrow_adapters():
     yield from _product(architecture=["llama"], attention=["eager"], **all_layers)
     yield from _product(architecture=["phi3", "gemma", "gemma2", "gemma3", "phi", "gpt_neox"], **all_layers)
     yield from _product(architecture=["gpt2"], attention=["sdpa"], dropout=["some"], **all_layers)
-    yield from _product(architecture=known, loss=["chunked"], **all_layers)
-    yield from _product(architecture=known, kernels=["liger"], **all_layers)
+    for parts in (dict(loss=["chunked"]), dict(kernels=["liger"])):
+        yield from _product(architecture=known, **parts, **narrow)
+        yield from _product(architecture=known, head=["tied"], **parts, **narrow)
+    yield from _product(architecture=known, head=["tied"], loss=["trl-fused"], **narrow)
+    yield from _product(architecture=["mistral"], kernels=["liger"], **narrow)
 
 
 def _compiled():

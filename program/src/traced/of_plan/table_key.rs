@@ -46,8 +46,8 @@ impl Adapters {
         })
     }
 
-    /// The name in tables' keys, as it is and without dropout where that was not traced. FSDP casts
-    /// adapters within a unit, and DeepSpeed all of them, which matters little.
+    /// The names in tables' keys, those that were wanted first: with dropout, in sixteen bits, and
+    /// without either. FSDP casts adapters within a unit, and DeepSpeed all of them.
     fn names(self, weights: FrozenWeights, dropout: bool, are_cast: bool) -> Vec<String> {
         let name = match self {
             Self::None => return vec!["none".into()],
@@ -55,11 +55,9 @@ impl Adapters {
             Self::All | Self::Fewer => "all",
         };
         let name = format!("{}-{name}", weights.prefix());
-        let special = match (dropout, are_cast) {
-            (true, _) => Some(format!("{name}-dropout")),
-            (false, true) => Some(format!("{name}-bf16")),
-            (false, false) => None,
-        };
+        // Neither was traced with the other.
+        let special = [(dropout, "dropout"), (are_cast, "bf16")].into_iter().filter(|(is_wanted, _)| *is_wanted);
+        let special: Vec<String> = special.map(|(_, word)| format!("{name}-{word}")).collect();
         special.into_iter().chain([name]).collect()
     }
 }
@@ -92,6 +90,11 @@ const NEWEST: &str = "latest";
 /// What stands in where experts run one by one and that was not traced with the rest.
 const ONE_PRODUCT_FOR_A_LOOP: &str = "releases of transformers before 5 run a mixture's experts in a loop, which was not traced with the \
                                       rest: one product of all experts (release 5's `grouped_mm`) stands in, which takes far less time";
+
+/// What stands in where a wrapper casts adapters with what is around them, which was not traced
+/// with the rest.
+const WIDE_FOR_NARROW_ADAPTERS: &str = "adapters that are cast to sixteen bits with the layers around them were not traced with the rest: \
+                                        adapters in single precision, which cast their inputs, stand in";
 
 /// The settings that a table is found by. Where one has several values, the first that was traced
 /// counts.
@@ -314,13 +317,17 @@ impl TableKey {
             }
             let matters = match *name {
                 "attention" => self.states_attention && !taken.starts_with(wanted.as_str()),
-                "adapter" => self.has_dropout != taken.ends_with("dropout"),
+                "adapter" => self.has_dropout && !taken.ends_with("-dropout"),
                 "loss" | "kernels" | "precision" | "framework" | "head" => true,
                 _ => false,
             };
             if matters {
                 sentences.push(format!("{name} `{wanted}` was not traced with the rest: `{taken}` stands in"));
             }
+        }
+        let adapter = key.iter().find(|(name, _)| *name == "adapter").map_or("none", |(_, taken)| taken);
+        if self.casts_adapters && adapter != "none" && !adapter.ends_with("-bf16") {
+            sentences.push(WIDE_FOR_NARROW_ADAPTERS.into());
         }
         sentences
     }

@@ -1,6 +1,8 @@
 //! Gradients: how they are copied, reduced to the rank's shard, and accumulated.
 
-use super::super::{AllocationStream, Contents, Emitter, Fsdp2Groups, ParameterOf, RankEvent, Sharding, TracedCollective};
+use super::super::{
+    AllocationStream, Contents, Emitter, Fsdp2Groups, ParameterOf, RankEvent, Sharding, TracedCollective, TrainedTensor,
+};
 use super::Wrapper;
 use super::units::Unit;
 
@@ -127,13 +129,13 @@ impl Wrapper {
     /// Before the update: reduces what is left, and waits.
     pub(super) fn reduce_rest<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         if self.sharding == Sharding::Replicated && emitter.job.ranks > 1 {
-            self.unreduced = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
+            self.unreduced = self.trained.iter().map(TrainedTensor::bytes).sum();
         }
         self.reduce_bucket(emitter);
         emitter.send(RankEvent::Wait(TracedCollective::ReduceScatter));
         emitter.send(RankEvent::Wait(TracedCollective::AllReduce));
         if self.sharding == Sharding::Ddp && emitter.job.ranks > 1 {
-            let bytes: u64 = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
+            let bytes: u64 = self.trained.iter().map(TrainedTensor::bytes).sum();
             emitter.send(RankEvent::Moves { name: OUT_OF_BUCKETS, bytes: 2 * bytes, launches: self.trained.len() as u64 });
         }
     }

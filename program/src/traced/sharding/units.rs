@@ -3,7 +3,7 @@
 //! Source: `fsdp2_prepare_model` in `accelerate/utils/fsdp_utils.py` (1.15).
 
 use super::super::{Fsdp2Groups, ParameterOf, Sharding, TracedJob};
-use foretell_models::operator_tables::{OperatorTable, ParameterRole, TableParameter};
+use foretell_models::operator_tables::{Element, Line, OperatorTable, ParameterRole, TableParameter};
 
 /// A unit.
 #[derive(Clone, Debug, Default)]
@@ -127,6 +127,20 @@ fn place(table: &OperatorTable, parameter: &TableParameter, is_tied: bool) -> Pl
     if is_head(parameter) || (is_norm && is_found) { Place::Tail } else { Place::Root }
 }
 
+/// Bytes of the images of a rank's batch in single precision, which live beside the narrower ones
+/// that FSDP2's root makes of them for a model without autocast. 0 for texts, which are not cast.
+pub(super) fn image_bytes(job: &TracedJob, values: &[f64]) -> u64 {
+    let start = job.table.parts.iter().filter(|part| part.name == "forward.start");
+    let first = start.flat_map(|part| &part.lines).find_map(|line| match line {
+        Line::Operator(operator) => Some(operator),
+        _ => None,
+    });
+    let image = first.filter(|operator| operator.name == "aten.convolution").and_then(|operator| operator.inputs.first());
+    let is_cast = matches!(job.sharding, Sharding::Fsdp2 { groups: Fsdp2Groups::Accelerate, .. });
+    let narrow = image.filter(|image| is_cast && image.element != Element::F32);
+    narrow.map_or(0, |image| 4 * image.shape(values).iter().product::<f64>().round() as u64)
+}
+
 /// Whether a parameter belongs to the head over the vocabulary.
 fn is_head(parameter: &TableParameter) -> bool {
     ["lm_head.", "embed_out.", "cls.predictions.decoder."].iter().any(|head| parameter.name.starts_with(head))
@@ -135,7 +149,10 @@ fn is_head(parameter: &TableParameter) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::traced::TracedOptimizer;
     use Place::{Embedding, Root, Tail};
+    use foretell_models::operator_tables::TableSizes;
+    use std::sync::Arc;
 
     /// The places of an architecture's parameters that are in no layer.
     fn places(words: &[(&str, &str)]) -> Vec<(String, Place)> {
@@ -171,5 +188,23 @@ mod tests {
         assert_eq!(of(Embedding), ["projection.weight", "projection.bias"]);
         assert_eq!(of(Tail), ["layernorm.weight", "layernorm.bias"]);
         assert_eq!(of(Root).last(), Some(&"classifier.bias"));
+    }
+
+    #[test]
+    fn images_in_single_precision_live_beside_their_cast() {
+        let bytes = |architecture: &str, precision: &str, sharding: Sharding| {
+            let key = [("architecture", architecture), ("framework", "hf"), ("version", "latest"), ("precision", precision)];
+            let table = OperatorTable::library(&key).expect("the library is sound").expect("it was traced");
+            let sizes = [("b", 8), ("s", 512), ("h", 768), ("n", 12), ("k", 12), ("d", 64), ("f", 3072), ("v", 1000)];
+            let empty = TableSizes { layers: 2, ..TableSizes::default() };
+            let sizes = sizes.into_iter().fold(empty, |sizes, (symbol, size)| sizes.with(symbol, size));
+            let values = table.values(&sizes).expect("sizes are given");
+            let job = TracedJob::new(Arc::new(table), sizes, 4, sharding, Element::F32, TracedOptimizer::AdamWFused);
+            image_bytes(&job, &values)
+        };
+        let accelerate = Sharding::Fsdp2 { reduce: Element::Bf16, groups: Fsdp2Groups::Accelerate };
+        assert_eq!(bytes("vit", "bf16", accelerate), 8 * 3 * 224 * 224 * 4);
+        let none = [("vit", "fp32", accelerate), ("vit", "bf16", Sharding::Ddp), ("llama", "bf16", accelerate)];
+        assert!(none.into_iter().all(|(architecture, precision, sharding)| bytes(architecture, precision, sharding) == 0));
     }
 }

@@ -4,7 +4,7 @@
 //! `overlap_comm` is off, its default, so that kernels wait for reductions.
 
 use super::super::rank_state::RankState;
-use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, Sharding, TracedCollective};
+use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, Sharding, TracedCollective, TrainedTensor};
 use super::{
     ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, offload, optimizer_group, single_gradients,
 };
@@ -115,7 +115,7 @@ impl GradientStages {
             emitter.passing(partition * 4, Contents::Gradients, AllocationStream::Compute);
         }
         for &partition in partitions.iter().filter(|_| !emitter.job.offloads_optimizer) {
-            for bytes in emitter.job.optimizer.state_bytes(partition, 4) {
+            for bytes in emitter.job.optimizer.state_bytes(TrainedTensor::flat(partition, 4)) {
                 emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
             }
         }

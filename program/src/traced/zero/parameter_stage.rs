@@ -12,7 +12,7 @@
 //! operator, so a layer is released as a whole.
 
 use super::super::rank_state::RankState;
-use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, TracedCollective};
+use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, TracedCollective, TrainedTensor};
 use super::modules::{MODULES_OF_ADAPTED_EXPERT, MODULES_OF_EXPERT, WEIGHTS_OF_EXPERTS, modules_named};
 use super::{
     MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, clip_and_step, copy_to_parameters, gradient_norm, in_model_order, offload,
@@ -233,7 +233,7 @@ impl ParameterStage {
         let largest = self.sub_groups.iter().copied().max().unwrap_or(0);
         emitter.passing(largest * 4, Contents::Gradients, AllocationStream::Compute);
         for &elements in &self.sub_groups {
-            for bytes in emitter.job.optimizer.state_bytes(elements, 4) {
+            for bytes in emitter.job.optimizer.state_bytes(TrainedTensor::flat(elements, 4)) {
                 emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
             }
         }

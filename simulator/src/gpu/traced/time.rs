@@ -288,12 +288,13 @@ fn timed(
             let (duration, operations, host) = *known.entry(std::ptr::from_ref(operator)).or_insert_with(of_operator);
             record(time.launch(&mut machines, duration, host, 1));
             let is_arithmetic = is_arithmetic(&operator.name);
-            let flops = match phase {
-                TracedPhase::Forward => &mut time.forward_flops,
-                TracedPhase::Reference => &mut time.reference_flops,
-                TracedPhase::Idle | TracedPhase::Backward | TracedPhase::Optimizer => &mut time.backward_flops,
-            };
-            *flops += operations;
+            match phase {
+                TracedPhase::Forward => time.forward_flops += operations,
+                TracedPhase::Reference => time.reference_flops += operations,
+                TracedPhase::Idle | TracedPhase::Backward => time.backward_flops += operations,
+                // Muon's products are no work of the model's.
+                TracedPhase::Optimizer => time.optimizer += duration,
+            }
             if operator.name == WAITS_FOR_DEVICE {
                 machines.iter_mut().for_each(Clocks::wait_for_device);
             }
