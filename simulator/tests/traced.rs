@@ -95,7 +95,7 @@ fn peak_memory_under_accelerates_fsdp2_equals_fresh_traces() {
     for (job, optimizer, micro_batches, expected) in [
         (plain, TracedOptimizer::AdamWFused, 1, 6_254_440_448.0),
         (large, TracedOptimizer::AdamWFused, 1, 41_057_986_048.0),
-        (tied, TracedOptimizer::Sgd, 1, 16_304_274_944.0),
+        (tied, TracedOptimizer::Sgd { momentum: true, decay: false }, 1, 16_304_274_944.0),
         (accumulated, TracedOptimizer::AdamWFused, 2, 5_270_444_032.0),
     ] {
         let job = TracedJob { optimizer, micro_batches, ..job };

@@ -196,7 +196,7 @@ impl TracedPlan {
         let job = TracedJob {
             updates_in_backward: workload.updates_in_backward,
             // torchtune's recipes do not, unless they are told to.
-            clips_gradients: tables.get("framework").is_none_or(|framework| framework != "torchtune"),
+            clips_gradients: plan.training.clip_norm.is_some() || tables.get("framework").is_none_or(|name| name != "torchtune"),
             micro_batches,
             offloads_optimizer,
             offloads_parameters: plan.layout.offload == Offload::State,
@@ -340,8 +340,10 @@ fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOpt
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) if is_older => Ok(TracedOptimizer::AdamWForeach),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) => Ok(TracedOptimizer::AdamWFused),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) => Ok(TracedOptimizer::AdamWEightBits),
-        (Optimizer::Sgd, MomentFormat::Single) if plan.training.weight_decay > 0.0 => Ok(TracedOptimizer::SgdWithDecay),
-        (Optimizer::Sgd, MomentFormat::Single) => Ok(TracedOptimizer::Sgd),
+        (Optimizer::Sgd, MomentFormat::Single) => {
+            let (momentum, decay) = (plan.training.momentum != 0.0, plan.training.weight_decay != 0.0);
+            Ok(TracedOptimizer::Sgd { momentum, decay })
+        }
         (Optimizer::Muon, MomentFormat::Single) => Ok(TracedOptimizer::Muon),
         (other, _) => Err(Untraced::new(format!("`optimizer: {}` with such moments", other.name()))),
     }

@@ -1,6 +1,6 @@
 //! What optimizers hold, and what they allocate while they update.
 //!
-//! Sources: `torch/optim/adamw.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes from which
+//! Sources: `torch/optim/adamw.py`, `sgd.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes from which
 //! states are narrow or paged); `transformers/optimization.py` (Adafactor). Muon's are in `muon.rs`.
 
 mod muon;
@@ -24,10 +24,13 @@ pub enum TracedOptimizer {
     AdamWPaged,
     /// Adafactor without a first moment, as Hugging Face's Trainer has it.
     Adafactor,
-    /// SGD with momentum.
-    Sgd,
-    /// The same with weight decay, which PyTorch adds to copies of all gradients.
-    SgdWithDecay,
+    /// PyTorch's SGD over lists of tensors.
+    Sgd {
+        /// Whether it keeps a velocity.
+        momentum: bool,
+        /// Whether it has weight decay, which it adds to copies of all gradients.
+        decay: bool,
+    },
     /// PyTorch's Muon for the layers' matrices, and its fused AdamW for the rest.
     Muon,
 }
@@ -72,7 +75,7 @@ impl TracedOptimizer {
             TracedOptimizer::AdamWEightBits | TracedOptimizer::AdamWPaged => vec![elements, scales, elements, scales],
             // Rows and columns are not known here, those of a square are close.
             TracedOptimizer::Adafactor => vec![4 * elements.isqrt(); 2],
-            TracedOptimizer::Sgd | TracedOptimizer::SgdWithDecay => vec![elements * width],
+            TracedOptimizer::Sgd { momentum, .. } => vec![elements * width; usize::from(momentum)],
         }
     }
 
@@ -99,10 +102,10 @@ impl TracedOptimizer {
         let count = held.len() as u64;
         match self {
             TracedOptimizer::AdamWForeach => {
-                let copies = copies(emitter, held);
                 // Decay 2; first moment 3; second moment 2 and 3; root 2; division, addition 2
                 // each; update 4.
                 emitter.send(RankEvent::Moves { name: "AdamW", bytes: 20 * bytes, launches: 8 * (1 + count / 40) });
+                let copies = copies(emitter, held);
                 copies.into_iter().for_each(|id| emitter.release(id));
             }
             TracedOptimizer::AdamWFused => {
@@ -117,12 +120,18 @@ impl TracedOptimizer {
                 emitter.send(RankEvent::Moves { name: "AdamW in eight bits", bytes: 3 * bytes + 4 * all, launches: count });
             }
             TracedOptimizer::Adafactor => step_of_adafactor(emitter, held),
-            TracedOptimizer::Sgd => {
-                emitter.send(RankEvent::Moves { name: "SGD", bytes: 5 * bytes, launches: 2 * (1 + count / 40) })
-            }
-            TracedOptimizer::SgdWithDecay => {
-                let copies = copies(emitter, held);
-                emitter.send(RankEvent::Moves { name: "SGD", bytes: 8 * bytes, launches: 3 * (1 + count / 40) });
+            TracedOptimizer::Sgd { momentum, decay } => {
+                // `_multi_tensor_sgd`: decay 3, into copies; velocity times momentum 2, plus
+                // gradient 3; update 3.
+                let passes: &[u64] = match (decay, momentum) {
+                    (false, false) => &[3],
+                    (false, true) => &[2, 3, 3],
+                    (true, false) => &[3, 3],
+                    (true, true) => &[3, 2, 3, 3],
+                };
+                let launches = passes.len() as u64 * (1 + count / 40);
+                emitter.send(RankEvent::Moves { name: "SGD", bytes: passes.iter().sum::<u64>() * bytes, launches });
+                let copies = if decay { copies(emitter, held) } else { Vec::new() };
                 copies.into_iter().for_each(|id| emitter.release(id));
             }
             TracedOptimizer::Muon => {

@@ -57,7 +57,10 @@ fn on_traced(plan: &Plan, stack: &StackProfile) -> Option<String> {
         stated.into_iter().filter(|(_, is_stated)| *is_stated).map(|(name, _)| format!("`{name}`")).collect();
     (!names.is_empty()).then(|| {
         let stack = plan.stack.name();
-        format!("without effect: {}; the step is predicted from the operators of `{stack}`, as they were traced", names.join(", "))
+        format!(
+            "without effect: {}; the step is predicted from the operators of `{stack}`, as they were traced",
+            names.join(", ")
+        )
     })
 }
 

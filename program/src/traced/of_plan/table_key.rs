@@ -146,6 +146,9 @@ impl TableKey {
             DataType::Bf16 | DataType::Fp16 => &["autocast"],
             other => return Err(Untraced::new(format!("`precision: {other}`"))),
         };
+        if plan.precision == DataType::Fp32 && tables.get("precision").is_some_and(|own| own != "fp32") {
+            return Err(Untraced::new("`precision: fp32` under a framework whose steps were traced in sixteen bits"));
+        }
         // Tables of DPO have the reference as a second stack of layers, which cannot be sharded;
         // and they are of TRL 1.x, which needs a later release of transformers than 4.
         let is_dpo = workload.preference == Some(Preference::Dpo);

@@ -31,6 +31,31 @@ fn a_plan_is_traced_or_says_why_not() {
     }
 }
 
+/// What a plan says of its optimizer counts: SGD's velocity and decay, and clipping under torchtune,
+/// whose steps are in sixteen bits alone.
+#[test]
+fn the_recipe_of_an_optimizer_is_that_of_the_plan() {
+    let sgd = |momentum, weight_decay| {
+        let traced = job(|plan| {
+            plan.optimizer = Optimizer::Sgd;
+            (plan.training.momentum, plan.training.weight_decay) = (momentum, weight_decay);
+        });
+        traced.expect("it was traced").job.optimizer
+    };
+    assert_eq!(sgd(0.0, 0.0), TracedOptimizer::Sgd { momentum: false, decay: false });
+    assert_eq!(sgd(0.9, 0.1), TracedOptimizer::Sgd { momentum: true, decay: true });
+    let torchtune = |change: &dyn Fn(&mut Plan)| {
+        let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+        change(&mut plan);
+        let tables = [("framework", "torchtune"), ("precision", "bf16"), ("loss", "model"), ("wrapper", "fsdp2")];
+        let tables = tables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &BTreeMap::from(tables))
+    };
+    assert!(!torchtune(&|_| {}).expect("it was traced").job.clips_gradients);
+    assert!(torchtune(&|plan| plan.training.clip_norm = Some(1.0)).expect("it was traced").job.clips_gradients);
+    assert!(torchtune(&|plan| plan.precision = DataType::Fp32).is_err());
+}
+
 #[test]
 fn deepspeed_shards_by_stage_and_casts_the_model() {
     let deepspeed = |zero: usize, data: usize, change: &dyn Fn(&mut Plan)| {
