@@ -314,8 +314,9 @@ fn stores_wide(tables: &BTreeMap<String, String>) -> bool {
     tables.get("stored").is_some_and(|stored| stored == "f32")
 }
 
-/// Whether adapters are trained in sixteen bits, with their gradients and moments: TRL 1.x casts those
-/// beside quantised weights (`param.data.to(torch.bfloat16)` in `DPOTrainer`), and keeps no copy.
+/// Whether adapters are trained in sixteen bits, with their gradients and moments: TRL 1.x casts
+/// those beside quantised weights (`param.data.to(torch.bfloat16)` in `DPOTrainer`), and keeps no
+/// copy.
 fn has_narrow_adapters(table: &OperatorTable) -> bool {
     let word = |name: &str| table.key.get(name).map_or("", String::as_str);
     [WITH_REFERENCE, WITHOUT_REFERENCE].contains(&word("loss")) && word("adapter").ends_with("-bf16")

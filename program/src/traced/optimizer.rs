@@ -1,7 +1,8 @@
 //! What optimizers hold, and what they allocate while they update.
 //!
-//! Sources: `torch/optim/adamw.py`, `sgd.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes from which
-//! states are narrow or paged); `transformers/optimization.py` (Adafactor). Muon's are in `muon.rs`.
+//! Sources: `torch/optim/adamw.py`, `sgd.py`; `bitsandbytes/optim/optimizer.py` (blocks, sizes
+//! from which states are narrow or paged); `transformers/optimization.py` (Adafactor). Muon's are
+//! in `muon.rs`.
 
 mod muon;
 

@@ -62,7 +62,7 @@ fn what_cannot_run_in_chunks_is_refused() {
     let refusal = |model: &str, layout: Layout, precision| {
         let model: Model = serde_json::from_str(model).expect("a model");
         let plan = Plan { precision, ..Plan::new(layout, 1) };
-        one_line(&compile(&model, "m", &plan).err().expect("a plan that does not fit"))
+        one_line(&compile(&model, "m", &plan).expect_err("a plan that does not fit"))
     };
     let [loss, mlp] = [Layout { loss_chunk: Some(4), ..Layout::default() }, Layout { mlp_chunk: Some(4), ..Layout::default() }];
     let perceptron = r#"{"family": "mlp", "widths": [8, 4]}"#;

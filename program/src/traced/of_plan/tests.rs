@@ -31,8 +31,8 @@ fn a_plan_is_traced_or_says_why_not() {
     }
 }
 
-/// What a plan says of its optimizer counts: SGD's velocity and decay, and clipping under torchtune,
-/// whose steps are in sixteen bits alone.
+/// What a plan says of its optimizer counts: SGD's velocity and decay, and clipping under
+/// torchtune, whose steps are in sixteen bits alone.
 #[test]
 fn the_recipe_of_an_optimizer_is_that_of_the_plan() {
     let sgd = |momentum, weight_decay| {
