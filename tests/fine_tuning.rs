@@ -336,7 +336,7 @@ fn a_method_of_other_software_is_not_executed_and_named() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(error.contains(&format!("`{method}`: our executor has no such method")), "{error}");
-        assert!(error.contains("`--method lora` to execute"), "{error}");
+        assert!(error.contains("use `--stack hf-trainer`, whose trainers `execute` starts"), "{error}");
     }
 }
 

@@ -371,7 +371,7 @@ impl Plan {
                 method,
                 "our executor has no such method: it trains all parameters (`full`), or adapters beside weights of the plan's \
                  precision (`lora`)",
-                "use `--method full` or `--method lora` to execute the plan, or `--stack` to plan it for other software",
+                "use `--stack hf-trainer`, whose trainers `execute` starts on processors, or `--method full` or `--method lora`",
             );
         }
         if self.stack.is_own() && !self.workload.is_usual() {
