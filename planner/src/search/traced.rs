@@ -59,8 +59,13 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<SearchResult>,
     let offloads = traced_offloads(tables);
     if let Some(field) = unknown_field(&request.fixed, stages_of_zero, offloads) {
         let reason = format!("`{field}` as fixed: the operators of this stack were traced for layouts of data-parallel ranks");
+        let stages: Vec<String> = stages_of_zero.iter().map(usize::to_string).collect();
+        let offloads: Vec<&str> = offloads.iter().map(|offload| offload.name()).collect();
+        let chunked = if field == "loss_chunk" { "`--loss chunked` has the loss in chunks; " } else { "" };
         let hint = format!(
-            "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (one of {stages_of_zero:?}) alone, or `offload` (one of {offloads:?}), or use another `--stack`"
+            "{chunked}fix `data`, `micro_batch`, `recompute` (none, full), `zero` ({}) and `offload` ({}) alone, or use another `--stack`",
+            stages.join(", "),
+            offloads.join(", ")
         );
         return Err(PlannerError::no_layout(request, reason, &hint));
     }
