@@ -22,7 +22,7 @@ mod step_program;
 mod zero;
 
 pub use event::{AllocationStream, Contents, HostOptimizer, RankEvent, TracedCollective, TracedPhase};
-pub use of_plan::{TracedPlan, Untraced, stages_of_zero, traced_offloads, traced_stages, wanted_key};
+pub use of_plan::{TracedPlan, Untraced, adapts_whole_groups, stages_of_zero, traced_offloads, traced_stages, wanted_key};
 pub use optimizer::{MuonProducts, TracedOptimizer};
 
 use foretell_models::operator_tables::{

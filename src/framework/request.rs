@@ -4,8 +4,7 @@ use crate::failure::{Failure, code};
 use crate::inputs;
 use crate::plan_file::LoadedPlan;
 use foretell_models::operator_tables::TableSizes;
-use foretell_models::{GraphOptions, Model, linear_layers};
-use foretell_program::traced::wanted_key;
+use foretell_program::traced::{adapts_whole_groups, wanted_key};
 use foretell_program::{DecayExemptions, LearningRateSchedule, Lora, MomentFormat, Optimizer, Plan, Preference};
 use foretell_topologies::Architecture;
 use serde::Serialize;
@@ -67,7 +66,7 @@ impl Request {
         if let Some(field) = unread(plan) {
             return Err(refused(format!("`{field}` on processors")).hint("leave it out"));
         }
-        if !adapts_a_whole_group(plan, model)? {
+        if !adapts_whole_groups(plan, model).map_err(|untraced| refused(untraced.reason))? {
             let hint = "adapt all linear layers, or all of attention: the operators of these steps were traced";
             return Err(refused("adapters on other layers than all or attention's (`training.lora.targets`)".into()).hint(hint));
         }
@@ -131,21 +130,10 @@ fn unread(plan: &Plan) -> Option<&'static str> {
     stated.into_iter().find(|(_, is_stated)| *is_stated).map(|(field, _)| field)
 }
 
-/// Whether a plan's adapters are on all linear layers or on all of attention's, or there are none.
-fn adapts_a_whole_group(plan: &Plan, model: &Model) -> Result<bool, Failure> {
-    let Some(lora) = &plan.training.lora else { return Ok(true) };
-    let graph =
-        model.graph("model", &GraphOptions::ONE).map_err(|error| Failure::input(code::PLAN_CONTRADICTION, error.to_string()))?;
-    let is_attention = |name: &str| name.contains("attn") || name.contains("attention");
-    let layers: Vec<(bool, bool)> =
-        linear_layers(&graph).map(|(name, _)| (is_attention(name), lora.targets.match_name(name))).collect();
-    let is_all = layers.iter().all(|&(_, is_adapted)| is_adapted);
-    Ok(is_all || layers.iter().all(|&(in_attention, is_adapted)| in_attention == is_adapted))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_models::Model;
     use foretell_program::Layout;
 
     #[test]
@@ -176,7 +164,7 @@ mod tests {
         let with_targets = |targets: &[&str]| {
             let mut plan = Plan::new(Layout::default(), 8);
             plan.training.lora = Some(Lora { targets: targets.iter().copied().collect(), ..Lora::default() });
-            adapts_a_whole_group(&plan, &model).expect("the model has a graph")
+            adapts_whole_groups(&plan, &model).expect("the model has a graph")
         };
         assert!(with_targets(&["*"]) && with_targets(&["*attn*"]));
         assert!(!with_targets(&["*q_proj", "*v_proj"]));

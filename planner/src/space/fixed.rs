@@ -113,7 +113,8 @@ impl std::str::FromStr for Fixed {
             if stated.is_some_and(|stated| stated != stages) {
                 let reason =
                     format!("it has a number for each of {stages} stages, and other values state another number of stages");
-                return Err(FixedError { part: format!("recompute={}", recompute_text(layers)), reason });
+                let part = text.split(',').map(str::trim).find(|part| part.starts_with("recompute"));
+                return Err(FixedError { part: part.expect("invariant: a part fixed it").into(), reason });
             }
             fixed.pipeline = Some(stages);
         }
@@ -220,11 +221,6 @@ fn one_of<Choice: Copy>(
         let names: Vec<&str> = choices.iter().map(|&choice| name(choice)).collect();
         format!("{field} is one of {}", names.join(", "))
     })
-}
-
-/// The text of a list of recomputed layers.
-fn recompute_text(layers: &[usize]) -> String {
-    format!("full:{}", layers.iter().map(usize::to_string).collect::<Vec<_>>().join("+"))
 }
 
 fn recompute(value: &str) -> Result<Recompute, &'static str> {

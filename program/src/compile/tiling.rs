@@ -254,8 +254,7 @@ fn rows_of(
             }
             None => {
                 let has_some = operand.axes.iter().flatten().any(|walked| loops.contains(walked));
-                let is_sum = matches!(graph.tensor(operand.tensor).role, Role::Sum | Role::ParameterGradient(_));
-                if has_some || (is_output && !is_sum) {
+                if has_some || (is_output && !is_sum(graph, operand)) {
                     return None;
                 }
             }
@@ -265,7 +264,13 @@ fn rows_of(
     Some((loops, rows))
 }
 
-/// Whether an operator reads and leaves wide tensors in their one placement.
+/// Whether an output is a sum, to which each tile adds.
+pub(super) fn is_sum(graph: &Graph, output: &Operand) -> bool {
+    matches!(graph.tensor(output.tensor).role, Role::Sum | Role::ParameterGradient(_))
+}
+
+/// Whether an operator reads wide tensors as their producers leave them: nothing moves them between
+/// ranks.
 fn is_in_place(sharding: &Sharding, id: OperatorId, operator: &Operator, wide: &BTreeSet<TensorId>) -> bool {
     let is_wide = |operand: &&Operand| wide.contains(&operand.tensor);
     operator.inputs.iter().filter(is_wide).all(|input| sharding.wanted(id, input) == sharding.settled(input.tensor))
@@ -280,7 +285,7 @@ fn is_in_place(sharding: &Sharding, id: OperatorId, operator: &Operator, wide: &
 fn waves(graph: &Graph, ids: &[OperatorId], wide: &BTreeSet<TensorId>) -> Result<Vec<Wave>, String> {
     let makers = producers(graph);
     let mut waves: Vec<GrowingWave> = Vec::new();
-    let first = ids.first().map_or(0, |id| id.0);
+    let first = ids.first().expect("invariant: an operator makes the wide tensors").0;
     for (index, operator) in graph.operators.iter().enumerate().skip(first) {
         let id = OperatorId(index);
         if ids.binary_search(&id).is_err() {

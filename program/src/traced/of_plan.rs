@@ -221,6 +221,15 @@ pub fn wanted_key(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>)
     Ok(key.wanted())
 }
 
+/// Whether a plan's adapters are on all linear layers or on all of attention's, or there are none.
+/// Adapters on fewer layers are predicted as one of these.
+///
+/// # Errors
+/// [`Untraced`] if the tables cannot say what is trained.
+pub fn adapts_whole_groups(plan: &Plan, model: &Model) -> Result<bool, Untraced> {
+    Ok(matches!(Adapters::of(plan, model)?, Adapters::None | Adapters::All | Adapters::Attention))
+}
+
 /// The stages of ZeRO that layouts of several ranks have under a framework with such tables: 0 for
 /// DDP and 3 for FSDP, or those of DeepSpeed.
 pub fn stages_of_zero(tables: &BTreeMap<String, String>) -> &'static [usize] {

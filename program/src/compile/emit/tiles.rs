@@ -3,9 +3,9 @@
 
 use super::StageEmitter;
 use super::list::Label;
-use crate::compile::tiling::{TiledPart, Wave};
+use crate::compile::tiling::{TiledPart, Wave, is_sum};
 use crate::program::{BufferId, BufferRole, Phase};
-use foretell_models::{Operand, OperatorId, Role, TensorId};
+use foretell_models::{Operand, OperatorId, TensorId};
 use rustc_hash::FxHashMap;
 
 /// The whole buffers that an operator of a wave reads and writes; `None` for wide tensors.
@@ -129,9 +129,8 @@ impl StageEmitter<'_> {
         }
         let extents = stage.lowering.sharding.local_extents(&stage.lowering.graph, id, &stage.lowering.mesh);
         let kernel = operator.kernel(&part.tile_extents(id, extents, rows));
-        let is_sum =
-            |output: &Operand| matches!(stage.lowering.graph.tensor(output.tensor).role, Role::Sum | Role::ParameterGradient(_));
-        let accumulate = whole.accumulate || (tile > 0 && operator.outputs.iter().any(is_sum));
+        let adds = |output: &Operand| is_sum(&stage.lowering.graph, output);
+        let accumulate = whole.accumulate || (tile > 0 && operator.outputs.iter().any(adds));
         let label = Label { name: &operator.name, micro_batch: Some(micro_batch), phase };
         self.compute(id, kernel, label, accumulate, reads, &writes);
     }
